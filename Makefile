@@ -1,0 +1,65 @@
+# Every target sets up .venv first, once: again only when the files that say what to install change.
+
+PYTHON ?= python3
+VENV_PYTHON := .venv/bin/python
+INSTALLED := .venv/.installed
+PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test test-slow lint format clean
+
+help: ## what there is to make
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@echo 'ARGS="..." is handed on to train and the tests; PYTHON=... names the Python of a new .venv.'
+
+train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume that run
+	@$(VENV_PYTHON) -m launch.train --model=cnn --input=digits --run_dir=runs/digits-cnn $(ARGS)
+
+test: $(INSTALLED) ## run the tests, but for the slow ones
+	@$(VENV_PYTHON) -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: $(INSTALLED) ## run the slow tests
+	@$(VENV_PYTHON) -m pytest -q -m slow $(ARGS)
+
+lint: $(INSTALLED) ## check style and format by ruff
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+
+format: $(INSTALLED) ## mend what ruff can mend
+	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
+
+clean: ## remove caches and build outputs; .venv and runs stay
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	@find . \( -path ./.git -o -path ./.venv -o -path ./runs \) -prune -o \
+		-type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp is written last, so an install that was interrupted is taken up again. Setuptools comes
+# first and builds without isolation, or its version would be the newest of the day.
+$(INSTALLED): setup.cfg constraints.txt pyproject.toml
+	@rm -f $@
+	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
+	@echo 'Installing into .venv (the first time TensorFlow is some 600 MB to download) ...'
+	@$(PIP_INSTALL) setuptools
+	@$(PIP_INSTALL) --no-build-isolation -e '.[test]'
+	@touch $@
+
+define CHECK_PYTHON
+import sys; \
+found = "%d.%d.%d" % sys.version_info[:3]; \
+(3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit( \
+"$(PYTHON) is Python " + found + "; TensorFlow 2.21 needs 3.10 to 3.13: make PYTHON=python3.12")
+endef
+
+define CREATE_VENV
+command -v '$(PYTHON)' >/dev/null || { \
+	echo '$(PYTHON) is not found; install Python 3.10 to 3.13, or name one: make PYTHON=python3.12' >&2; \
+	exit 1; }; \
+$(PYTHON) -c '$(CHECK_PYTHON)' || exit 1; \
+$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	echo '$(PYTHON) has no venv; install it (Debian, Ubuntu: apt install python3-venv)' >&2; \
+	exit 1; }; \
+echo "Making .venv with $$($(PYTHON) --version) ..."; \
+$(PYTHON) -m venv --clear .venv
+endef

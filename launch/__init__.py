@@ -1,0 +1,1 @@
+"""Command lines and processes: the only code that reads flags and the environment. Host code."""

@@ -1,0 +1,1 @@
+"""Models, one file a family, found by the module's name. Replica code."""
