@@ -1,1 +1,1 @@
-"""The training engine: loops, strategies, reduction and checkpoints, on the host and in replicas."""
+"""The training engine: loops, strategies, reduction, checkpoints. On the host and in replicas."""

@@ -1,0 +1,253 @@
+"""The house's rules, read from its source by `ast`: which room may import what, who may read flags
+and the environment, and how long a file and a function may grow. Imports nothing that it checks."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What each room may import besides itself and the standard library, by the longest name that is
+# still allowed: `absl.logging` lets in neither `absl` nor `absl.flags`.
+MAY_IMPORT = {
+    "engine": {"absl.logging", "numpy", "tensorboard", "tensorflow"},
+    "input": {"numpy", "tensorflow"},
+    "models": {"engine", "numpy", "tensorflow"},
+    "launch": {"absl", "engine", "input", "models", "numpy", "rich", "tensorboard", "tensorflow"},
+}
+
+# What reads the command line or the environment: launch's alone.
+READERS = {
+    "absl.app",
+    "absl.flags",
+    "argparse",
+    "getopt",
+    "optparse",
+    "os.environ",
+    "os.environb",
+    "os.getenv",
+    "os.getenvb",
+    "sys.argv",
+    "tensorflow.compat.v1.app",
+    "tensorflow.compat.v1.flags",
+}
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+NOT_THE_HOUSE = {"build", "dist", "runs", "tests"}
+
+
+def source_files(root: Path) -> Iterator[Path]:
+    """The house's Python files, relative to `root`; not tests, hidden folders or build outputs."""
+    for entry in sorted(root.iterdir()):
+        if entry.is_dir() and entry.name not in NOT_THE_HOUSE and not entry.name.startswith("."):
+            yield from (path.relative_to(root) for path in sorted(entry.rglob("*.py")))
+        elif entry.suffix == ".py":
+            yield entry.relative_to(root)
+
+
+def is_within(name: str, allowed: set[str]) -> bool:
+    """Whether the dotted `name` is one of `allowed` or lies inside one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
+
+
+def imported_from(node: ast.ImportFrom, path: Path) -> str:
+    """The absolute dotted module of a `from ... import`, whose leading dots count from `path`."""
+    if not node.level:
+        return node.module
+    package = path.parts[:-1][: len(path.parts) - node.level]
+    return ".".join((*package, *([node.module] if node.module else [])))
+
+
+def imports(tree: ast.Module, path: Path) -> Iterator[tuple[int, str, str]]:
+    """Every import in the file, inside functions too: (line, absolute dotted name, name it binds).
+
+    `import_module` and `__import__` count where their argument is a plain string; they bind no
+    name.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield node.lineno, alias.name, alias.asname or top
+        elif isinstance(node, ast.ImportFrom):
+            module = imported_from(node, path)
+            for alias in node.names:
+                name = f"{module}.{alias.name}" if module else alias.name
+                yield node.lineno, name, alias.asname or alias.name
+        elif isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func).rpartition(".")[2]
+            argument = node.args[0]
+            if called in {"import_module", "__import__"} and isinstance(argument, ast.Constant):
+                yield node.lineno, str(argument.value), ""
+
+
+def attributes(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
+    """Every attribute taken of an imported module, whatever it is called here: (line, name)."""
+    modules = {}
+    for _, name, bound in imports(tree, path):
+        top = name.partition(".")[0]
+        modules[bound] = top if bound == top else name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            if first in modules:
+                yield node.lineno, f"{modules[first]}.{rest}"
+
+
+def import_faults(root: Path) -> list[str]:
+    """One line for each import that its room may not make."""
+    faults = []
+    for path in source_files(root):
+        room = path.parts[0]
+        if room not in MAY_IMPORT:
+            continue
+        allowed = MAY_IMPORT[room] | {room}
+        for line, name, _ in imports(ast.parse((root / path).read_text(encoding="utf-8")), path):
+            in_standard_library = name.partition(".")[0] in sys.stdlib_module_names
+            if not in_standard_library and not is_within(name, allowed):
+                faults.append(
+                    f"{path}:{line} imports {name}; {room} may import the standard library, "
+                    + ", ".join(sorted(allowed))
+                )
+    return faults
+
+
+def reader_faults(root: Path) -> list[str]:
+    """One line for each place outside launch that reads flags or the environment."""
+    faults = []
+    for path in source_files(root):
+        if path.parts[0] == "launch" or path.parts[0] not in MAY_IMPORT:
+            continue
+        tree = ast.parse((root / path).read_text(encoding="utf-8"))
+        found = {(line, name) for line, name, _ in imports(tree, path) if is_within(name, READERS)}
+        found |= {(line, name) for line, name in attributes(tree, path) if name in READERS}
+        faults += [
+            f"{path}:{line} reads {name}, which is launch's alone; take the value as an argument"
+            for line, name in sorted(found)
+        ]
+    return faults
+
+
+def length_faults(root: Path) -> list[str]:
+    """One line for each file and function that has grown past one thought."""
+    faults = []
+    for path in source_files(root):
+        source = (root / path).read_text(encoding="utf-8")
+        lines = len(source.splitlines())
+        if lines > MAX_FILE_LINES:
+            faults.append(f"{path} has {lines} lines, over {MAX_FILE_LINES}; make it two files")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    faults.append(
+                        f"{path}:{node.lineno} {node.name} has {lines} lines, "
+                        f"over {MAX_FUNCTION_LINES}; make it two functions"
+                    )
+    return faults
+
+
+def plant(root: Path, path: str, source: str) -> Path:
+    """Writes `source` to `path` in a tree of its own, and gives the tree's root."""
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(source, encoding="utf-8")
+    return root
+
+
+def test_walk_finds_every_room():
+    assert {path.parts[0] for path in source_files(ROOT)} >= set(MAY_IMPORT)
+
+
+def test_imports_point_one_way():
+    faults = import_faults(ROOT)
+    assert not faults, "\n".join(faults)
+
+
+def test_only_launch_reads_flags_and_environment():
+    faults = reader_faults(ROOT)
+    assert not faults, "\n".join(faults)
+
+
+def test_files_and_functions_stay_short():
+    faults = length_faults(ROOT)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "name"),
+    [
+        ("engine/a.py", "import launch.flags\n", "launch.flags"),
+        ("engine/a.py", "from models import cnn\n", "models.cnn"),
+        ("engine/a.py", "def late():\n    import input.digits\n", "input.digits"),
+        ("engine/a.py", "import rich\n", "rich"),
+        ("engine/a.py", "from absl import flags\n", "absl.flags"),
+        ("engine/a.py", "from importlib import import_module\nimport_module('models')\n", "models"),
+        ("engine/strategies/a.py", "from ...launch import flags\n", "launch.flags"),
+        ("models/a.py", "from input import digits\n", "input.digits"),
+        ("models/a.py", "import launch\n", "launch"),
+        ("input/a.py", "import engine\n", "engine"),
+        ("input/a.py", "from tensorflow_datasets import load\n", "tensorflow_datasets.load"),
+        ("launch/a.py", "import tests\n", "tests"),
+    ],
+)
+def test_import_the_wrong_way_is_found(tmp_path, path, source, name):
+    faults = import_faults(plant(tmp_path, path, source))
+    assert len(faults) == 1
+    assert f"imports {name};" in faults[0]
+    assert faults[0].startswith(f"{path}:{len(source.splitlines())} ")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("engine/a.py", "import os.path\nimport numpy as np\nimport tensorflow as tf\n"),
+        ("engine/a.py", "from absl import logging\nfrom tensorboard.plugins import hparams\n"),
+        ("engine/strategies/a.py", "from . import b\nfrom .. import loop\nfrom ..loop import c\n"),
+        ("models/a.py", "from engine import Trainer\n"),
+        ("launch/a.py", "import os\nimport rich\nfrom absl import flags\nos.environ['A']\n"),
+        ("tests/a.py", "import launch, models, sklearn\n"),
+    ],
+)
+def test_import_the_right_way_is_let_through(tmp_path, path, source):
+    root = plant(tmp_path, path, source)
+    assert import_faults(root) + reader_faults(root) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import os\nos.environ.get('HOME')\n", "os.environ"),
+        ("import os as system\nsystem.getenv('HOME')\n", "os.getenv"),
+        ("import os.path\nos.environ['HOME']\n", "os.environ"),
+        ("from os import environ as e\n", "os.environ"),
+        ("from absl import flags\n", "absl.flags"),
+        ("from absl.flags import FLAGS\n", "absl.flags.FLAGS"),
+        ("import sys\nsys.argv[1:]\n", "sys.argv"),
+        ("import tensorflow as tf\ntf.compat.v1.flags.FLAGS\n", "tensorflow.compat.v1.flags"),
+    ],
+)
+@pytest.mark.parametrize("room", ["engine", "models", "input"])
+def test_reading_flags_or_environment_outside_launch_is_found(tmp_path, room, source, name):
+    faults = reader_faults(plant(tmp_path, f"{room}/a.py", source))
+    assert len(faults) == 1
+    assert f"reads {name}," in faults[0]
+
+
+def test_file_is_too_long_only_past_its_limit(tmp_path):
+    plant(tmp_path, "engine/just.py", "a = 1\n" * MAX_FILE_LINES)
+    plant(tmp_path, "engine/over.py", "a = 1\n" * (MAX_FILE_LINES + 1))
+    plant(tmp_path, "tests/long.py", "a = 1\n" * (MAX_FILE_LINES + 1))
+    assert length_faults(tmp_path) == ["engine/over.py has 401 lines, over 400; make it two files"]
+
+
+def test_function_is_too_long_only_past_its_limit(tmp_path):
+    just = "def just():\n" + "    a = 1\n" * (MAX_FUNCTION_LINES - 1)
+    over = "class A:\n    async def over():\n" + "        a = 1\n" * MAX_FUNCTION_LINES
+    plant(tmp_path, "launch/a.py", just + over)
+    assert length_faults(tmp_path) == [
+        "launch/a.py:62 over has 61 lines, over 60; make it two functions"
+    ]
