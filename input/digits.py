@@ -1,0 +1,81 @@
+"""UCI's handwritten digits, bundled: 1,797 scans of 8x8 scaled to 28x28x1, 10 classes.
+
+Host code, NumPy only. Source and licence of the file: input/data/README.md.
+"""
+
+import gzip
+import os
+import zlib
+
+import numpy as np
+
+from input.splits import InputError, Splits, refuse_data_dir
+
+_PATH = os.path.join(os.path.dirname(__file__), "data", "digits.csv.gz")
+_SCANS = 1797
+_SCAN_SIZE = 8  # pixels, both ways
+_MAX_VALUE = 16  # a pixel counts the inked dots of a 4x4 block
+_SCALED_SIZE = 24
+_MARGIN = 2  # blank pixels on each side: 28x28, with an edge as MNIST has it
+_EVAL_EVERY = 5
+
+
+def load(data_dir: str | None, seed: int) -> Splits:
+    """Alpaydin, Kaynak: Optical Recognition of Handwritten Digits, doi.org/10.24432/C50P49.
+
+    The split is fixed: scans sorted by class, in file order within a class, and every fifth of
+    them is for evaluation. So both splits have all classes in the file's proportions, and neither
+    `seed` nor anything else changes them. Scans are scaled to 24x24 bilinearly, with a margin of 2.
+
+    Returns:
+      Features float32 [N, 28, 28, 1] in [0, 1], labels int32 [N] in 0..9; N is 1,437 for training
+      and 360 for evaluation.
+
+    Raises:
+      InputError: the bundled file is damaged, or a data_dir is given.
+    """
+    del seed
+    refuse_data_dir(data_dir, "digits")
+    scans, labels = _read(_PATH)
+    features = _scale(scans)
+    by_class = np.argsort(labels, kind="stable")
+    is_eval = np.zeros(len(labels), bool)
+    is_eval[by_class[::_EVAL_EVERY]] = True
+    return Splits(
+        train=(features[~is_eval], labels[~is_eval]),
+        eval=(features[is_eval], labels[is_eval]),
+        num_classes=10,
+    )
+
+
+def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scans float64 [1797, 8, 8] in 0..16 and labels int32 [1797]."""
+    columns = _SCAN_SIZE * _SCAN_SIZE + 1
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            table = np.loadtxt(file, delimiter=",", ndmin=2)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        cause = " ".join(str(error).split())
+        raise InputError(f"{path}: expected the bundled digits, found: {cause}") from error
+    if table.shape != (_SCANS, columns):
+        raise InputError(
+            f"{path}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x"
+            f"{table.shape[1]}"
+        )
+    scans = table[:, :-1].reshape(-1, _SCAN_SIZE, _SCAN_SIZE)
+    return scans, table[:, -1].astype(np.int32)
+
+
+def _scale(scans: np.ndarray) -> np.ndarray:
+    """[N, 8, 8] in 0..16 to float32 [N, 28, 28, 1] in [0, 1]."""
+    weights = _bilinear_weights(_SCAN_SIZE, _SCALED_SIZE)
+    scaled = weights @ (scans / _MAX_VALUE) @ weights.T
+    margins = ((0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN))
+    return np.pad(scaled.astype(np.float32), margins)[..., np.newaxis]
+
+
+def _bilinear_weights(size: int, new_size: int) -> np.ndarray:
+    """[new_size, size]: each row mixes the two nearest pixels; pixels are areas, edges repeat."""
+    positions = (np.arange(new_size) + 0.5) * size / new_size - 0.5
+    positions = np.clip(positions, 0, size - 1)
+    return np.maximum(0, 1 - np.abs(positions[:, np.newaxis] - np.arange(size)))

@@ -1,0 +1,132 @@
+"""Reads IDX files, plain or gzip, and refuses those that are not whole. Host code, NumPy only.
+
+The format is described at the end of http://yann.lecun.com/exdb/mnist/: two zero bytes, a type
+code, the number of axes, each axis's length as a big-endian uint32, then the values in C order.
+"""
+
+import gzip
+import math
+import os
+import zlib
+
+import numpy as np
+
+from input.splits import InputError
+
+_TYPE_NAMES = {
+    0x08: "uint8",
+    0x09: "int8",
+    0x0B: "int16",
+    0x0C: "int32",
+    0x0D: "float32",
+    0x0E: "float64",
+}
+_UINT8 = 0x08
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def find_idx(data_dir: str, name: str) -> str:
+    """The path of `name`, or of `name.gz` where that is what the folder holds.
+
+    Raises:
+      InputError: neither is there, or the folder is not; says what the folder holds instead.
+    """
+    if not os.path.isdir(data_dir):
+        what = "a file" if os.path.exists(data_dir) else "nothing"
+        raise InputError(f"data_dir={data_dir}: expected a folder with {name}[.gz], found {what}")
+    for candidate in (name, name + ".gz"):
+        path = os.path.join(data_dir, candidate)
+        if os.path.exists(path):
+            return path
+    try:
+        held = sorted(os.listdir(data_dir))
+    except OSError as error:
+        raise InputError(f"data_dir={data_dir} cannot be read: {error.strerror}") from error
+    shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
+    raise InputError(
+        f"{os.path.join(data_dir, name)}[.gz] is missing: found {shown or 'an empty folder'}"
+    )
+
+
+def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
+    """Reads a whole IDX file of unsigned bytes.
+
+    Args:
+      path: the file. Whether it is gzip is told by its first bytes, not its name: browsers and
+        copying tools unpack `.gz` files without renaming them.
+      shape: the lengths that the axes must have; None stands for any length but zero.
+
+    Returns:
+      A read-only uint8 array.
+
+    Raises:
+      InputError: one line with the path, what was expected and what was found.
+    """
+    content = _read_bytes(path)
+    if not content:
+        raise InputError(f"{path} is empty: expected an IDX file, found 0 bytes")
+    rank = len(shape)
+    _check_type(path, content, rank)
+    header_bytes = 4 + 4 * rank
+    if len(content) < header_bytes:
+        raise InputError(
+            f"{path} is truncated: expected a header of {header_bytes} bytes, "
+            f"found {len(content)} bytes"
+        )
+    found_shape = tuple(int(n) for n in np.frombuffer(content, ">u4", count=rank, offset=4))
+    _check_shape(path, found_shape, shape)
+    expected_bytes = header_bytes + math.prod(found_shape)
+    if len(content) != expected_bytes:
+        problem = "is truncated" if len(content) < expected_bytes else "has trailing bytes"
+        raise InputError(
+            f"{path} {problem}: its header ({_times(found_shape)}) means {expected_bytes} bytes, "
+            f"found {len(content)} bytes"
+        )
+    return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(found_shape)
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing: expected an IDX file, found none") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if not content.startswith(_GZIP_MAGIC):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise InputError(
+            f"{path} is not a whole gzip file: expected one that unpacks, found: {error}"
+        ) from error
+
+
+def _check_type(path: str, content: bytes, rank: int) -> None:
+    """The magic number, in three parts, so that the message can say which one is wrong."""
+    expected = bytes([0, 0, _UINT8, rank])
+    if content[:4] == expected:
+        return
+    found = f"expected magic number 0x{expected.hex()}, found 0x{content[:4].hex()}"
+    if len(content) < 4:
+        raise InputError(f"{path} is truncated: {found}")
+    if content[:2] != b"\0\0" or content[2] not in _TYPE_NAMES:
+        raise InputError(f"{path} is not an IDX file: {found}")
+    if content[2] != _UINT8:
+        raise InputError(f"{path} holds {_TYPE_NAMES[content[2]]}, not uint8: {found}")
+    raise InputError(f"{path} holds arrays of {content[3]} axes, not {rank}: {found}")
+
+
+def _check_shape(path: str, found: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
+    if found[0] == 0:
+        raise InputError(f"{path} holds no examples: expected at least 1, found 0")
+    if any(e is not None and e != f for e, f in zip(expected, found, strict=True)):
+        raise InputError(
+            f"{path} holds examples of another size: expected {_times(expected[1:])}, "
+            f"found {_times(found[1:])}"
+        )
+
+
+def _times(shape: tuple[int | None, ...]) -> str:
+    return "x".join("N" if n is None else str(n) for n in shape)

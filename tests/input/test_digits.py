@@ -1,0 +1,103 @@
+"""The bundled digits: a fixed split, whole, disjoint, and readable when scaled."""
+
+import gzip
+import hashlib
+import os
+
+import numpy as np
+import pytest
+
+import input
+from input import digits
+from input.splits import InputError
+
+PATH = os.path.join(os.path.dirname(input.__file__), "data", "digits.csv.gz")
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return digits.load(None, 0)
+
+
+def test_shapes_types_and_range(splits):
+    assert splits.num_classes == 10
+    for (features, labels), count in [(splits.train, 1437), (splits.eval, 360)]:
+        assert features.shape == (count, 28, 28, 1)
+        assert features.dtype == np.float32
+        assert labels.shape == (count,)
+        assert labels.dtype == np.int32
+        assert features.min() == 0
+        assert features.max() == 1
+        assert labels.min() == 0
+        assert labels.max() == 9
+
+
+def test_split_is_the_same_for_every_seed(splits):
+    other = digits.load(None, 12345)
+    for mine, theirs in [(splits.train, other.train), (splits.eval, other.eval)]:
+        np.testing.assert_array_equal(mine[0], theirs[0])
+        np.testing.assert_array_equal(mine[1], theirs[1])
+
+
+def test_every_class_is_split_four_to_one(splits):
+    train, evaluation = np.bincount(splits.train[1]), np.bincount(splits.eval[1])
+    # Every fifth of a row of n holds n/5, rounded one way or the other.
+    assert np.all(np.abs(evaluation - (train + evaluation) / 5) < 1)
+
+
+def test_splits_are_disjoint_and_all_scans_differ(splits):
+    # No two of the file's scans are equal, so equal images would be one scan in both splits.
+    images = np.concatenate([splits.train[0], splits.eval[0]])
+    assert len({image.tobytes() for image in images}) == 1797
+
+
+def test_scaling_is_bilinear_with_a_blank_margin(splits):
+    images = np.concatenate([splits.train[0], splits.eval[0]])[..., 0]
+    inner = images[:, 2:26, 2:26]
+    # Inked pixels stand in the inner 24x24 only. Of three scaled pixels the middle one lies on a
+    # scan's pixel, a number of sixteenths: exact in float32.
+    assert images.sum(dtype=np.float64) == inner.sum(dtype=np.float64)
+    centres = inner[:, 1::3, 1::3] * 16
+    np.testing.assert_array_equal(centres, np.round(centres))
+    # One third of the way to the next pixel, of float32 values near 1.
+    between = (2 * inner[:, 1::3, 1:-3:3] + inner[:, 1::3, 4::3]) / 3
+    np.testing.assert_allclose(inner[:, 1::3, 2:-2:3], between, atol=2e-7)
+
+
+def test_images_tell_their_classes(splits):
+    # The nearest training image has the same label for nearly all: labels belong to their images.
+    train, evaluation = (s[0].reshape(len(s[0]), -1) for s in (splits.train, splits.eval))
+    distances = (train**2).sum(1) - 2 * evaluation @ train.T
+    nearest = splits.train[1][distances.argmin(1)]
+    assert (nearest == splits.eval[1]).mean() > 0.97
+
+
+def test_folder_is_refused_as_digits_read_none(tmp_path):
+    with pytest.raises(InputError, match=f"data_dir={tmp_path} is not read by input=digits"):
+        digits.load(str(tmp_path), 0)
+
+
+def test_damaged_file_is_refused_in_one_line(tmp_path):
+    with open(PATH, "rb") as file:
+        whole = file.read()
+    rows = gzip.decompress(whole).splitlines(keepends=True)
+    damaged = [
+        whole[:1000],
+        b"version https://git-lfs.github.com/spec/v1\n",
+        gzip.compress(b"".join(rows[:-1])),
+        gzip.compress(b"1,2,x\n"),
+    ]
+    path = tmp_path / "digits.csv.gz"
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            digits._read(str(path))
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_readme_states_the_file_that_is_there():
+    with open(PATH, "rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    with open(os.path.join(os.path.dirname(PATH), "README.md"), encoding="utf-8") as file:
+        assert digest in file.read()

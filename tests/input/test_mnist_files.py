@@ -1,0 +1,274 @@
+"""MNIST's and Fashion-MNIST's files: read as they are, refused in one line when they are not."""
+
+import gzip
+import os
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from input import fashion_mnist, mnist
+from input.splits import InputError
+
+TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+EVAL_IMAGES, EVAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    codes = {"uint8": 0x08, "int32": 0x0C, "float32": 0x0D}
+    header = bytes([0, 0, codes[array.dtype.name], array.ndim])
+    lengths = struct.pack(f">{array.ndim}I", *array.shape)
+    return header + lengths + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def write_data_set(folder, compressed: bool, train_count: int = 7, eval_count: int = 3):
+    """Writes the four files; returns the arrays in them by file name (without `.gz`)."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        TRAIN_IMAGES: rng.integers(256, size=(train_count, 28, 28), dtype=np.uint8),
+        TRAIN_LABELS: rng.integers(10, size=train_count, dtype=np.uint8),
+        EVAL_IMAGES: rng.integers(256, size=(eval_count, 28, 28), dtype=np.uint8),
+        EVAL_LABELS: rng.integers(10, size=eval_count, dtype=np.uint8),
+    }
+    for name, array in arrays.items():
+        content = idx_bytes(array)
+        if compressed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+    return arrays
+
+
+def refusal(data_dir) -> str:
+    """The message with which the folder is refused; every one has to be a single line."""
+    with pytest.raises(InputError) as caught:
+        mnist.load(str(data_dir), 0)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_data_set(tmp_path, compressed=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("module", [mnist, fashion_mnist])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_files_come_back_scaled_and_in_their_order(tmp_path, module, compressed):
+    arrays = write_data_set(tmp_path, compressed)
+    splits = module.load(str(tmp_path), 0)
+    assert splits.num_classes == 10
+    for (features, labels), images_name, labels_name in [
+        (splits.train, TRAIN_IMAGES, TRAIN_LABELS),
+        (splits.eval, EVAL_IMAGES, EVAL_LABELS),
+    ]:
+        assert features.dtype == np.float32
+        assert labels.dtype == np.int32
+        assert features.shape == (len(labels), 28, 28, 1)
+        # One float32 division, correctly rounded: so equal, not close.
+        expected = arrays[images_name].astype(np.float32)[..., np.newaxis] / np.float32(255)
+        np.testing.assert_array_equal(features, expected)
+        np.testing.assert_array_equal(labels, arrays[labels_name])
+
+
+def test_black_is_zero_and_white_is_one(folder):
+    images = np.zeros((7, 28, 28), np.uint8)
+    images[3] = 255
+    (folder / TRAIN_IMAGES).write_bytes(idx_bytes(images))
+    features, _ = mnist.load(str(folder), 0).train
+    assert features.min() == 0
+    assert features[3].min() == features.max() == 1
+
+
+def test_plain_and_gzip_files_may_be_mixed_and_misnamed(folder):
+    content = (folder / TRAIN_IMAGES).read_bytes()
+    expected, _ = mnist.load(str(folder), 0).train
+    (folder / TRAIN_IMAGES).unlink()
+    # A browser that unpacks while it downloads leaves a plain file under the name with .gz.
+    for name, misnamed in [(TRAIN_IMAGES + ".gz", content), (TRAIN_IMAGES, gzip.compress(content))]:
+        (folder / name).write_bytes(misnamed)
+        np.testing.assert_array_equal(mnist.load(str(folder), 0).train[0], expected)
+        (folder / name).unlink()
+
+
+def test_one_example_is_enough(tmp_path):
+    write_data_set(tmp_path, compressed=False, train_count=1, eval_count=1)
+    assert mnist.load(str(tmp_path), 0).train[0].shape == (1, 28, 28, 1)
+
+
+@pytest.mark.parametrize("name", [TRAIN_IMAGES, TRAIN_LABELS, EVAL_IMAGES, EVAL_LABELS])
+def test_missing_file_is_named_with_what_is_there(folder, name):
+    (folder / name).rename(folder / "something-else")
+    message = refusal(folder)
+    assert str(folder / name) in message
+    assert "missing" in message
+    assert "something-else" in message
+
+
+def test_folder_that_is_not_there_or_is_a_file_or_is_empty(tmp_path):
+    assert f"data_dir={tmp_path / 'absent'}" in refusal(tmp_path / "absent")
+    (tmp_path / "file").write_bytes(b"x")
+    assert "found a file" in refusal(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    assert "an empty folder" in refusal(tmp_path / "empty")
+
+
+def test_file_that_is_a_folder_cannot_be_read(folder):
+    (folder / TRAIN_LABELS).unlink()
+    (folder / TRAIN_LABELS).mkdir()
+    message = refusal(folder)
+    assert str(folder / TRAIN_LABELS) in message
+    assert "cannot be read" in message
+
+
+@pytest.mark.parametrize("name", [TRAIN_IMAGES, EVAL_LABELS])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_truncated_and_trailing_bytes_are_counted(tmp_path, name, compressed):
+    arrays = write_data_set(tmp_path, compressed)
+    path = tmp_path / (name + ".gz" if compressed else name)
+    pack = gzip.compress if compressed else bytes
+    whole = idx_bytes(arrays[name])
+    for content, problem in [(whole[:-1], "truncated"), (whole + b"\0\0", "trailing bytes")]:
+        path.write_bytes(pack(content))
+        message = refusal(tmp_path)
+        assert str(path) in message
+        assert problem in message
+        assert f"{len(whole)} bytes" in message
+        assert f"found {len(content)} bytes" in message
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 15])
+def test_file_cut_within_its_header_is_truncated(folder, length):
+    whole = (folder / TRAIN_IMAGES).read_bytes()
+    (folder / TRAIN_IMAGES).write_bytes(whole[:length])
+    message = refusal(folder)
+    assert str(folder / TRAIN_IMAGES) in message
+    assert "truncated" in message
+
+
+@pytest.mark.parametrize("content", [b"", gzip.compress(b"")])
+def test_empty_file(folder, content):
+    (folder / TRAIN_LABELS).write_bytes(content)
+    message = refusal(folder)
+    assert str(folder / TRAIN_LABELS) in message
+    assert "empty" in message
+
+
+def test_file_without_examples(folder):
+    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(0, np.uint8)))
+    message = refusal(folder)
+    assert str(folder / TRAIN_LABELS) in message
+    assert "found 0" in message
+
+
+@pytest.mark.parametrize("first_bytes", [b"<htm", b"\0\0\x07\x01", b"\x08\x01\0\0"])
+def test_wrong_magic_number_is_shown(folder, first_bytes):
+    whole = (folder / TRAIN_LABELS).read_bytes()
+    (folder / TRAIN_LABELS).write_bytes(first_bytes + whole[4:])
+    message = refusal(folder)
+    assert str(folder / TRAIN_LABELS) in message
+    assert "not an IDX file" in message
+    assert "expected magic number 0x00000801" in message
+    assert f"found 0x{first_bytes.hex()}" in message
+
+
+def test_values_of_another_type_are_named(folder):
+    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(7, np.int32)))
+    message = refusal(folder)
+    assert str(folder / TRAIN_LABELS) in message
+    assert "holds int32, not uint8" in message
+
+
+def test_images_where_labels_belong(folder):
+    (folder / TRAIN_LABELS).write_bytes((folder / TRAIN_IMAGES).read_bytes())
+    message = refusal(folder)
+    assert str(folder / TRAIN_LABELS) in message
+    assert "3 axes, not 1" in message
+
+
+def test_images_of_another_size(folder):
+    (folder / EVAL_IMAGES).write_bytes(idx_bytes(np.zeros((3, 32, 28), np.uint8)))
+    message = refusal(folder)
+    assert str(folder / EVAL_IMAGES) in message
+    assert "expected 28x28" in message
+    assert "found 32x28" in message
+
+
+def test_images_and_labels_of_different_count(folder):
+    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(6, np.uint8)))
+    message = refusal(folder)
+    assert str(folder / TRAIN_IMAGES) in message
+    assert str(folder / TRAIN_LABELS) in message
+    assert "7 images" in message
+    assert "6 labels" in message
+
+
+def test_label_out_of_range_is_found_with_its_place(folder):
+    (folder / EVAL_LABELS).write_bytes(idx_bytes(np.array([9, 0, 10], np.uint8)))
+    message = refusal(folder)
+    assert str(folder / EVAL_LABELS) in message
+    assert "expected 0..9" in message
+    assert "found 10 at example 2" in message
+
+
+def test_corrupt_gzip(tmp_path):
+    write_data_set(tmp_path, compressed=True)
+    path = tmp_path / (TRAIN_IMAGES + ".gz")
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :]
+    for content in (whole[:-5], whole[:12], whole[:2], flipped, whole + b"not gzip"):
+        path.write_bytes(content)
+        message = refusal(tmp_path)
+        assert str(path) in message
+        assert "not a whole gzip file" in message
+
+
+def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
+    # A process of its own: Keras reads its folder and the proxies from the environment when it
+    # starts. A proxy that nobody serves stands for a machine without internet.
+    cache = tmp_path / "datasets" / "fashion-mnist"
+    cache.mkdir(parents=True)
+    arrays = write_data_set(cache, compressed=True)
+    program = (
+        "from input import fashion_mnist, mnist\n"
+        "from input.splits import InputError\n"
+        "splits = fashion_mnist.load(None, 0)\n"
+        "print(splits.train[0].shape, splits.train[0].dtype, splits.eval[1].tolist())\n"
+        "try: mnist.load('', 0)\n"
+        "except InputError as error: print(error)\n"
+    )
+    proxy = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **proxy, "KERAS_HOME": str(tmp_path), "no_proxy": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found, *_, message = done.stdout.splitlines()  # Keras prints a line of its own between them.
+    assert found == f"(7, 28, 28, 1) float32 {arrays[EVAL_LABELS].tolist()}"
+    assert message.startswith("input=mnist has no --data_dir and Keras could not download it")
+    for name in (TRAIN_IMAGES, TRAIN_LABELS, EVAL_IMAGES, EVAL_LABELS, "--data_dir=FOLDER"):
+        assert name in message
+
+
+@pytest.mark.skipif(
+    not os.path.isdir(DEBIAN_FOLDER), reason="Debian's dataset-fashion-mnist is not installed"
+)
+def test_debians_fashion_mnist_is_whole_and_balanced():
+    splits = fashion_mnist.load(DEBIAN_FOLDER, 0)
+    for (features, labels), count in [(splits.train, 60000), (splits.eval, 10000)]:
+        assert features.shape == (count, 28, 28, 1)
+        assert features.min() == 0
+        assert features.max() == 1
+        assert np.bincount(labels).tolist() == [count // 10] * 10
