@@ -1,0 +1,35 @@
+"""Things found by name (optimizers, schedules) and the errors for names nobody has. Host code."""
+
+import difflib
+import inspect
+
+
+def unknown(kind, found, known):
+    """A ValueError that says which `kind` was asked for and which of `known` are nearest to it."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
+    cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(known) or '-'}"
+    return ValueError(f"unknown {kind} {found!r}; {cure}")
+
+
+def keyword_arguments(function):
+    """Names that `function` (or a class, with what its bases' constructors take) accepts."""
+    functions = (
+        [base.__init__ for base in function.__mro__ if "__init__" in vars(base)]
+        if inspect.isclass(function)
+        else [function]
+    )
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {
+        name
+        for each in functions
+        for name, parameter in inspect.signature(each).parameters.items()
+        if parameter.kind in named and name != "self"
+    }
+
+
+def check_arguments(owner, arguments, known):
+    """Raises a ValueError for the first of `arguments` that is not among `known`."""
+    for name in arguments:
+        if name not in known:
+            raise unknown(f"argument of {owner}", name, known)

@@ -1,0 +1,201 @@
+"""What every optimizer shares: the learning rate, the count of updates, weight decay, and the rule that
+an update never communicates. Built on the host in a strategy's scope, applied in replica code."""
+
+import re
+
+import tensorflow as tf
+
+
+class Optimizer(tf.Module):
+    """One update of a list of variables from gradients that are already summed over all replicas.
+
+    A subclass says how to make its slots (`_build_slots`) and how to update (`_update`). Each replica
+    updates its own copy of everything by raw ops on `variable.handle`. Nothing is exchanged, so
+    `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were given the same
+    gradients stay identical to the bit.
+
+    Arguments:
+      learning_rate: a number, or a Keras LearningRateSchedule or other callable from the int64
+        count of updates to a scalar.
+      weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as Keras
+        has it: before the update, variable -= learning_rate * weight_decay * variable. With a sparse
+        gradient only the touched rows decay, once per update, however often a row occurs: the cost
+        of an update stays that of the touched rows.
+      weight_decay_exclude: regular expression; variables whose path it is found in do not decay,
+        e.g. "bias|gamma|beta".
+      name: a valid identifier; the class's name by default.
+
+    Variables, made by `build` and held by a checkpoint:
+      iterations: int64 scalar, updates applied so far.
+      learning_rate_scale: float32 scalar, 1.0 until a hook lowers it; multiplies every rate.
+    """
+
+    def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None):
+        super().__init__(name=name or type(self).__name__.lower())
+        if weight_decay is not None and weight_decay < 0:
+            raise ValueError(f"weight_decay={weight_decay} is negative; use 0 for none")
+        self._learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.weight_decay_exclude = weight_decay_exclude
+        self.iterations = None
+        self.learning_rate_scale = None
+        self._targets = None
+
+    def build(self, variables):
+        """Makes `iterations`, `learning_rate_scale` and the slots. Once, eager, in strategy scope.
+
+        Arguments:
+          variables: Keras variables or tf.Variables; their order names the slots in a checkpoint.
+        """
+        if self._targets is not None:
+            raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
+        self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
+        self.learning_rate_scale = tf.Variable(
+            1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale"
+        )
+        targets = _Targets(self.name, variables)
+        self._build_slots(targets)
+        for target in targets:
+            target.decays = self._decays(target)
+        self._targets = targets
+
+    def current_learning_rate(self):
+        """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
+        rate = self._learning_rate
+        if callable(rate):
+            rate = rate(tf.convert_to_tensor(self.iterations))
+        return tf.cast(rate, tf.float32) * self.learning_rate_scale
+
+    def apply(self, gradients, variables):
+        """Updates `variables` and counts one iteration. Replica code.
+
+        Arguments:
+          gradients: for each variable a tensor of its shape, tf.IndexedSlices of its rows, or None
+            (that variable is left alone), summed over replicas already.
+          variables: among those `build` was given, in any order.
+        """
+        if self._targets is None:
+            raise RuntimeError(
+                f"optimizer {self.name} is not built; call build(variables) in the strategy's scope"
+            )
+        pairs = [
+            (gradient, self._targets[variable])
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None
+        ]
+        learning_rate = self.current_learning_rate()
+        if self.weight_decay:
+            pairs = self._decay(pairs, learning_rate * self.weight_decay)
+        self._update(pairs, learning_rate)
+        for _, target in pairs:
+            target.constrain()
+        # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
+        tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
+
+    def _build_slots(self, targets):
+        """Makes the variables the rule needs beside each target. Host code, in strategy scope."""
+        raise NotImplementedError
+
+    def _update(self, pairs, learning_rate):
+        """Applies the rule to (gradient, target) pairs. Replica code."""
+        raise NotImplementedError
+
+    def _decays(self, target):
+        exclude = self.weight_decay_exclude
+        return not (exclude and re.search(exclude, target.path))
+
+    def _decay(self, pairs, factor):
+        """variable -= factor * variable on what decays; sparse gradients come back without
+        duplicates, so that the rows are found once."""
+        decayed = []
+        for gradient, target in pairs:
+            if target.decays and isinstance(gradient, tf.IndexedSlices):
+                gradient = sum_duplicate_rows(gradient)
+                rows = target.gather(gradient.indices)
+                tf.raw_ops.ResourceScatterSub(
+                    resource=target.handle,
+                    indices=gradient.indices,
+                    updates=rows * tf.cast(factor, rows.dtype),
+                )
+            elif target.decays:
+                value = target.read()
+                tf.raw_ops.ResourceApplyGradientDescent(
+                    var=target.handle, alpha=tf.cast(factor, value.dtype), delta=value
+                )
+            decayed.append((gradient, target))
+        return decayed
+
+
+class UniqueSlices(tf.IndexedSlices):
+    """tf.IndexedSlices in which no row occurs twice."""
+
+
+def sum_duplicate_rows(slices):
+    """UniqueSlices equal to `slices`; indices in order of first occurrence."""
+    if isinstance(slices, UniqueSlices):
+        return slices
+    indices, positions = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+    return UniqueSlices(values, indices, slices.dense_shape)
+
+
+class Target:
+    """A variable to update: its name in checkpoints, and its value on this replica."""
+
+    def __init__(self, variable, position):
+        self.given = variable
+        self.variable = _tf_variable(variable)
+        self.path = getattr(variable, "path", None) or self.variable.name
+        # Keras numbers layers and unnamed variables through the life of a process ("dense_7/kernel",
+        # "variable_12"), so only the unnumbered last part can stand in a checkpoint.
+        leaf = re.sub(r"(:\d+|_\d+)+$", "", self.path.split("/")[-1])
+        self.key = f"{position:04d}_{leaf}"
+        self.decays = True
+
+    @property
+    def handle(self):
+        return self.variable.handle
+
+    def read(self):
+        """This replica's value, a tensor."""
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.variable.dtype)
+
+    def gather(self, indices):
+        """This replica's rows `indices`."""
+        return tf.raw_ops.ResourceGather(
+            resource=self.handle, indices=indices, dtype=self.variable.dtype
+        )
+
+    def constrain(self):
+        """Puts a Keras variable's constraint, if it has one, on this replica's value."""
+        constraint = getattr(self.given, "constraint", None)
+        if constraint is not None:
+            value = tf.cast(constraint(self.read()), self.variable.dtype)
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+
+class _Targets:
+    """Targets in order, found by variable. A class of its own, because a list or dictionary on a
+    tf.Module would put the model's variables into the checkpoint a second time."""
+
+    def __init__(self, owner, variables):
+        self._owner = owner
+        self._targets = [Target(variable, i) for i, variable in enumerate(variables)]
+        self._by_id = {id(target.variable): target for target in self._targets}
+
+    def __iter__(self):
+        return iter(self._targets)
+
+    def __getitem__(self, variable):
+        try:
+            return self._by_id[id(_tf_variable(variable))]
+        except KeyError:
+            path = getattr(variable, "path", None) or variable.name
+            raise ValueError(
+                f"optimizer {self._owner} was built without variable {path}; "
+                "pass every variable to build"
+            ) from None
+
+
+def _tf_variable(variable):
+    return variable.value if isinstance(variable, tf.keras.Variable) else variable

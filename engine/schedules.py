@@ -1,0 +1,135 @@
+"""Learning rates over the steps of a run: Keras schedules found by name, and a linear warm-up before
+any of them. Made on the host, called in replica code with the number of updates applied so far."""
+
+import tensorflow as tf
+
+from engine import names
+
+_keras = tf.keras.optimizers.schedules
+
+
+class Constant(_keras.LearningRateSchedule):
+    """The same learning rate at every step."""
+
+    def __init__(self, learning_rate):
+        self.learning_rate = learning_rate
+
+    def __call__(self, step):
+        return tf.constant(self.learning_rate, tf.float32)
+
+    def get_config(self):
+        return {"learning_rate": self.learning_rate}
+
+
+class WarmUp(_keras.LearningRateSchedule):
+    """A linear rise to `schedule(0)` over `warmup_steps`, then `schedule` from its own step 0.
+
+    Step s of the warm-up has `schedule(0) * (s + 1) / (warmup_steps + 1)`: no step is wasted on a
+    rate of zero, and the rise meets the schedule exactly at step `warmup_steps`. See Goyal et al.,
+    https://arxiv.org/abs/1706.02677, section 2.2.
+    """
+
+    def __init__(self, schedule, warmup_steps):
+        self.schedule = schedule
+        self.warmup_steps = warmup_steps
+
+    def __call__(self, step):
+        # Whole numbers are exact in float32 up to 2**24 steps only, so subtract and compare in int64.
+        step = tf.cast(step, tf.int64)
+        fraction = tf.cast(step + 1, tf.float32) / (self.warmup_steps + 1)
+        after = tf.maximum(step - self.warmup_steps, 0)
+        rate = tf.cast(self.schedule(after), tf.float32)
+        return rate * tf.minimum(fraction, 1.0)
+
+    def get_config(self):
+        return {"schedule": _keras.serialize(self.schedule), "warmup_steps": self.warmup_steps}
+
+    @classmethod
+    def from_config(cls, config):
+        custom = {"Constant": Constant, "WarmUp": WarmUp}
+        schedule = _keras.deserialize(config["schedule"], custom_objects=custom)
+        return cls(schedule, config["warmup_steps"])
+
+
+def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
+    """The schedule called `name`, which begins with a warm-up when `warmup_steps` > 0.
+
+    Arguments:
+      name: constant, cosine, exponential, polynomial or piecewise; case does not matter.
+      learning_rate: the rate that the warm-up rises to and the schedule starts from.
+      total_steps: updates in the whole run, the warm-up included. What decays, decays over the
+        steps after the warm-up, and every step among the arguments is counted from there.
+      arguments: those of the schedule:
+        cosine: alpha=0.0 (the last rate as a share of the first), decay_steps.
+        exponential: decay_rate=0.1, decay_steps, staircase=False.
+        polynomial: end_learning_rate=0.0, power=1.0, decay_steps.
+        piecewise: boundaries (steps), values (rates as they are, one more than the boundaries;
+          by default each is a tenth of the one before, beginning with learning_rate).
+
+    Returns: a Keras LearningRateSchedule: (integer scalar step) -> float32 scalar.
+
+    Raises: ValueError for an unknown name or argument (naming the nearest) and for step counts
+      that leave the schedule nothing to do.
+    """
+    schedule_name = name.lower()
+    if schedule_name not in _SCHEDULES:
+        raise names.unknown("schedule", name, NAMES)
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps={warmup_steps} is negative; use 0 for no warm-up")
+    if warmup_steps >= total_steps:
+        raise ValueError(
+            f"warmup_steps={warmup_steps} leaves no step of total_steps={total_steps} "
+            f"for the schedule; use at most {max(total_steps - 1, 0)}"
+        )
+    make = _SCHEDULES[schedule_name]
+    positional = {"learning_rate", "remaining_steps"}
+    known = names.keyword_arguments(make) - positional
+    names.check_arguments(f"schedule {schedule_name}", arguments, known)
+    schedule = make(float(learning_rate), total_steps - warmup_steps, **arguments)
+    return WarmUp(schedule, warmup_steps) if warmup_steps else schedule
+
+
+def _constant(learning_rate, remaining_steps):
+    return Constant(learning_rate)
+
+
+def _cosine(learning_rate, remaining_steps, alpha=0.0, decay_steps=None):
+    return _keras.CosineDecay(learning_rate, decay_steps or remaining_steps, alpha=alpha)
+
+
+def _exponential(learning_rate, remaining_steps, decay_rate=0.1, decay_steps=None, staircase=False):
+    return _keras.ExponentialDecay(
+        learning_rate, decay_steps or remaining_steps, decay_rate, staircase=staircase
+    )
+
+
+def _polynomial(learning_rate, remaining_steps, end_learning_rate=0.0, power=1.0, decay_steps=None):
+    return _keras.PolynomialDecay(
+        learning_rate, decay_steps or remaining_steps, end_learning_rate, power=power
+    )
+
+
+def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
+    boundaries = list(boundaries)
+    if not boundaries:
+        raise ValueError(
+            "schedule piecewise has no boundaries; name the steps where the rate changes"
+        )
+    if values is None:
+        values = [learning_rate * 0.1**i for i in range(len(boundaries) + 1)]
+    if len(values) != len(boundaries) + 1:
+        raise ValueError(
+            f"schedule piecewise has {len(boundaries)} boundaries and {len(values)} values; "
+            f"use {len(boundaries) + 1} values"
+        )
+    return _keras.PiecewiseConstantDecay(boundaries, [float(value) for value in values])
+
+
+_SCHEDULES = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "exponential": _exponential,
+    "polynomial": _polynomial,
+    "piecewise": _piecewise,
+}
+NAMES = tuple(_SCHEDULES)

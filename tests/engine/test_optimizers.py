@@ -1,0 +1,390 @@
+"""Optimizers against Keras's own, against plain NumPy on sparse gradients, on two replicas, under XLA, and
+through a checkpoint."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import optimizers
+
+keras = tf.keras.optimizers
+SHAPES = {"kernel": (7, 5), "bias": (5,), "filters": (3, 3, 2, 4), "gain": ()}
+
+
+def make_variables(shapes=SHAPES):
+    rng = np.random.default_rng(1)
+    return [
+        tf.keras.Variable(rng.normal(size=shape).astype("float32"), name=name)
+        for name, shape in shapes.items()
+    ]
+
+
+def gradients_of_step(step, shapes=SHAPES):
+    rng = np.random.default_rng(1000 + step)
+    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in shapes.values()]
+
+
+def train(optimizer, variables, steps, first=0, jit=False):
+    apply = tf.function(lambda *gradients: optimizer.apply(gradients, variables), jit_compile=jit)
+    for step in range(first, first + steps):
+        apply(*gradients_of_step(step))
+    return [variable.numpy() for variable in variables]
+
+
+def train_keras(optimizer, variables, steps):
+    for step in range(steps):
+        optimizer.apply(gradients_of_step(step), variables)
+    return [variable.numpy() for variable in variables]
+
+
+def assert_equal_within(tolerance, ours, theirs):
+    """Of the whole variable, by its norm: one weight near zero has no relative error to speak of."""
+    for our, their in zip(ours, theirs, strict=True):
+        assert np.linalg.norm(our - their) <= tolerance * np.linalg.norm(their)
+
+
+def built(optimizer, variables):
+    optimizer.build(variables)
+    return optimizer
+
+
+AS_KERAS = {
+    "sgd": ("sgd", keras.SGD, {}),
+    "sgd with decay": ("sgd", keras.SGD, {"weight_decay": 0.01}),
+    "momentum": ("momentum", keras.SGD, {"momentum": 0.9}),
+    "momentum nesterov": ("momentum", keras.SGD, {"momentum": 0.9, "nesterov": True}),
+    "adam": ("adam", keras.Adam, {}),
+    "adam betas": ("adam", keras.Adam, {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-3}),
+    "adamw": ("adamw", keras.AdamW, {}),
+    "adamw with decay": ("adamw", keras.AdamW, {"weight_decay": 0.1}),
+    "adagrad": ("adagrad", keras.Adagrad, {}),
+    "adagrad from zero": ("adagrad", keras.Adagrad, {"initial_accumulator_value": 0.0}),
+    "rmsprop": ("rmsprop", keras.RMSprop, {}),
+    "rmsprop momentum": ("rmsprop", keras.RMSprop, {"momentum": 0.5, "rho": 0.99}),
+    "rmsprop centered": (
+        "rmsprop",
+        keras.RMSprop,
+        {"centered": True, "momentum": 0.5, "epsilon": 1e-3},
+    ),
+    "ftrl": ("ftrl", keras.Ftrl, {}),
+    "ftrl regularized": (
+        "ftrl",
+        keras.Ftrl,
+        {
+            "l1_regularization_strength": 0.01,
+            "l2_regularization_strength": 0.02,
+            "l2_shrinkage_regularization_strength": 0.03,
+            "beta": 0.1,
+            "weight_decay": 0.01,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
+@pytest.mark.parametrize("case", AS_KERAS)
+def test_fifty_dense_updates_equal_those_of_keras(case, scheduled):
+    name, keras_class, arguments = AS_KERAS[case]
+    rate = keras.schedules.CosineDecay(0.02, 40) if scheduled else 0.01
+    ours, theirs = make_variables(), make_variables()
+    optimizer = built(optimizers.build(name, rate, **arguments), ours)
+    if name == "momentum":
+        arguments = {"nesterov": False, **arguments}
+    result = train(optimizer, ours, 50)
+    expected = train_keras(keras_class(rate, **arguments), theirs, 50)
+    # The same float32 arithmetic in another order: a few roundings of 6e-8 over fifty updates.
+    assert_equal_within(1e-6, result, expected)
+    assert optimizer.iterations.numpy() == 50
+
+
+@pytest.mark.parametrize("name", ["lion", "nadam", "adamax", "Adadelta", "Lamb"])
+def test_a_keras_optimizer_through_the_adapter_equals_its_own_apply(name):
+    ours, theirs = make_variables(), make_variables()
+    optimizer = built(optimizers.build(name, 0.01), ours)
+    keras_class = {c.lower(): getattr(keras, c) for c in dir(keras)}[name.lower()]
+    result = train(optimizer, ours, 20)
+    assert_equal_within(1e-6, result, train_keras(keras_class(0.01), theirs, 20))
+    assert int(optimizer.keras_optimizer.iterations) == 20
+
+
+def test_a_keras_object_keeps_its_own_schedule_and_decay():
+    def make():
+        rate = keras.schedules.ExponentialDecay(0.05, 5, 0.5)
+        return keras.Lion(rate, weight_decay=0.1)
+
+    ours, theirs = make_variables(), make_variables()
+    optimizer = built(optimizers.KerasOptimizer(make()), ours)
+    assert_equal_within(1e-6, train(optimizer, ours, 20), train_keras(make(), theirs, 20))
+
+
+@pytest.mark.parametrize(
+    "option", [{"clipnorm": 1.0}, {"use_ema": True}, {"gradient_accumulation_steps": 2}]
+)
+def test_a_keras_object_that_does_the_engines_work_is_refused(option):
+    optimizer = optimizers.KerasOptimizer(keras.Adam(**option))
+    with pytest.raises(ValueError, match=next(iter(option))):
+        optimizer.build(make_variables())
+
+
+def test_a_keras_object_made_outside_the_scope_is_refused():
+    optimizer = optimizers.KerasOptimizer(keras.Lion())
+    with (
+        tf.distribute.OneDeviceStrategy("CPU:0").scope(),
+        pytest.raises(ValueError, match="outside the strategy's scope"),
+    ):
+        optimizer.build(make_variables())
+
+
+# Sparse gradients. A table of 6 rows: row 4 is never touched, row 1 twice in one batch.
+
+INDICES = [[1, 3, 1], [0, 5, 0], [2, 1, 1], [3, 3, 3]]
+
+
+def sparse_gradients(step):
+    rng = np.random.default_rng(step)
+    return INDICES[step % len(INDICES)], rng.normal(size=(3, 2)).astype("float32")
+
+
+def rule_sgd(w, slots, g, t):
+    return w - 0.1 * g
+
+
+def rule_momentum(w, slots, g, t):
+    slots["a"] = 0.9 * slots["a"] - 0.1 * g
+    return w + 0.9 * slots["a"] - 0.1 * g
+
+
+def rule_adam(w, slots, g, t):
+    slots["m"] = 0.9 * slots["m"] + 0.1 * g
+    slots["v"] = 0.999 * slots["v"] + 0.001 * g**2
+    alpha = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+    return w - alpha * slots["m"] / (np.sqrt(slots["v"]) + 1e-7)
+
+
+def rule_adamw(w, slots, g, t):
+    return rule_adam(w - 0.1 * 0.05 * w, slots, g, t)
+
+
+def rule_adagrad(w, slots, g, t):
+    slots["a"] = slots["a"] + g**2
+    return w - 0.1 * g / np.sqrt(0.1 + slots["a"] + 1e-7)
+
+
+def rule_rmsprop(w, slots, g, t):
+    slots["ms"] = 0.9 * slots["ms"] + 0.1 * g**2
+    slots["mg"] = 0.9 * slots["mg"] + 0.1 * g
+    slots["mom"] = 0.5 * slots["mom"] + 0.1 * g / np.sqrt(slots["ms"] - slots["mg"] ** 2 + 1e-3)
+    return w - slots["mom"]
+
+
+def rule_ftrl(w, slots, g, t):
+    before = np.sqrt(0.1 + slots["n"])
+    slots["n"] = slots["n"] + g**2
+    after = np.sqrt(0.1 + slots["n"])
+    slots["z"] = slots["z"] + g - (after - before) / 0.1 * w
+    clipped = np.clip(slots["z"], -0.01, 0.01)
+    return (clipped - slots["z"]) / (after / 0.1 + 2 * 0.02)
+
+
+SPARSE = {
+    "sgd": (rule_sgd, {}),
+    "momentum": (rule_momentum, {"nesterov": True}),
+    "adam": (rule_adam, {}),
+    "adamw": (rule_adamw, {"weight_decay": 0.05}),
+    "adagrad": (rule_adagrad, {}),
+    "rmsprop": (rule_rmsprop, {"centered": True, "momentum": 0.5, "epsilon": 1e-3}),
+    "ftrl": (
+        rule_ftrl,
+        {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.02},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_sparse_updates_touch_their_rows_only_and_sum_duplicates(name):
+    rule, arguments = SPARSE[name]
+    [table] = variables = make_variables({"table": (6, 2)})
+    optimizer = built(optimizers.build(name, 0.1, **arguments), variables)
+
+    @tf.function
+    def apply(values, indices):
+        optimizer.apply([tf.IndexedSlices(values, indices, (6, 2))], variables)
+
+    start = table.numpy()
+    rows = dict(enumerate(start.astype("float64")))
+    slots = {row: dict.fromkeys(["a", "m", "v", "ms", "mg", "mom", "n", "z"], 0.0) for row in rows}
+    for step in range(20):
+        indices, values = sparse_gradients(step)
+        apply(tf.constant(values), tf.constant(indices))
+        for row in set(indices):
+            gradient = values[np.equal(indices, row)].astype("float64").sum(axis=0)
+            rows[row] = rule(rows[row], slots[row], gradient, step + 1)
+
+    # NumPy counts in float64: twenty updates' float32 roundings, and 1 - 0.999**t in float32.
+    np.testing.assert_allclose(table.numpy(), list(rows.values()), rtol=3e-5, atol=3e-6)
+    np.testing.assert_array_equal(table.numpy()[4], start[4])
+
+
+def test_weight_decay_leaves_out_what_the_expression_finds():
+    variables = make_variables()
+    arguments = {"weight_decay": 0.1, "weight_decay_exclude": "bias|gain"}
+    optimizer = built(optimizers.build("sgd", 0.5, **arguments), variables)
+    before = [variable.numpy() for variable in variables]
+    optimizer.apply([tf.zeros(shape) for shape in SHAPES.values()], variables)
+    for variable, old in zip(variables, before, strict=True):
+        factor = 1.0 if variable.name in ("bias", "gain") else 0.95
+        np.testing.assert_allclose(variable.numpy(), factor * old, rtol=1e-6)
+
+
+def test_a_variable_without_gradient_is_left_alone_and_the_step_counts():
+    variables = make_variables()
+    optimizer = built(optimizers.build("adamw", 0.5), variables)
+    before = variables[1].numpy()
+    gradients = gradients_of_step(0)
+    gradients[1] = None
+    optimizer.apply(gradients, variables)
+    np.testing.assert_array_equal(variables[1].numpy(), before)
+    assert optimizer.iterations.numpy() == 1
+
+
+def test_a_keras_constraint_holds_after_the_update():
+    variable = tf.keras.Variable(np.ones(3, "float32"))
+    variable.constraint = tf.keras.constraints.NonNeg()
+    optimizer = built(optimizers.build("sgd", 1.0), [variable])
+    optimizer.apply([tf.constant([0.5, 2.0, -1.0])], [variable])
+    np.testing.assert_array_equal(variable.numpy(), [0.5, 0.0, 2.0])
+
+
+def test_the_scale_lowers_the_rate_of_every_update():
+    variables = make_variables({"w": (2,)})
+    optimizer = built(optimizers.build("sgd", keras.schedules.CosineDecay(1.0, 10)), variables)
+    optimizer.learning_rate_scale.assign(0.25)
+    before = variables[0].numpy()
+    optimizer.apply([tf.ones(2)], variables)
+    np.testing.assert_allclose(variables[0].numpy(), before - 0.25, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*optimizers.NAMES, "nadam"])
+def test_two_replicas_stay_identical_to_the_bit(name):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    shapes = {**SHAPES, "table": (6, 2)}
+    with strategy.scope():
+        variables = make_variables(shapes)
+        optimizer = optimizers.build(name, 0.01, weight_decay=0.01)
+        optimizer.build(variables)
+
+    @tf.function
+    def step_on_replicas(dense, indices, values):
+        def step():
+            table = tf.IndexedSlices(values, indices, (6, 2))
+            table = tf.convert_to_tensor(table) if name == "nadam" else table
+            # In a conditional, as the check for finite gradients does: nothing may communicate.
+            tf.cond(tf.constant(True), lambda: apply([*dense, table]), lambda: None)
+
+        strategy.run(step)
+
+    def apply(gradients):
+        optimizer.apply(gradients, variables)
+
+    start = [variable.numpy() for variable in variables]
+    for step in range(20):
+        indices, values = sparse_gradients(step)
+        step_on_replicas(gradients_of_step(step), tf.constant(indices), tf.constant(values))
+
+    slots = [s for s in optimizer.variables if "iterations" not in s.name]
+    assert name == "nadam" or len(slots) == 1 + len(optimizer.initial_slots()) * len(variables)
+    held = [variable.value for variable in variables] + list(optimizer.variables)
+    for variable in held:
+        first, second = (part.numpy() for part in strategy.experimental_local_results(variable))
+        np.testing.assert_array_equal(first, second)
+    assert strategy.experimental_local_results(optimizer.iterations)[1].numpy() == 20
+    # And they are what one device gets.
+    alone = make_variables(shapes)
+    optimizer = built(optimizers.build(name, 0.01, weight_decay=0.01), alone)
+    for step in range(20):
+        indices, values = sparse_gradients(step)
+        table = tf.IndexedSlices(values, tf.constant(indices), (6, 2))
+        table = tf.convert_to_tensor(table) if name == "nadam" else table
+        optimizer.apply([*gradients_of_step(step), table], alone)
+    for variable, single, old in zip(variables, alone, start, strict=True):
+        np.testing.assert_allclose(variable.numpy(), single.numpy(), rtol=2e-6, atol=1e-7)
+        assert np.any(variable.numpy() != old)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adamw", "adagrad", "rmsprop", "ftrl", "lion"])
+def test_dense_updates_compile_under_xla(name):
+    plain, compiled = make_variables(), make_variables()
+    arguments = {"weight_decay": 0.01, "learning_rate": 0.01}
+    expected = train(built(optimizers.build(name, **arguments), plain), plain, 10)
+    optimizer = built(optimizers.build(name, **arguments), compiled)
+    # XLA has its own pow and sqrt, and contracts a * b + c.
+    assert_equal_within(1e-5, train(optimizer, compiled, 10, jit=True), expected)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "rmsprop", "ftrl", "nadam"])
+def test_training_goes_on_from_a_checkpoint_with_the_same_bits(name, tmp_path):
+    def start():
+        variables = make_variables()
+        optimizer = built(optimizers.build(name, 0.01), variables)
+        held = {f"variable{i}": variable.value for i, variable in enumerate(variables)}
+        return variables, optimizer, tf.train.Checkpoint(optimizer=optimizer, **held)
+
+    variables, optimizer, checkpoint = start()
+    train(optimizer, variables, 5)
+    optimizer.learning_rate_scale.assign(0.5)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    straight = train(optimizer, variables, 5, first=5)
+
+    variables, optimizer, checkpoint = start()
+    checkpoint.restore(path).assert_consumed()
+    resumed = train(optimizer, variables, 5, first=5)
+    for one, other in zip(straight, resumed, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert optimizer.learning_rate_scale.numpy() == 0.5
+
+
+def test_slots_have_readable_names_that_do_not_depend_on_earlier_models(tmp_path):
+    def keys():
+        model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+        optimizer = built(optimizers.build("adam"), model.trainable_variables)
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "checkpoint"))
+        return sorted(name.split("/.ATTRIBUTES")[0] for name, _ in tf.train.list_variables(path))
+
+    assert keys() == keys()
+    assert keys()[1:] == [
+        "optimizer/iterations",
+        "optimizer/learning_rate_scale",
+        "optimizer/slots/0000_kernel/m",
+        "optimizer/slots/0000_kernel/v",
+        "optimizer/slots/0001_bias/m",
+        "optimizer/slots/0001_bias/v",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("adm", {}, "unknown optimizer 'adm'; did you mean adam"),
+        ("adam", {"beta1": 0.9}, "argument of optimizer adam 'beta1'; did you mean beta_1"),
+        ("lion", {"beta1": 0.9}, "argument of optimizer lion 'beta1'; did you mean beta_1"),
+        ("sgd", {"weight_decay": -1.0}, "weight_decay=-1.0 is negative"),
+    ],
+)
+def test_a_mistake_is_answered_with_the_cure(name, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        optimizers.build(name, 0.1, **arguments)
+
+
+def test_misuse_says_what_to_do():
+    known, stranger = make_variables({"known": (2,), "stranger": (2,)})
+    optimizer = optimizers.build("sgd", 0.1)
+    with pytest.raises(RuntimeError, match="call build"):
+        optimizer.apply([tf.ones(2)], [known])
+    optimizer.build([known])
+    with pytest.raises(RuntimeError, match="already built"):
+        optimizer.build([known])
+    with pytest.raises(ValueError, match="without variable stranger"):
+        optimizer.apply([tf.ones(2)], [stranger])
+    half = tf.Variable(tf.ones(2, tf.bfloat16), name="half")
+    with pytest.raises(ValueError, match="half:0 is bfloat16"):
+        optimizers.build("adam", 0.1).build([half])
