@@ -1,5 +1,5 @@
-"""Any Keras optimizer as an engine optimizer: its update rule without its all-reduce. Built on the host in
-a strategy's scope, applied in replica code."""
+"""Any Keras optimizer as an engine optimizer: its update rule without its all-reduce. Built on the
+host in a strategy's scope, applied in replica code."""
 
 import tensorflow as tf
 
@@ -55,9 +55,7 @@ class KerasOptimizer(Optimizer):
                 "make it in build_optimizer, or pass a function that makes it"
             )
         if not isinstance(optimizer, _LocalUpdates):
-            optimizer.__class__ = type(
-                type(optimizer).__name__, (type(optimizer), _LocalUpdates), {}
-            )
+            optimizer.__class__ = type(type(optimizer).__name__, (type(optimizer), _LocalUpdates), {})
         optimizer.build([target.given for target in targets])
         if self.weight_decay is None:
             self.weight_decay = optimizer.weight_decay or 0.0

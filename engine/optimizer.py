@@ -1,5 +1,6 @@
-"""What every optimizer shares: the learning rate, the count of updates, weight decay, and the rule that
-an update never communicates. Built on the host in a strategy's scope, applied in replica code."""
+"""What every optimizer shares: the learning rate, the count of updates, weight decay, and the rule
+that an update never communicates. Built on the host in a strategy's scope, applied in replica code.
+"""
 
 import re
 
@@ -9,18 +10,18 @@ import tensorflow as tf
 class Optimizer(tf.Module):
     """One update of a list of variables from gradients that are already summed over all replicas.
 
-    A subclass says how to make its slots (`_build_slots`) and how to update (`_update`). Each replica
-    updates its own copy of everything by raw ops on `variable.handle`. Nothing is exchanged, so
-    `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were given the same
+    A subclass says how to make its slots (`_build_slots`) and how to update (`_update`). Each
+    replica updates its own copy of everything by raw ops on `variable.handle`. Nothing is exchanged,
+    so `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were given the same
     gradients stay identical to the bit.
 
     Arguments:
       learning_rate: a number, or a Keras LearningRateSchedule or other callable from the int64
         count of updates to a scalar.
       weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as Keras
-        has it: before the update, variable -= learning_rate * weight_decay * variable. With a sparse
-        gradient only the touched rows decay, once per update, however often a row occurs: the cost
-        of an update stays that of the touched rows.
+        has it: before the update, variable -= learning_rate * weight_decay * variable. With a
+        sparse gradient only the touched rows decay, once per update, however often a row occurs:
+        an update costs as much as the rows it touches.
       weight_decay_exclude: regular expression; variables whose path it is found in do not decay,
         e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
@@ -50,9 +51,7 @@ class Optimizer(tf.Module):
         if self._targets is not None:
             raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
-        self.learning_rate_scale = tf.Variable(
-            1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale"
-        )
+        self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
         targets = _Targets(self.name, variables)
         self._build_slots(targets)
         for target in targets:
@@ -75,9 +74,7 @@ class Optimizer(tf.Module):
           variables: among those `build` was given, in any order.
         """
         if self._targets is None:
-            raise RuntimeError(
-                f"optimizer {self.name} is not built; call build(variables) in the strategy's scope"
-            )
+            raise RuntimeError(f"optimizer {self.name} is not built; call build(variables) in the strategy's scope")
         pairs = [
             (gradient, self._targets[variable])
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -146,8 +143,9 @@ class Target:
         self.given = variable
         self.variable = _tf_variable(variable)
         self.path = getattr(variable, "path", None) or self.variable.name
-        # Keras numbers layers and unnamed variables through the life of a process ("dense_7/kernel",
-        # "variable_12"), so only the unnumbered last part can stand in a checkpoint.
+        # Keras numbers layers and unnamed variables through the life of a process
+        # ("dense_7/kernel", "variable_12"): only the last part without its number is the same in
+        # the process that restores.
         leaf = re.sub(r"(:\d+|_\d+)+$", "", self.path.split("/")[-1])
         self.key = f"{position:04d}_{leaf}"
         self.decays = True
@@ -162,9 +160,7 @@ class Target:
 
     def gather(self, indices):
         """This replica's rows `indices`."""
-        return tf.raw_ops.ResourceGather(
-            resource=self.handle, indices=indices, dtype=self.variable.dtype
-        )
+        return tf.raw_ops.ResourceGather(resource=self.handle, indices=indices, dtype=self.variable.dtype)
 
     def constrain(self):
         """Puts a Keras variable's constraint, if it has one, on this replica's value."""
@@ -192,8 +188,7 @@ class _Targets:
         except KeyError:
             path = getattr(variable, "path", None) or variable.name
             raise ValueError(
-                f"optimizer {self._owner} was built without variable {path}; "
-                "pass every variable to build"
+                f"optimizer {self._owner} was built without variable {path}; pass every variable to build"
             ) from None
 
 

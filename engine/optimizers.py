@@ -1,5 +1,5 @@
-"""Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl, each equal
-to Keras's own of that name, and any other Keras optimizer by name. The rules are replica code."""
+"""Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl, each
+equal to Keras's own, and any other Keras optimizer by name. The rules are replica code."""
 
 import numpy as np
 import tensorflow as tf
@@ -97,8 +97,7 @@ class FusedOptimizer(Optimizer):
     def _update(self, pairs, learning_rate):
         step = tf.cast(self.iterations + 1, tf.float32)
         scalars = {
-            name: tf.convert_to_tensor(value, tf.float32)
-            for name, value in self.scalars(learning_rate, step).items()
+            name: tf.convert_to_tensor(value, tf.float32) for name, value in self.scalars(learning_rate, step).items()
         }
         for gradient, target in pairs:
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
@@ -122,9 +121,7 @@ class SGD(FusedOptimizer):
         )
 
     def sparse(self, var, slots, gradient, indices, scalars):
-        tf.raw_ops.ResourceScatterSub(
-            resource=var, indices=indices, updates=scalars["lr"] * gradient
-        )
+        tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=scalars["lr"] * gradient)
 
 
 class Momentum(FusedOptimizer):
@@ -218,9 +215,7 @@ class Adagrad(FusedOptimizer):
     dense_kernel = staticmethod(tf.raw_ops.ResourceApplyAdagrad)
     sparse_kernel = staticmethod(tf.raw_ops.ResourceSparseApplyAdagrad)
 
-    def __init__(
-        self, learning_rate=0.001, initial_accumulator_value=0.1, epsilon=1e-7, **arguments
-    ):
+    def __init__(self, learning_rate=0.001, initial_accumulator_value=0.1, epsilon=1e-7, **arguments):
         super().__init__(learning_rate, **arguments)
         self.initial_accumulator_value = initial_accumulator_value
         self.epsilon = epsilon
@@ -290,6 +285,7 @@ class Ftrl(FusedOptimizer):
 
     The rule computes a variable anew from its slots, so a dense update puts a weight whose gradient
     has always been zero to zero; a sparse update leaves a row that was never touched as it began.
+    It divides by the learning rate: a schedule must not reach zero.
     """
 
     dense_kernel = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
@@ -361,9 +357,7 @@ def _keras_classes():
     # Wrappers around another optimizer; the engine scales losses itself.
     wrappers = {"optimizer", "lossscaleoptimizer", "multioptimizer"}
     classes = vars(tf.keras.optimizers).values()
-    by_name = {
-        c.__name__.lower(): c for c in classes if isinstance(c, type) and issubclass(c, base)
-    }
+    by_name = {c.__name__.lower(): c for c in classes if isinstance(c, type) and issubclass(c, base)}
     return {name: c for name, c in by_name.items() if name not in wrappers}
 
 

@@ -1,5 +1,5 @@
-"""Learning rates over the steps of a run: Keras schedules found by name, and a linear warm-up before
-any of them. Made on the host, called in replica code with the number of updates applied so far."""
+"""Learning rates over the steps of a run: Keras schedules found by name, and a linear warm-up for
+all of them. Made on the host, called in replica code with the number of updates applied so far."""
 
 import tensorflow as tf
 
@@ -34,7 +34,7 @@ class WarmUp(_keras.LearningRateSchedule):
         self.warmup_steps = warmup_steps
 
     def __call__(self, step):
-        # Whole numbers are exact in float32 up to 2**24 steps only, so subtract and compare in int64.
+        # float32 holds whole numbers exactly up to 2**24 only, so steps are subtracted as int64.
         step = tf.cast(step, tf.int64)
         fraction = tf.cast(step + 1, tf.float32) / (self.warmup_steps + 1)
         after = tf.maximum(step - self.warmup_steps, 0)
@@ -98,23 +98,17 @@ def _cosine(learning_rate, remaining_steps, alpha=0.0, decay_steps=None):
 
 
 def _exponential(learning_rate, remaining_steps, decay_rate=0.1, decay_steps=None, staircase=False):
-    return _keras.ExponentialDecay(
-        learning_rate, decay_steps or remaining_steps, decay_rate, staircase=staircase
-    )
+    return _keras.ExponentialDecay(learning_rate, decay_steps or remaining_steps, decay_rate, staircase=staircase)
 
 
 def _polynomial(learning_rate, remaining_steps, end_learning_rate=0.0, power=1.0, decay_steps=None):
-    return _keras.PolynomialDecay(
-        learning_rate, decay_steps or remaining_steps, end_learning_rate, power=power
-    )
+    return _keras.PolynomialDecay(learning_rate, decay_steps or remaining_steps, end_learning_rate, power=power)
 
 
 def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
     boundaries = list(boundaries)
     if not boundaries:
-        raise ValueError(
-            "schedule piecewise has no boundaries; name the steps where the rate changes"
-        )
+        raise ValueError("schedule piecewise has no boundaries; name the steps where the rate changes")
     if values is None:
         values = [learning_rate * 0.1**i for i in range(len(boundaries) + 1)]
     if len(values) != len(boundaries) + 1:

@@ -1,4 +1,4 @@
-"""Gives every test process four logical CPU devices, before anything touches TensorFlow's devices."""
+"""Gives every test process four logical CPU devices, before anything touches the devices."""
 
 import tensorflow as tf
 

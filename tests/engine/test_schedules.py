@@ -53,9 +53,7 @@ def test_warm_up_rises_evenly_from_above_zero_and_meets_the_schedule(name):
     schedule = schedules.build(name, 0.5, 100, warmup_steps=9)
     np.testing.assert_allclose(rates(schedule, range(9)), 0.05 * np.arange(1, 10), 1e-6)
     inner = schedules.build(name, 0.5, 91)
-    np.testing.assert_allclose(
-        rates(schedule, [9, 10, 50, 100]), rates(inner, [0, 1, 41, 91]), 1e-6
-    )
+    np.testing.assert_allclose(rates(schedule, [9, 10, 50, 100]), rates(inner, [0, 1, 41, 91]), 1e-6)
 
 
 def test_piecewise_boundaries_count_from_the_end_of_the_warm_up():
