@@ -1,1 +1,1 @@
-"""Models, one file a family, found by the module's name. Replica code."""
+"""Models, one file a family, found by their module's name: each has a class `Model`, a `Trainer`."""

@@ -1,0 +1,52 @@
+"""Exponential moving average of the weights: updated in replica code, swapped in by the host for evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+class WeightAverage(tf.Module):
+    """Shadows of trainable variables: shadow += (1 - decay) x (variable - shadow) after each update.
+
+    Polyak and Juditsky 1992; the decay is warmed up as min(decay, (1 + t) / (10 + t)) over t updates, the rule of
+    `tf.train.ExponentialMovingAverage`, so that a short run is not an average of its initial values.
+    """
+
+    def __init__(self, decay: float):
+        super().__init__(name="weight_average")
+        self.decay = decay
+
+    def build(self, variables: Sequence) -> None:
+        """Makes a shadow for each variable, equal to it. Host code, in the strategy's scope."""
+        self.shadows = [tf.Variable(raw(v), trainable=False, name=f"average_{i}") for i, v in enumerate(variables)]
+
+    def update(self, variables: Sequence, updates: tf.Tensor) -> None:
+        """One step, after the variables' update; `updates` is the scalar int64 number of updates so far."""
+        t = tf.cast(updates, tf.float32)
+        rate = 1.0 - tf.minimum(self.decay, (1.0 + t) / (10.0 + t))
+        for shadow, variable in zip(self.shadows, variables, strict=True):
+            difference = tf.convert_to_tensor(raw(variable)) - shadow
+            tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
+
+    @contextlib.contextmanager
+    def swapped_in(self, variables: Sequence):
+        """Host code: within, the model's variables hold the averages; afterwards what they held, to the bit."""
+        self._swap(variables)
+        try:
+            yield
+        finally:
+            self._swap(variables)
+
+    def _swap(self, variables: Sequence) -> None:
+        for shadow, variable in zip(self.shadows, variables, strict=True):
+            value = tf.identity(raw(variable))
+            raw(variable).assign(tf.identity(shadow))
+            shadow.assign(value)
+
+
+def raw(variable) -> tf.Variable:
+    """The `tf.Variable` under a Keras variable; a `tf.Variable` as it is."""
+    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable

@@ -1,0 +1,219 @@
+"""How batches reach replicas: a step goes in, that step's batch comes out on each replica.
+
+A feed has a host side (`take`: what the next call of the inner loop gets) and a replica side (`batch`: one step's
+batch, inside the compiled loop). Three kinds: arrays kept on the device, arrays streamed from the host, and a user's
+`tf.data.Dataset`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from engine.order import Order
+
+_NO_END = np.iinfo(np.int64).max
+
+
+class Run(NamedTuple):
+    """What one call of the inner loop is given: steps `start` to `stop` of `operands`."""
+
+    operands: Any
+    start: int
+    stop: int
+
+
+class ResidentFeed:
+    """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
+
+    All that travels are blocks of indices, computed ahead by a `tf.data` thread.
+
+    Args:
+      strategy: the `tf.distribute.Strategy`.
+      arrays: nest (features, labels) of arrays [examples, ...].
+      order: which examples make which step.
+    """
+
+    compilable = True
+
+    def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order):
+        self.order = order
+        self._strategy = strategy
+        self._arrays = arrays
+        self._resident = None
+        self._blocks = _Blocks(order, lambda first: iter(self._indices(first)))
+
+    def take(self, step: int, limit: int) -> Run:
+        """The operands for at most `limit` steps from `step` on. Host code."""
+        if self._resident is None:
+            self._resident = _on_each_device(self._strategy, self._arrays)
+        indices, start, stop = self._blocks.take(step, limit)
+        return Run((self._resident, indices), start, stop)
+
+    def next_operands(self, operands, place: tf.Tensor):
+        """In the compiled loop, outside replicas: what one step's `strategy.run` is given."""
+        return (*operands, place)
+
+    def batch(self, arrays, indices: tf.Tensor, place: tf.Tensor):
+        """This replica's part of a batch. Replica code."""
+        context = tf.distribute.get_replica_context()
+        mine = indices[place]
+        if context.num_replicas_in_sync > 1:
+            size = tf.shape(mine)[0]
+            replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+            mine = mine[size * replica // replicas : size * (replica + 1) // replicas]
+            if self.order.remainder == 0:
+                mine = tf.ensure_shape(mine, [self.order.batch_size // replicas])
+        return tf.nest.map_structure(lambda array: tf.gather(array, mine), arrays)
+
+    def _indices(self, first_block: int) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(first_block, _NO_END)
+        return numbers.map(self.order.examples).prefetch(2)
+
+
+class StreamedFeed:
+    """Arrays too large to keep on a device: each replica's part of a block is gathered on the host, ahead.
+
+    Goes through `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
+    """
+
+    compilable = True
+
+    def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order):
+        self.order = order
+        self._strategy = strategy
+        self._arrays = arrays
+        self._blocks = _Blocks(order, self._iterator)
+
+    def take(self, step: int, limit: int) -> Run:
+        block, start, stop = self._blocks.take(step, limit)
+        return Run((block,), start, stop)
+
+    def next_operands(self, operands, place: tf.Tensor):
+        return (*operands, place)
+
+    def batch(self, block, place: tf.Tensor):
+        return tf.nest.map_structure(lambda x: x[place], block)
+
+    def _iterator(self, first_block: int):
+        if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
+            return iter(self._share(first_block, range(1)))
+
+        def pipeline(context: tf.distribute.InputContext):
+            per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
+            first = context.input_pipeline_id * per_pipeline
+            return self._share(first_block, range(first, first + per_pipeline))
+
+        return iter(self._strategy.distribute_datasets_from_function(pipeline))
+
+    def _share(self, first_block: int, replicas: range) -> tf.data.Dataset:
+        """Blocks for some replicas, in turn: block 0 of the first, block 0 of the second, ..., block 1 of the first."""
+        n = self._strategy.num_replicas_in_sync
+
+        def gather(number):
+            block = first_block + number // len(replicas)
+            replica = replicas.start + number % len(replicas)
+            indices = self.order.examples(block)
+            size = tf.shape(indices, tf.int64)[1]
+            indices = indices[:, size * replica // n : size * (replica + 1) // n]
+            return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._arrays)
+
+        numbers = tf.data.Dataset.range(_NO_END)
+        return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas))
+
+
+class DatasetFeed:
+    """A user's `tf.data.Dataset` of single examples, by `experimental_distribute_dataset`.
+
+    An epoch is shuffled by seed + epoch and batched; the position is the step: a resumed run skips the batches before
+    it, which costs reading them.
+
+    Args:
+      strategy: the `tf.distribute.Strategy`.
+      dataset: examples (features, labels).
+      order: sizes and seed; `order.num_examples` is the dataset's length.
+      shuffle_buffer: examples in the shuffle's buffer.
+      auto_shard: a `tf.data.experimental.AutoShardPolicy`, how hosts divide the data.
+    """
+
+    compilable = False
+
+    def __init__(self, strategy, dataset, order: Order, *, shuffle_buffer=10_000, auto_shard=None):
+        self.order = order
+        self._strategy = strategy
+        self._dataset = dataset
+        self._shuffle_buffer = shuffle_buffer
+        self._auto_shard = auto_shard or tf.data.experimental.AutoShardPolicy.AUTO
+        self._iterator = None
+        self._next_step = None
+
+    def take(self, step: int, limit: int) -> Run:
+        in_epoch = step % self.order.steps_per_epoch
+        if step != self._next_step or in_epoch == 0:
+            self._iterator = iter(self._epoch(step // self.order.steps_per_epoch, in_epoch))
+        steps = min(limit, self.order.steps_per_epoch - in_epoch)
+        self._next_step = step + steps
+        return Run((self._iterator,), 0, steps)
+
+    def next_operands(self, operands, place: tf.Tensor):
+        (iterator,) = operands
+        return (next(iterator),)
+
+    def batch(self, batch):
+        return batch
+
+    def _epoch(self, epoch: int, first_step: int):
+        order, dataset = self.order, self._dataset
+        if order.seed is not None:
+            dataset = dataset.shuffle(self._shuffle_buffer, seed=order.seed + epoch, reshuffle_each_iteration=False)
+        batches = dataset.batch(order.batch_size, drop_remainder=order.drop_remainder)
+        batches = batches.skip(first_step).prefetch(tf.data.AUTOTUNE)
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = self._auto_shard
+        batches = batches.with_options(options)
+        if self._strategy.num_replicas_in_sync == 1:
+            return batches
+        return self._strategy.experimental_distribute_dataset(batches)
+
+
+class _Blocks:
+    """Holds the block in use, so that a block cut short by something due is gone on with, not read again."""
+
+    def __init__(self, order: Order, open_at):
+        self._order = order
+        self._open_at = open_at
+        self._iterator = None
+        self._number = None
+        self._block = None
+
+    def take(self, step: int, limit: int):
+        number, place, length = self._order.block_of(step)
+        if number != self._number:
+            if self._iterator is None or number != self._number + 1:
+                self._iterator = self._open_at(number)
+            self._block = next(self._iterator)
+            self._number = number
+        return self._block, place, min(length, place + limit)
+
+
+def _host_gather(array, indices: tf.Tensor) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return tf.gather(array, indices)
+
+
+def _on_each_device(strategy: tf.distribute.Strategy, arrays):
+    """The nest's arrays, once on each device, as per-replica values."""
+    copies = []
+    for device in strategy.extended.worker_devices:
+        with tf.device(device):
+            copies.append(tf.nest.map_structure(tf.constant, arrays))
+    if len(copies) == 1:
+        return copies[0]
+
+    def per_replica(*copies):
+        in_order = iter(copies)  # this host's replicas are asked for in the order of its devices
+        return strategy.experimental_distribute_values_from_function(lambda _: next(in_order))
+
+    return tf.nest.map_structure(per_replica, *copies)

@@ -1,0 +1,117 @@
+"""What is due: callables with a period, called by the outer loop on the host. This file has the kinds and the basics.
+
+A hook sees every call of the inner loop (so that it can gather sums without waiting for a device) and acts when it is
+due. Its own state, if it has any, goes into each checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.loop import Moment
+from engine.metrics import Sums
+
+
+class Hook:
+    """Does nothing, and is due never. Override what is needed.
+
+    Attributes:
+      name: names the hook's state in a checkpoint; unique among a run's hooks.
+    """
+
+    name = "hook"
+
+    def begin(self, moment: Moment) -> None:
+        """Before the first step (of this process)."""
+
+    def next_due(self, step: int, moment: Moment) -> int | None:
+        """The next step, after `step`, at which the loop has to stop for this hook; None is never."""
+        return None
+
+    def __call__(self, moment: Moment) -> None:
+        """After each call of the inner loop, due or not. May set `moment.stop`."""
+
+    def end(self, moment: Moment) -> None:
+        """After the last step, or where a hook stopped the run; not after an exception."""
+
+    def host_state(self) -> dict:
+        """What a checkpoint keeps of this hook: plain JSON."""
+        return {}
+
+    def restore_host_state(self, values: dict) -> None:
+        """Takes back what `host_state` gave."""
+
+
+class Periodic(Hook):
+    """Acts every so many steps. Override `act`.
+
+    Args:
+      every_steps: the period; 0 is never.
+      at_end: act at the run's last step too, whatever the period.
+    """
+
+    def __init__(self, every_steps: int, at_end: bool = False):
+        self.every_steps = every_steps
+        self.at_end = at_end
+
+    def next_due(self, step: int, moment: Moment) -> int | None:
+        return (step // self.every_steps + 1) * self.every_steps if self.every_steps else None
+
+    def is_due(self, moment: Moment) -> bool:
+        return bool(self.every_steps and moment.step % self.every_steps == 0) or (self.at_end and moment.last)
+
+    def __call__(self, moment: Moment) -> None:
+        if self.is_due(moment):
+            self.act(moment)
+
+    def act(self, moment: Moment) -> None:
+        raise NotImplementedError
+
+
+class Windowed(Periodic):
+    """Periodic, with the sums of the metrics since it last acted; they survive a restart."""
+
+    def __init__(self, every_steps: int, at_end: bool = False):
+        super().__init__(every_steps, at_end)
+        self.window = Sums()
+
+    def __call__(self, moment: Moment) -> None:
+        if moment.sums is not None:
+            self.window.add(moment.sums)
+        if self.is_due(moment):
+            self.act(moment)
+            self.window.clear()
+
+    def host_state(self) -> dict:
+        return {"window": {name: list(pair) for name, pair in self.window.values().items()}}
+
+    def restore_host_state(self, values: dict) -> None:
+        self.window = Sums({name: tuple(pair) for name, pair in values.get("window", {}).items()})
+
+
+class _Every(Windowed):
+    def __init__(self, function: Callable, steps: int, name: str):
+        super().__init__(steps)
+        self.name = name
+        self._function = function
+
+    def act(self, moment: Moment) -> None:
+        self._function(moment, self.window.means())
+
+
+class _EveryEpoch(_Every):
+    def next_due(self, step: int, moment: Moment) -> int | None:
+        return (step // moment.steps_per_epoch + 1) * moment.steps_per_epoch
+
+    def is_due(self, moment: Moment) -> bool:
+        return moment.step % moment.steps_per_epoch == 0
+
+
+def every_steps(steps: int, function: Callable[[Moment, dict[str, float]], None]) -> Hook:
+    """A user's hook: `function(moment, metrics)` every so many steps, with the metrics' means since the last time."""
+    return _Every(function, steps, getattr(function, "__name__", "every_steps"))
+
+
+def every_epoch(function: Callable[[Moment, dict[str, float]], None]) -> Hook:
+    """A user's hook: `function(moment, metrics)` at the end of each epoch, with the epoch's means."""
+    return _EveryEpoch(function, 0, getattr(function, "__name__", "every_epoch"))

@@ -1,0 +1,83 @@
+"""Loss scaling for float16 gradients. Replica code; every replica sees the same reduced gradients, so all agree.
+
+Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; the doubling rule is that of Keras's
+`LossScaleOptimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+class NoLossScale(tf.Module):
+    """The loss scale of float32 and bfloat16, whose exponents need none: it changes nothing."""
+
+    dynamic = False
+
+    def build(self) -> None:
+        pass
+
+    def scale(self, total: tf.Tensor) -> tf.Tensor:
+        return total
+
+    def unscale(self, gradients: Sequence) -> list:
+        return list(gradients)
+
+    def update(self, finite: tf.Tensor) -> None:
+        pass
+
+
+class DynamicLossScale(tf.Module):
+    """Multiplies the loss before the backward pass; halves on overflow, doubles after `growth_steps` good steps.
+
+    Args:
+      initial: the first scale, 2^15 as in Keras.
+      growth_steps: finite steps in a row after which the scale doubles.
+    """
+
+    dynamic = True
+
+    def __init__(self, initial: float = 2.0**15, growth_steps: int = 2000):
+        super().__init__(name="loss_scale")
+        self.initial = initial
+        self.growth_steps = growth_steps
+
+    def build(self) -> None:
+        """Makes the two variables that a checkpoint keeps. Host code, in the strategy's scope."""
+        kind = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+        self.value = tf.Variable(self.initial, dtype=tf.float32, name="loss_scale", **kind)
+        self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)
+
+    def scale(self, total: tf.Tensor) -> tf.Tensor:
+        return total * tf.cast(self.value, total.dtype)
+
+    def unscale(self, gradients: Sequence) -> list:
+        """Gradients of the true loss, in float32; overflows stay inf or nan."""
+        factor = 1.0 / tf.convert_to_tensor(self.value)
+        return [multiply(g, factor) for g in gradients]
+
+    def update(self, finite: tf.Tensor) -> None:
+        """After a step: `finite` is a scalar bool, whether all its gradients were finite."""
+        good = tf.where(finite, self.good_steps + 1, 0)
+        grow = good >= self.growth_steps
+        scale = tf.convert_to_tensor(self.value)
+        # 1 and 2^24 bound it: below 1 scaling cannot help, above 2^24 a float32 loss of 1 loses its ulp of 2^-24.
+        scale = tf.where(finite, tf.where(grow, tf.minimum(scale * 2, 2.0**24), scale), tf.maximum(scale / 2, 1.0))
+        assign_local(self.value, scale)
+        assign_local(self.good_steps, tf.where(grow, tf.zeros_like(good), good))
+
+
+def multiply(gradient, factor: tf.Tensor):
+    """A dense or sparse gradient (or None) times a scalar."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Assigns this replica's copy. Right only for values that all replicas computed alike."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))

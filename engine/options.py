@@ -1,0 +1,57 @@
+"""What a run asks of a training step: plain values, checked when made. No flag is read here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+ON_NONFINITE = ("raise", "skip")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """The settings of `Trainer`'s step.
+
+    Attributes:
+      seed: the run's only source of randomness.
+      precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
+      optimizer, optimizer_args: a name for `engine.optimizers.build` and its arguments.
+      learning_rate, schedule, schedule_args, warmup_steps, total_steps: see `engine.schedules.build`.
+      weight_decay: decoupled decay a step, times the learning rate.
+      weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
+      clip_norm: the gradients' global norm is clipped to it; 0 is off.
+      ema_decay: decay of the weights' moving average used in evaluation; 0 is off.
+      accumulate_steps: micro-batches that one update is made of.
+      on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
+      debug: check shapes and labels in the step.
+      check_numerics: check every op's output (slow) and name the first that is not finite.
+    """
+
+    seed: int = 0
+    precision: str = "float32"
+    optimizer: str = "adam"
+    optimizer_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    schedule_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    warmup_steps: int = 0
+    total_steps: int = 1
+    weight_decay: float = 0.0
+    weight_decay_exclude: str | None = None
+    clip_norm: float = 0.0
+    ema_decay: float = 0.0
+    accumulate_steps: int = 1
+    on_nonfinite: str = "raise"
+    debug: bool = False
+    check_numerics: bool = False
+
+    def __post_init__(self):
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision} is unknown; use one of {', '.join(PRECISIONS)}")
+        if self.on_nonfinite not in ON_NONFINITE:
+            raise ValueError(f"on_nonfinite={self.on_nonfinite} is unknown; use one of {', '.join(ON_NONFINITE)}")
+        if self.accumulate_steps < 1:
+            raise ValueError(f"accumulate_steps={self.accumulate_steps} is not a count; use 1 or more")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")

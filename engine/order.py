@@ -1,0 +1,97 @@
+"""The order of examples as arithmetic: which example stands where is a function of (seed, epoch, place).
+
+Any step's batch can be computed alone, so a resumed run needs no position but its step, and the order does not depend
+on how many replicas or hosts there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Epochs of `num_examples` examples in global batches of `batch_size`; the last one of an epoch may be smaller.
+
+    An epoch is a row of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the examples
+    do not divide, a block that is one smaller batch.
+
+    Attributes:
+      num_examples: examples in an epoch, at least 1.
+      batch_size: the global batch.
+      block_steps: batches in a block.
+      seed: shuffles each epoch anew; None keeps the examples' own order.
+      drop_remainder: leave out the smaller batch.
+    """
+
+    num_examples: int
+    batch_size: int
+    block_steps: int
+    seed: int | None = None
+    drop_remainder: bool = False
+
+    @property
+    def whole_steps(self) -> int:
+        """Batches of full size in an epoch."""
+        return self.num_examples // self.batch_size
+
+    @property
+    def remainder(self) -> int:
+        """Examples in an epoch's last, smaller batch; 0 if there is none."""
+        return 0 if self.drop_remainder else self.num_examples % self.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.whole_steps + (1 if self.remainder else 0)
+
+    @property
+    def _whole_blocks(self) -> int:
+        return math.ceil(self.whole_steps / self.block_steps)
+
+    @property
+    def blocks_per_epoch(self) -> int:
+        return self._whole_blocks + (1 if self.remainder else 0)
+
+    def block_of(self, step: int) -> tuple[int, int, int]:
+        """Where a step is: (block, the step's place in the block, steps in the block)."""
+        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+        first = epoch * self.blocks_per_epoch
+        if in_epoch >= self.whole_steps:
+            return first + self._whole_blocks, 0, 1
+        block, place = divmod(in_epoch, self.block_steps)
+        return first + block, place, min(self.block_steps, self.whole_steps - block * self.block_steps)
+
+    def examples(self, block: tf.Tensor) -> tf.Tensor:
+        """The examples of a block, by index.
+
+        Args:
+          block: scalar int64.
+
+        Returns:
+          [steps, batch] int64: [block_steps, batch_size], or [1, remainder] for an epoch's last. Rows past the
+          epoch's whole batches are padding (some valid index), not to be trained on.
+        """
+        epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
+        steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
+        start = in_epoch * steps * batch
+        if self.remainder:
+            last = tf.equal(in_epoch, self._whole_blocks)
+            start = tf.where(last, self.whole_steps * batch, start)
+            steps, batch = tf.where(last, tf.ones_like(steps), steps), tf.where(last, self.remainder * tf.ones_like(batch), batch)
+        places = start + tf.range(steps * batch)
+        places = tf.minimum(places, self.num_examples - 1)
+        if self.seed is not None and self.num_examples > 1:
+            # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out.
+            key = tf.stack([tf.constant(self.seed, tf.int64), epoch, tf.constant(0, tf.int64)])
+            places = tf.raw_ops.RandomIndexShuffle(
+                index=places, seed=key, max_index=tf.constant(self.num_examples - 1, tf.int64)
+            )
+        return tf.reshape(places, [steps, batch])
+
+
+def replica_sizes(batch_size: int, num_replicas: int) -> list[int]:
+    """How a batch is divided over replicas: contiguous parts, in order, that differ by one example at most."""
+    return [batch_size * (r + 1) // num_replicas - batch_size * r // num_replicas for r in range(num_replicas)]

@@ -1,0 +1,33 @@
+"""How many steps one compiled call takes: few enough to answer a signal soon, enough to hide the call's own cost."""
+
+from __future__ import annotations
+
+import time
+
+
+class Pace:
+    """Fits calls of the inner loop to a length in seconds. Changes no number: a loop may be cut anywhere.
+
+    Args:
+      steps_per_loop: a fixed number of steps, or 0 to fit them.
+      target_seconds: the length aimed at. A call costs about 0.2 ms by itself, so 0.1 s makes that 0.2 %.
+      clock: seconds, for tests.
+    """
+
+    def __init__(self, steps_per_loop: int = 0, target_seconds: float = 0.1, clock=time.perf_counter):
+        self._fixed = steps_per_loop
+        self._target_seconds = target_seconds
+        self._clock = clock
+        self._steps = steps_per_loop or 1
+        self._calls = 0
+
+    def run(self, loop, step: int, limit: int):
+        """Calls loop(step, at most `limit` steps) and returns its result."""
+        before = self._clock()
+        result = loop(step, min(limit, self._steps))
+        seconds = self._clock() - before
+        self._calls += 1
+        if not self._fixed and self._calls > 1 and result.steps == self._steps:  # the first call compiles
+            wanted = self._steps * self._target_seconds / max(seconds, 1e-6)
+            self._steps = max(1, min(int(wanted), 8 * self._steps))
+        return result

@@ -1,0 +1,51 @@
+"""Everything that one checkpoint holds, and nothing else does."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from engine.trainer import Trainer
+
+
+class TrainState:
+    """A run's state: variables (in `checkpoint`) and plain values (in `host_state`).
+
+    Attributes:
+      trainer: the `Trainer`: models, optimizers with their slots, loss scale, averages.
+      step: updates done, as the host counts them; `step_variable`, scalar int64, is what a checkpoint keeps.
+      jit: whether the training loop is one XLA program; None before that is decided. XLA rounds otherwise than
+        TensorFlow's executor, so a resumed run has to keep the choice.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+        self.step = 0
+        self.jit: bool | None = None
+
+    def build(self) -> None:
+        """Makes the step counter. Host code, in the strategy's scope."""
+        aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=aggregation)
+        self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, step=self.step_variable)
+
+    def advance(self, steps: int) -> None:
+        """Counts steps. Does not wait for the device, which may still be at work on them."""
+        self.step += steps
+        self.step_variable.assign(self.step)
+
+    def variables(self) -> list[tf.Variable]:
+        """Every variable of the checkpoint, each once."""
+        found = {}
+        for trackable in tf.train.TrackableView(self.checkpoint).descendants():
+            variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
+            if isinstance(variable, tf.Variable):
+                found[id(variable)] = variable
+        return list(found.values())
+
+    def host_state(self) -> dict:
+        """The part that is plain JSON."""
+        return {"jit": self.jit}
+
+    def restore_host_state(self, values: dict) -> None:
+        self.step = int(self.step_variable.numpy())
+        self.jit = values.get("jit")

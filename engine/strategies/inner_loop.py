@@ -1,0 +1,82 @@
+"""The inner loop: K steps in one compiled call. The host starts it; each step runs on every replica."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from engine.metrics import LoopSums, stack
+
+
+class LoopResult(NamedTuple):
+    """What one call did: its metrics (unread), its steps, and the seconds that the host waited for input."""
+
+    sums: LoopSums
+    steps: int
+    input_seconds: float
+
+
+class InnerLoop:
+    """Runs steps [start, stop) of a feed's operands: `strategy.run(step)` inside `tf.while_loop`.
+
+    This way round, since an all-reduce may not stand in a while loop within `strategy.run`. The number of steps is an
+    argument of the compiled program, so one compilation serves every length, and where the loop is cut changes no bit.
+
+    Args:
+      strategy: the `tf.distribute.Strategy`.
+      step: replica code, (batch, step, observed) -> metrics; `step` scalar int64, `observed` scalar bool, true at a
+        call's last step.
+      feed: one of `engine.feeds`.
+      jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
+      sums_dtype: of the metrics' sums; float64 but where the device has none.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, step, feed, *, jit: bool = False, sums_dtype=tf.float64):
+        self._strategy = strategy
+        self._step = step
+        self._feed = feed
+        self._sums_dtype = sums_dtype
+        self._names: list[str] = []
+        self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
+
+    def __call__(self, step: int, limit: int) -> LoopResult:
+        """Runs at most `limit` steps from global step `step` on; fewer where the operands end."""
+        before = time.perf_counter()
+        operands, start, stop = self._feed.take(step, limit)
+        input_seconds = time.perf_counter() - before
+        sums = self._compiled(
+            operands,
+            tf.constant(step, tf.int64),
+            tf.constant(start, tf.int64),
+            tf.constant(stop, tf.int64),
+        )
+        return LoopResult(LoopSums(self._names, sums), stop - start, input_seconds)
+
+    def _loop(self, operands, first_step, start, stop):
+        # One trace of the step serves both to learn what it returns and to be called in the loop.
+        one_batch = tf.function(self._feed.next_operands, autograph=False)
+        one_step = tf.function(self._replicated_step, autograph=False)
+        batch_spec = one_batch.get_concrete_function(operands, start).structured_outputs
+        one_step = one_step.get_concrete_function(batch_spec, first_step, tf.constant(True))
+        local = self._strategy.experimental_local_results(one_step.structured_outputs)
+        zeros = [tf.zeros(x.shape, x.dtype) for x in local]
+
+        def body(place, sums):
+            batch = self._feed.next_operands(operands, place)
+            result = one_step(batch, first_step + place - start, tf.equal(place, stop - 1))
+            return place + 1, [
+                a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)
+            ]
+
+        _, sums = tf.while_loop(lambda place, _: place < stop, body, (start, zeros), parallel_iterations=1)
+        return tf.add_n(sums)
+
+    def _replicated_step(self, batch, step, observed):
+        def run(*batch):
+            metrics = self._step(self._feed.batch(*batch), step, observed)
+            self._names = sorted(metrics)
+            return stack(metrics, self._sums_dtype)
+
+        return self._strategy.run(run, args=batch)

@@ -1,0 +1,165 @@
+"""Replicas in step, each with a copy of every variable: one device, mirrored devices, a TPU's cores."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from engine.feeds import DatasetFeed, ResidentFeed, StreamedFeed
+from engine.metrics import Sums
+from engine.order import Order
+from engine.pacing import Pace
+from engine.state import TrainState
+from engine.strategies.inner_loop import InnerLoop, LoopResult
+
+_BLOCK_BYTES = 8 << 20  # of a streamed block: larger ones leave the last-level cache before they are used
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedOptions:
+    """How data reaches the devices.
+
+    Attributes:
+      resident_bytes: arrays up to this size are kept on each device.
+      shuffle_buffer: examples in the shuffle buffer of a `tf.data.Dataset`.
+      auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
+    """
+
+    resident_bytes: int = 1 << 30
+    shuffle_buffer: int = 10_000
+    auto_shard: str = "AUTO"
+
+
+class Replicated:
+    """A `tf.distribute` strategy that keeps its replicas in step.
+
+    Args:
+      name: what the user calls it: one_device, mirrored, tpu.
+      distribution: the `tf.distribute.Strategy`.
+      feed_options: how data reaches the devices.
+      steps_per_loop: steps in one compiled call; 0 fits them to about a tenth of a second.
+    """
+
+    BLOCK_STEPS = 256  # indices of so many steps travel at once; a call of the loop may use a part of them
+
+    def __init__(
+        self,
+        name: str,
+        distribution: tf.distribute.Strategy,
+        feed_options: FeedOptions | None = None,
+        steps_per_loop: int = 0,
+    ):
+        self.name = name
+        self.distribution = distribution
+        self.feed_options = feed_options or FeedOptions()
+        self.steps_per_loop = steps_per_loop
+        self._pace = Pace(steps_per_loop)
+        self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
+
+    @property
+    def num_replicas(self) -> int:
+        return self.distribution.num_replicas_in_sync
+
+    def scope(self):
+        """The context in which variables are made."""
+        return self.distribution.scope()
+
+    def describe(self) -> dict:
+        """name, replicas, devices and hosts, for a run's first line and its result."""
+        return {
+            "name": self.name,
+            "replicas": self.num_replicas,
+            "devices": list(self.distribution.extended.worker_devices),
+            "hosts": 1,
+        }
+
+    def feed(self, source, global_batch_size: int, seed: int | None):
+        """The feed for a split of the data.
+
+        Args:
+          source: (features, labels), nests of arrays whose first axis is examples, or a `tf.data.Dataset` of single
+            examples.
+          global_batch_size: examples a step, over all replicas.
+          seed: shuffles each epoch anew; None keeps the examples' own order.
+        """
+        options = self.feed_options
+        if isinstance(source, tf.data.Dataset):
+            order = self._order(count_examples(source), global_batch_size, 1, seed)
+            policy = getattr(tf.data.experimental.AutoShardPolicy, options.auto_shard.upper())
+            return DatasetFeed(
+                self.distribution, source, order, shuffle_buffer=options.shuffle_buffer, auto_shard=policy
+            )
+        arrays = tf.nest.flatten(source)
+        examples = len(arrays[0])
+        total_bytes = sum(array.nbytes for array in arrays)
+        if total_bytes <= options.resident_bytes:
+            steps = self.steps_per_loop or self.BLOCK_STEPS
+            return ResidentFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
+        batch_bytes = total_bytes // examples * global_batch_size
+        steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, _BLOCK_BYTES // max(1, batch_bytes)))
+        return StreamedFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
+
+    def _order(self, examples: int, batch_size: int, block_steps: int, seed: int | None) -> Order:
+        return Order(examples, batch_size, block_steps, seed, drop_remainder=self._static_shapes)
+
+    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+        """Says what `run_train_steps` and `evaluate` work on. Nothing is compiled before the first call."""
+        self._state = state
+        self._train_feed = train_feed
+        self._evaluations = 0
+        self._train_loop = None
+        trainer = state.trainer
+        self._eval_loop = eval_feed and self._loop(eval_feed, lambda batch, *_: trainer.eval_step(batch), jit=False)
+        self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
+
+    @property
+    def train_order(self) -> Order:
+        """Sizes of the bound training data: batch, epoch."""
+        return self._train_feed.order
+
+    def train_loop(self, jit: bool) -> InnerLoop:
+        """A training loop over the bound feed."""
+        trainer = self._state.trainer
+
+        def step(batch, step, observed):
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed)
+            return trainer.train_step(batch)
+
+        return self._loop(self._train_feed, step, jit)
+
+    def run_train_steps(self, limit: int) -> LoopResult:
+        """Trains for at most `limit` steps, and at least one, in one compiled call."""
+        if self._train_loop is None:
+            self._train_loop = self.train_loop(bool(self._state.jit))
+        result = self._pace.run(self._train_loop, self._state.step, limit)
+        self._state.advance(result.steps)
+        return result
+
+    def evaluate(self) -> Sums:
+        """The metrics' sums over the whole evaluation set, each example once."""
+        sums = Sums()
+        # Evaluations follow one another as epochs do, so that the feed goes on and need not be opened again.
+        step = self._evaluations * self._eval_steps
+        end = step + self._eval_steps
+        while step < end:
+            result = self._eval_loop(step, end - step)
+            sums.add(result.sums)
+            step += result.steps
+        self._evaluations += 1
+        return sums
+
+    def _loop(self, feed, step, jit: bool) -> InnerLoop:
+        dtype = tf.float32 if self._static_shapes else tf.float64
+        return InnerLoop(self.distribution, step, feed, jit=jit, sums_dtype=dtype)
+
+
+def count_examples(dataset: tf.data.Dataset) -> int:
+    """A dataset's length; one that does not know it is read once from end to end."""
+    length = int(dataset.cardinality())
+    if length == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch)")
+    if length == tf.data.UNKNOWN_CARDINALITY:
+        length = int(dataset.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1))
+    return length

@@ -1,0 +1,198 @@
+"""What a user subclasses: a model, a loss and one step of training, written for one device.
+
+The methods up to `build` are host code, run once in the strategy's scope; the steps are replica code, compiled.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from engine import optimizers, randomness, schedules
+from engine.accumulation import accumulate
+from engine.averaging import WeightAverage
+from engine.loss_scale import DynamicLossScale, NoLossScale, multiply
+from engine.metrics import Mean
+from engine.options import StepOptions
+from engine.reduction import Reduction
+
+
+class Trainer(tf.Module):
+    """A model, its loss, its optimizer and one step of training.
+
+    Override `build_model` and `loss`; the rest as needed. Attributes that hold models, optimizers, variables or
+    `tf.Module`s are found by `tf.train.Checkpoint` and saved.
+
+    Attributes that the engine sets before `build`:
+      options: `StepOptions`.
+      reduction: `Reduction`, the sums over replicas.
+      num_classes: of the input's labels, or None.
+      example: one (features, labels) pair, batch of 1, zeros: shapes and dtypes.
+
+    Attributes that the engine sets while a step is traced:
+      step: scalar int64, steps done before this one.
+      replica: scalar int32, this replica's id.
+      observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at.
+    """
+
+    options = StepOptions()
+    reduction = Reduction()
+    num_classes: int | None = None
+    example = None
+    step = replica = observed = None
+
+    # -- to override --------------------------------------------------------------------------------------------------
+
+    def build_model(self) -> tf.keras.Model:
+        """Returns the Keras model. Host code, once, in scope; the seed is set."""
+        raise NotImplementedError(f"{type(self).__name__} has no build_model(self); return a Keras model from it")
+
+    def build_optimizer(self) -> optimizers.Optimizer:
+        """Returns an engine optimizer, or a Keras one (which goes through the adapter). Default: by `options`."""
+        o = self.options
+        rate = schedules.build(
+            o.schedule, o.learning_rate, o.total_steps, warmup_steps=o.warmup_steps, **o.schedule_args
+        )
+        return optimizers.build(
+            o.optimizer,
+            rate,
+            weight_decay=o.weight_decay,
+            weight_decay_exclude=o.weight_decay_exclude,
+            **o.optimizer_args,
+        )
+
+    def loss(self, outputs, batch) -> Mean:
+        """Returns (total, count) over this replica's examples: `engine.mean(losses)`, losses one an example."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no loss(self, outputs, batch); return engine.mean(losses)"
+        )
+
+    def metrics(self, outputs, batch) -> dict[str, Mean]:
+        """Returns further (total, count) pairs by name, over this replica's examples."""
+        return {}
+
+    def build(self) -> None:
+        """Makes the model, the optimizer and their variables. Override it to make several of each."""
+        self.model = self.build_model()
+        if not self.model.built:
+            self.model(self.example[0])
+        self.optimizer = self.make_optimizer(self.build_optimizer(), self.model.trainable_variables)
+
+    def train_step(self, batch) -> dict[str, Mean]:
+        """One update from one batch (features, labels), this replica's part of it. Replica code."""
+        variables = self.model.trainable_variables
+        gradients, metrics = accumulate(self.compute_gradients, batch, self.options.accumulate_steps)
+        gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics)
+        gradients = [multiply(g, tf.math.divide_no_nan(1.0, count)) for g in gradients]
+        gradients = self.loss_scale.unscale(gradients)
+        norm = self.global_norm(gradients)
+        finite = self.check_finite(norm)
+        gradients = self.clip_by_global_norm(gradients, norm)
+        self.apply_gradients(self.optimizer, gradients, variables, finite)
+        return {**metrics, **self.step_metrics(norm, finite)}
+
+    def eval_step(self, batch) -> dict[str, Mean]:
+        """The metrics of one batch, this replica's part of it. Replica code."""
+        outputs = self.model(batch[0], training=False)
+        return {"loss": self.loss(outputs, batch), **self.metrics(outputs, batch)}
+
+    # -- the pieces of a step, for those who write their own ----------------------------------------------------------
+
+    def make_optimizer(self, optimizer, variables) -> optimizers.Optimizer:
+        """Adapts a Keras optimizer if it is one, makes the slots, and starts the weights' average and loss scale."""
+        if not isinstance(optimizer, optimizers.Optimizer):
+            optimizer = optimizers.KerasOptimizer(optimizer)
+        optimizer.build(variables)
+        if self.options.ema_decay:
+            optimizer.weight_average = WeightAverage(self.options.ema_decay)
+            optimizer.weight_average.build(variables)
+        return optimizer
+
+    def compute_gradients(self, batch):
+        """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics."""
+        with tf.GradientTape() as tape:
+            outputs = self.model(batch[0], training=True)
+            loss = self.loss(outputs, batch)
+            total = self.loss_scale.scale(loss.total)
+        gradients = tape.gradient(total, self.model.trainable_variables)
+        return gradients, {"loss": loss, **self.metrics(outputs, batch)}
+
+    def global_norm(self, gradients) -> tf.Tensor:
+        """sqrt(sum of squares) over all gradients, float32; 0 at a step where neither options nor anyone asks."""
+        if self._needs_norm:
+            return tf.linalg.global_norm(gradients)
+        # One more pass over all gradients: up to a tenth of a wide model's step on a CPU, so only when looked at.
+        return tf.cond(self.observed, lambda: tf.linalg.global_norm(gradients), lambda: 0.0)
+
+    def check_finite(self, norm: tf.Tensor) -> tf.Tensor | None:
+        """Whether every gradient is finite, the same on all replicas; None where a step is applied regardless."""
+        return tf.math.is_finite(norm) if self._may_skip else None
+
+    def clip_by_global_norm(self, gradients, norm: tf.Tensor) -> list:
+        """Scales the gradients so that their global norm is `clip_norm` at most (Pascanu et al. 2013)."""
+        if not self.options.clip_norm:
+            return gradients
+        factor = self.options.clip_norm / tf.maximum(norm, self.options.clip_norm)
+        return [multiply(g, factor) for g in gradients]
+
+    def apply_gradients(self, optimizer, gradients, variables, finite: tf.Tensor | None = None) -> None:
+        """Updates the variables, and their average; where `finite` is false, only the loss scale."""
+
+        def update():
+            optimizer.apply(gradients, variables)
+            if self.options.ema_decay:
+                optimizer.weight_average.update(variables, tf.convert_to_tensor(optimizer.iterations))
+
+        if finite is None:
+            update()
+        else:
+            tf.cond(finite, update, lambda: None)
+            self.loss_scale.update(finite)
+
+    def step_metrics(self, norm: tf.Tensor, finite: tf.Tensor | None) -> dict[str, Mean]:
+        """`gradient_norm` over the steps that computed it; `skipped`, the share of steps left out."""
+        seen = tf.constant(1.0) if self._needs_norm else tf.cast(self.observed, tf.float32)
+        if finite is None:
+            return {"gradient_norm": Mean(norm, seen)}
+        good = tf.cast(finite, tf.float32)
+        return {
+            "gradient_norm": Mean(tf.where(finite, norm, 0.0), seen * good),
+            "skipped": Mean(1.0 - good, tf.constant(1.0)),
+        }
+
+    def stateless_seed(self, salt: int = 0) -> tf.Tensor:
+        """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt."""
+        return randomness.step_seed(self.options.seed, self.step, self.replica, -1 - salt)
+
+    # -- what the engine calls ----------------------------------------------------------------------------------------
+
+    def prepare(self, options: StepOptions, reduction: Reduction, example, num_classes: int | None = None) -> None:
+        """Sets the attributes above and builds. Host code, in the strategy's scope, once."""
+        self.options = options
+        self.reduction = reduction
+        self.example = example
+        self.num_classes = num_classes
+        self.loss_scale = DynamicLossScale() if options.precision == "float16" else NoLossScale()
+        self.loss_scale.build()
+        self._may_skip = self.loss_scale.dynamic or options.on_nonfinite == "skip"
+        self._needs_norm = self._may_skip or options.clip_norm > 0
+        # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model.
+        tf.keras.utils.set_random_seed(options.seed)
+        tf.keras.config.set_dtype_policy("float32" if options.precision == "float32" else f"mixed_{options.precision}")
+        self.build()
+        self._generators = [g for model in self.models for g in randomness.seed_generators(model)]
+
+    @property
+    def models(self) -> list[tf.keras.Model]:
+        """The Keras models among this object's attributes, in the order of their names."""
+        return [m for _, m in sorted(vars(self).items()) if isinstance(m, tf.keras.Model)]
+
+    @property
+    def moving_statistics(self) -> list[tf.Variable]:
+        """The models' non-trainable float variables, such as batch normalisation's moving mean and variance."""
+        variables = [v.value for model in self.models for v in model.non_trainable_variables]
+        return [v for v in variables if v.dtype.is_floating]
+
+    def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor) -> None:
+        """Replica code, before each train step: where we are, and this step's randomness."""
+        self.step, self.replica, self.observed = step, replica, observed
+        randomness.reseed(self._generators, self.options.seed, step, replica)

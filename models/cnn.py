@@ -1,0 +1,35 @@
+"""The reference convolutional network for small images: two convolutions, two dense layers."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from models.classification import Classifier
+
+
+class Model(Classifier):
+    """conv 32 3x3, max-pool 2, conv 64 3x3, max-pool 2, flatten, dense 64, dense classes; ReLU between.
+
+    Args:
+      batch_norm: normalise each convolution's outputs over the batch (of one replica), before the ReLU.
+      dropout: share of the dense layer's outputs that training sets to 0.
+    """
+
+    def __init__(self, batch_norm: bool = False, dropout: float = 0.0):
+        super().__init__()
+        self.batch_norm = batch_norm
+        self.dropout = dropout
+
+    def build_model(self) -> tf.keras.Model:
+        layers = [*self._convolution(32), *self._convolution(64), tf.keras.layers.Flatten()]
+        layers.append(tf.keras.layers.Dense(64, activation="relu"))
+        if self.dropout:
+            layers.append(tf.keras.layers.Dropout(self.dropout))
+        layers.append(tf.keras.layers.Dense(self.num_classes, name="logits"))
+        return tf.keras.Sequential(layers, name="cnn")
+
+    def _convolution(self, filters: int) -> list:
+        convolution = [tf.keras.layers.Conv2D(filters, 3, activation=None if self.batch_norm else "relu")]
+        if self.batch_norm:
+            convolution += [tf.keras.layers.BatchNormalization(), tf.keras.layers.ReLU()]
+        return [*convolution, tf.keras.layers.MaxPooling2D(2)]

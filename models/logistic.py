@@ -1,0 +1,15 @@
+"""Multinomial logistic regression: one dense layer, for inputs of any shape."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from models.classification import Classifier
+
+
+class Model(Classifier):
+    """Flatten, then one dense layer."""
+
+    def build_model(self) -> tf.keras.Model:
+        layers = [tf.keras.layers.Flatten(), tf.keras.layers.Dense(self.num_classes, name="logits")]
+        return tf.keras.Sequential(layers, name="logistic")

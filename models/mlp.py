@@ -1,0 +1,30 @@
+"""Multi-layer perceptron: dense layers with ReLU, for inputs of any shape."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from models.classification import Classifier
+
+
+class Model(Classifier):
+    """Flatten, then dense layers.
+
+    Args:
+      hidden_units: width of each hidden layer.
+      dropout: share of each hidden layer's outputs that training sets to 0.
+    """
+
+    def __init__(self, hidden_units: tuple[int, ...] = (128,), dropout: float = 0.0):
+        super().__init__()
+        self.hidden_units = hidden_units
+        self.dropout = dropout
+
+    def build_model(self) -> tf.keras.Model:
+        layers = [tf.keras.layers.Flatten()]
+        for units in self.hidden_units:
+            layers.append(tf.keras.layers.Dense(units, activation="relu"))
+            if self.dropout:
+                layers.append(tf.keras.layers.Dropout(self.dropout))
+        layers.append(tf.keras.layers.Dense(self.num_classes, name="logits"))
+        return tf.keras.Sequential(layers, name="mlp")
