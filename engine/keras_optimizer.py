@@ -66,11 +66,20 @@ class KerasOptimizer(Optimizer):
 
     def _update(self, pairs, learning_rate):
         gradients = [gradient for gradient, _ in pairs]
-        variables = [target.variable for _, target in pairs]
+        variables = [_on_this_replica(target.variable) for _, target in pairs]
         self.keras_optimizer._backend_update_step(gradients, variables, learning_rate)
         tf.raw_ops.AssignAddVariableOp(
             resource=self.keras_optimizer._iterations.value.handle, value=tf.ones([], tf.int64)
         )
+
+
+def _on_this_replica(variable):
+    """This replica's part of a mirrored variable.
+
+    Assigning to the whole would, if its aggregation says so, first average it over the replicas.
+    """
+    parts = tf.distribute.get_strategy().experimental_local_results(variable)
+    return next((part for part in parts if part.handle is variable.handle), variable)
 
 
 class _LocalUpdates(tf.keras.optimizers.Optimizer):

@@ -29,8 +29,8 @@ class FusedOptimizer(Optimizer):
     Slots and scalars carry the names of the kernels' arguments
     (https://www.tensorflow.org/api_docs/python/tf/raw_ops). Slots are float32 and so must the
     variables be. A sparse gradient (tf.IndexedSlices) updates the rows it touches and no others,
-    after the gradients of a row that occurs more than once are summed. Sparse updates do not
-    compile under XLA, whose shapes are static: the number of distinct rows is not.
+    after the gradients of a row that occurs more than once are summed. Under XLA the sparse
+    kernels do not compile, so there momentum, adagrad and ftrl take dense gradients only.
 
     Arguments, beside Optimizer's:
       use_locking: updates of one variable wait for one another; for several workers that share

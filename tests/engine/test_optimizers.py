@@ -1,5 +1,4 @@
-"""Optimizers against Keras's own, against plain NumPy on sparse gradients, on two replicas, under
-XLA, and through a checkpoint."""
+"""Optimizers against Keras's own, under XLA, through a checkpoint, and used wrongly."""
 
 import numpy as np
 import pytest
@@ -13,7 +12,10 @@ SHAPES = {"kernel": (7, 5), "bias": (5,), "filters": (3, 3, 2, 4), "gain": ()}
 
 def make_variables(shapes=SHAPES):
     rng = np.random.default_rng(1)
-    return [tf.keras.Variable(rng.normal(size=shape).astype("float32"), name=name) for name, shape in shapes.items()]
+    values = {name: rng.normal(0.0, 0.1, shape) for name, shape in shapes.items()}
+    if "gain" in values:
+        values["gain"] += 1.0  # a lone number that passes near zero has no relative error
+    return [tf.keras.Variable(value.astype("float32"), name=n) for n, value in values.items()]
 
 
 def gradients_of_step(step, shapes=SHAPES):
@@ -58,6 +60,7 @@ AS_KERAS = {
     "adagrad from zero": ("adagrad", keras.Adagrad, {"initial_accumulator_value": 0.0}),
     "rmsprop": ("rmsprop", keras.RMSprop, {}),
     "rmsprop momentum": ("rmsprop", keras.RMSprop, {"momentum": 0.5, "rho": 0.99}),
+    "rmsprop long memory": ("rmsprop", keras.RMSprop, {"rho": 0.999}),
     "rmsprop centered": (
         "rmsprop",
         keras.RMSprop,
@@ -130,106 +133,6 @@ def test_a_keras_object_made_outside_the_scope_is_refused():
         optimizer.build(make_variables())
 
 
-# Sparse gradients. A table of 6 rows: row 4 is never touched, row 1 twice in one batch.
-
-INDICES = [[1, 3, 1], [0, 5, 0], [2, 1, 1], [3, 3, 3]]
-
-
-def sparse_gradients(step):
-    rng = np.random.default_rng(step)
-    return INDICES[step % len(INDICES)], rng.normal(size=(3, 2)).astype("float32")
-
-
-def rule_sgd(w, slots, g, t):
-    return w - 0.1 * g
-
-
-def rule_momentum(w, slots, g, t):
-    slots["a"] = 0.9 * slots["a"] - 0.1 * g
-    return w + 0.9 * slots["a"] - 0.1 * g
-
-
-def rule_adam(w, slots, g, t):
-    slots["m"] = 0.9 * slots["m"] + 0.1 * g
-    slots["v"] = 0.999 * slots["v"] + 0.001 * g**2
-    alpha = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-    return w - alpha * slots["m"] / (np.sqrt(slots["v"]) + 1e-7)
-
-
-def rule_adamw(w, slots, g, t):
-    return rule_adam(w - 0.1 * 0.05 * w, slots, g, t)
-
-
-def rule_adagrad(w, slots, g, t):
-    slots["a"] = slots["a"] + g**2
-    return w - 0.1 * g / np.sqrt(0.1 + slots["a"] + 1e-7)
-
-
-def rule_rmsprop(w, slots, g, t):
-    slots["ms"] = 0.9 * slots["ms"] + 0.1 * g**2
-    slots["mg"] = 0.9 * slots["mg"] + 0.1 * g
-    slots["mom"] = 0.5 * slots["mom"] + 0.1 * g / np.sqrt(slots["ms"] - slots["mg"] ** 2 + 1e-3)
-    return w - slots["mom"]
-
-
-def rule_ftrl(w, slots, g, t):
-    before = np.sqrt(0.1 + slots["n"])
-    slots["n"] = slots["n"] + g**2
-    after = np.sqrt(0.1 + slots["n"])
-    slots["z"] = slots["z"] + g - (after - before) / 0.1 * w
-    clipped = np.clip(slots["z"], -0.01, 0.01)
-    return (clipped - slots["z"]) / (after / 0.1 + 2 * 0.02)
-
-
-SPARSE = {
-    "sgd": (rule_sgd, {}),
-    "momentum": (rule_momentum, {"nesterov": True}),
-    "adam": (rule_adam, {}),
-    "adamw": (rule_adamw, {"weight_decay": 0.05}),
-    "adagrad": (rule_adagrad, {}),
-    "rmsprop": (rule_rmsprop, {"centered": True, "momentum": 0.5, "epsilon": 1e-3}),
-    "ftrl": (
-        rule_ftrl,
-        {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.02},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", optimizers.NAMES)
-def test_sparse_updates_touch_their_rows_only_and_sum_duplicates(name):
-    rule, arguments = SPARSE[name]
-    [table] = variables = make_variables({"table": (6, 2)})
-    optimizer = built(optimizers.build(name, 0.1, **arguments), variables)
-
-    @tf.function
-    def apply(values, indices):
-        optimizer.apply([tf.IndexedSlices(values, indices, (6, 2))], variables)
-
-    start = table.numpy()
-    rows = dict(enumerate(start.astype("float64")))
-    slots = {row: dict.fromkeys(["a", "m", "v", "ms", "mg", "mom", "n", "z"], 0.0) for row in rows}
-    for step in range(20):
-        indices, values = sparse_gradients(step)
-        apply(tf.constant(values), tf.constant(indices))
-        for row in set(indices):
-            gradient = values[np.equal(indices, row)].astype("float64").sum(axis=0)
-            rows[row] = rule(rows[row], slots[row], gradient, step + 1)
-
-    # NumPy counts in float64: twenty updates' float32 roundings, and 1 - 0.999**t in float32.
-    np.testing.assert_allclose(table.numpy(), list(rows.values()), rtol=3e-5, atol=3e-6)
-    np.testing.assert_array_equal(table.numpy()[4], start[4])
-
-
-@pytest.mark.parametrize("name", optimizers.NAMES)
-def test_a_sparse_gradient_without_rows_changes_nothing(name):
-    [table] = variables = make_variables({"table": (6, 2)})
-    optimizer = built(optimizers.build(name, 0.1, weight_decay=0.1), variables)
-    before = table.numpy()
-    nothing = tf.IndexedSlices(tf.zeros((0, 2)), tf.zeros((0,), tf.int64), (6, 2))
-    optimizer.apply([nothing], variables)
-    np.testing.assert_array_equal(table.numpy(), before)
-
-
 def test_weight_decay_leaves_out_what_the_expression_finds():
     variables = make_variables()
     arguments = {"weight_decay": 0.1, "weight_decay_exclude": "bias|gain"}
@@ -267,53 +170,6 @@ def test_the_scale_lowers_the_rate_of_every_update():
     before = variables[0].numpy()
     optimizer.apply([tf.ones(2)], variables)
     np.testing.assert_allclose(variables[0].numpy(), before - 0.25, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", [*optimizers.NAMES, "nadam"])
-def test_two_replicas_stay_identical_to_the_bit(name):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    shapes = {**SHAPES, "table": (6, 2)}
-    with strategy.scope():
-        variables = make_variables(shapes)
-        optimizer = optimizers.build(name, 0.01, weight_decay=0.01)
-        optimizer.build(variables)
-
-    @tf.function
-    def step_on_replicas(dense, indices, values):
-        def step():
-            table = tf.IndexedSlices(values, indices, (6, 2))
-            table = tf.convert_to_tensor(table) if name == "nadam" else table
-            # In a conditional, as the check for finite gradients does: nothing may communicate.
-            tf.cond(tf.constant(True), lambda: apply([*dense, table]), lambda: None)
-
-        strategy.run(step)
-
-    def apply(gradients):
-        optimizer.apply(gradients, variables)
-
-    start = [variable.numpy() for variable in variables]
-    for step in range(20):
-        indices, values = sparse_gradients(step)
-        step_on_replicas(gradients_of_step(step), tf.constant(indices), tf.constant(values))
-
-    slots = [s for s in optimizer.variables if "iterations" not in s.name]
-    assert name == "nadam" or len(slots) == 1 + len(optimizer.initial_slots()) * len(variables)
-    held = [variable.value for variable in variables] + list(optimizer.variables)
-    for variable in held:
-        first, second = (part.numpy() for part in strategy.experimental_local_results(variable))
-        np.testing.assert_array_equal(first, second)
-    assert strategy.experimental_local_results(optimizer.iterations)[1].numpy() == 20
-    # And they are what one device gets.
-    alone = make_variables(shapes)
-    optimizer = built(optimizers.build(name, 0.01, weight_decay=0.01), alone)
-    for step in range(20):
-        indices, values = sparse_gradients(step)
-        table = tf.IndexedSlices(values, tf.constant(indices), (6, 2))
-        table = tf.convert_to_tensor(table) if name == "nadam" else table
-        optimizer.apply([*gradients_of_step(step), table], alone)
-    for variable, single, old in zip(variables, alone, start, strict=True):
-        np.testing.assert_allclose(variable.numpy(), single.numpy(), rtol=2e-6, atol=1e-7)
-        assert np.any(variable.numpy() != old)
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adamw", "adagrad", "rmsprop", "ftrl", "lion"])

@@ -1,0 +1,131 @@
+"""Sparse updates against plain NumPy, row by row, and under XLA."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import optimizers
+
+# Of a table of 6 rows, row 4 is never touched, and row 1 twice in one batch.
+INDICES = [[1, 3, 1], [0, 5, 0], [2, 1, 1], [3, 3, 3]]
+
+
+def make_table():
+    value = np.random.default_rng(1).normal(size=(6, 2))
+    return [tf.Variable(value, dtype=tf.float32, name="table")]
+
+
+def sparse_gradients(step):
+    rng = np.random.default_rng(step)
+    return INDICES[step % len(INDICES)], rng.normal(size=(3, 2)).astype("float32")
+
+
+def rule_sgd(w, slots, g, t):
+    return w - 0.1 * g
+
+
+def rule_momentum(w, slots, g, t):
+    slots["a"] = 0.9 * slots["a"] - 0.1 * g
+    return w + 0.9 * slots["a"] - 0.1 * g
+
+
+def rule_adam(w, slots, g, t):
+    slots["m"] = 0.9 * slots["m"] + 0.1 * g
+    slots["v"] = 0.999 * slots["v"] + 0.001 * g**2
+    alpha = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+    return w - alpha * slots["m"] / (np.sqrt(slots["v"]) + 1e-7)
+
+
+def rule_adamw(w, slots, g, t):
+    return rule_adam(w - 0.1 * 0.05 * w, slots, g, t)
+
+
+def rule_adagrad(w, slots, g, t):
+    slots["a"] = slots["a"] + g**2
+    return w - 0.1 * g / np.sqrt(0.1 + slots["a"] + 1e-7)
+
+
+def rule_rmsprop(w, slots, g, t):
+    slots["ms"] = 0.9 * slots["ms"] + 0.1 * g**2
+    slots["mg"] = 0.9 * slots["mg"] + 0.1 * g
+    slots["mom"] = 0.5 * slots["mom"] + 0.1 * g / np.sqrt(slots["ms"] - slots["mg"] ** 2 + 1e-3)
+    return w - slots["mom"]
+
+
+def rule_ftrl(w, slots, g, t):
+    before = np.sqrt(0.1 + slots["n"])
+    slots["n"] = slots["n"] + g**2
+    after = np.sqrt(0.1 + slots["n"])
+    slots["z"] = slots["z"] + g - (after - before) / 0.1 * w
+    clipped = np.clip(slots["z"], -0.01, 0.01)
+    return (clipped - slots["z"]) / (after / 0.1 + 2 * 0.02)
+
+
+SPARSE = {
+    "sgd": (rule_sgd, {}),
+    "momentum": (rule_momentum, {"nesterov": True}),
+    "adam": (rule_adam, {}),
+    "adamw": (rule_adamw, {"weight_decay": 0.05}),
+    "adagrad": (rule_adagrad, {}),
+    "rmsprop": (rule_rmsprop, {"centered": True, "momentum": 0.5, "epsilon": 1e-3}),
+    "ftrl": (
+        rule_ftrl,
+        {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.02},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_sparse_updates_touch_their_rows_only_and_sum_duplicates(name):
+    rule, arguments = SPARSE[name]
+    [table] = variables = make_table()
+    optimizer = optimizers.build(name, 0.1, **arguments)
+    optimizer.build(variables)
+
+    @tf.function
+    def apply(values, indices):
+        optimizer.apply([tf.IndexedSlices(values, indices, (6, 2))], variables)
+
+    start = table.numpy()
+    rows = dict(enumerate(start.astype("float64")))
+    slots = {row: dict.fromkeys(["a", "m", "v", "ms", "mg", "mom", "n", "z"], 0.0) for row in rows}
+    for step in range(20):
+        indices, values = sparse_gradients(step)
+        apply(tf.constant(values), tf.constant(indices))
+        for row in set(indices):
+            gradient = values[np.equal(indices, row)].astype("float64").sum(axis=0)
+            rows[row] = rule(rows[row], slots[row], gradient, step + 1)
+
+    # NumPy counts in float64: twenty updates' float32 roundings, and 1 - 0.999**t in float32.
+    np.testing.assert_allclose(table.numpy(), list(rows.values()), rtol=3e-5, atol=3e-6)
+    np.testing.assert_array_equal(table.numpy()[4], start[4])
+
+
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_a_sparse_gradient_without_rows_changes_nothing(name):
+    [table] = variables = make_table()
+    optimizer = optimizers.build(name, 0.1, weight_decay=0.1)
+    optimizer.build(variables)
+    before = table.numpy()
+    nothing = tf.IndexedSlices(tf.zeros((0, 2)), tf.zeros((0,), tf.int64), (6, 2))
+    optimizer.apply([nothing], variables)
+    np.testing.assert_array_equal(table.numpy(), before)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop"])
+def test_sparse_updates_without_a_sparse_kernel_compile_under_xla(name):
+    def train_table(jit):
+        [table] = variables = make_table()
+        optimizer = optimizers.build(name, 0.1, weight_decay=0.01)
+        optimizer.build(variables)
+
+        @tf.function(jit_compile=jit)
+        def apply(values, indices):
+            optimizer.apply([tf.IndexedSlices(values, indices, (6, 2))], variables)
+
+        for step in range(8):
+            indices, values = sparse_gradients(step)
+            apply(tf.constant(values), tf.constant(indices))
+        return table.numpy()
+
+    np.testing.assert_allclose(train_table(True), train_table(False), rtol=1e-5, atol=1e-6)
