@@ -226,6 +226,17 @@ def test_variables_made_after_the_first_save_are_in_the_second(tmp_path):
     assert checkpoints.latest().variables["later/.ATTRIBUTES/VARIABLE_VALUE"] == [[2], "float32"]
 
 
+def test_a_variable_under_two_names_is_saved_once_and_weights_are_found_under_either(tmp_path):
+    shared = tf.Variable([1.0, 2.0])
+    state = tf.train.Checkpoint(a=tf.train.Checkpoint(deep=tf.train.Checkpoint(v=shared)), model=[shared])
+    checkpoints = make(tmp_path, state)
+    checkpoints.save(1, {}, wait=True)
+    assert list(checkpoints.latest().variables) == ["model/0/.ATTRIBUTES/VARIABLE_VALUE"]
+    target = tf.train.Checkpoint(v=tf.Variable([0.0, 0.0]))
+    assert load_weights(tmp_path, target, "a.deep") == ["a.deep.v"]
+    assert target.v.numpy().tolist() == [1.0, 2.0]
+
+
 def test_the_newest_are_kept_and_nothing_of_the_others(tmp_path):
     _, checkpoints = saved(tmp_path, [1, 2, 10, 30], keep=2)
     assert [manifest.step for manifest in checkpoints.all()] == [10, 30]
