@@ -1,0 +1,138 @@
+"""The machine and the software that a measurement was made on, as the host process finds them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+# What changes how fast TensorFlow runs, by the beginning of its name.
+_TUNING_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "DNNL_",
+    "GLIBC_TUNABLES",
+    "KMP_",
+    "LD_PRELOAD",
+    "MALLOC_",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_",
+    "ONEDNN_",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_GPU_",
+    "TF_NUM_",
+    "TF_XLA_FLAGS",
+    "XLA_FLAGS",
+)
+_MEBIBYTE = 2**20
+
+
+def describe(variables: Mapping[str, str]) -> dict:
+    """What a measurement's reader has to know. Plain JSON.
+
+    Args:
+      variables: the process's environment variables.
+
+    Returns:
+      cpu: the model's name. usable_cores: as `usable_cores`. memory_mb: of the machine, in 2**20 bytes; None where
+      the system does not tell. gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
+      versions: of python, tensorflow, keras, numpy, crankshaft (None where it is not installed). threads: inter_op
+      and intra_op, where 0 leaves the number to TensorFlow. flags: the variables that are set for XLA, oneDNN, the
+      allocator and the like.
+    """
+    return {
+        "cpu": cpu_model(),
+        "usable_cores": usable_cores(),
+        "memory_mb": memory_mb(),
+        "gpus": gpu_names(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "platform": platform.platform(),
+        "versions": versions(),
+        "threads": {
+            "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
+            "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
+        },
+        "flags": {name: variables[name] for name in sorted(variables) if name.startswith(_TUNING_VARIABLES)},
+    }
+
+
+def versions() -> dict[str, str | None]:
+    try:
+        crankshaft = importlib.metadata.version("crankshaft")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        crankshaft = None
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": tf.keras.__version__,
+        "numpy": np.__version__,
+        "crankshaft": crankshaft,
+    }
+
+
+def gpu_names() -> list[str]:
+    gpus = tf.config.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+
+
+def cpu_model(proc: Path = Path("/proc")) -> str:
+    for line in _lines(proc / "cpuinfo"):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_mb(proc: Path = Path("/proc")) -> int | None:
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024 // _MEBIBYTE
+    return None
+
+
+def peak_rss_mb() -> float:
+    """The most resident memory that this process has had, in 2**20 bytes."""
+    # Not getrusage where there is a choice: across exec it keeps the peak of the process that started this one.
+    for line in _lines(Path("/proc/self/status")):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / _MEBIBYTE
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / _MEBIBYTE
+
+
+def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that this process may use: its affinity, or less where a control group (v1 or v2) has a CPU quota."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    for line in _lines(proc / "self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root = cgroups
+        elif "cpu" in controllers.split(","):
+            root = cgroups / "cpu"
+        else:
+            continue
+        # A group's quota binds those below it; in a container the path may be the host's, and the root is ours.
+        group = Path(path.lstrip("/"))
+        for folder in (group, *group.parents):
+            cores = min(cores, _quota_cores(root / folder))
+    return cores
+
+
+def _quota_cores(folder: Path) -> float:
+    limits = _lines(folder / "cpu.max")  # v2: "quota period", in microseconds
+    limits = limits[0].split() if limits else _lines(folder / "cpu.cfs_quota_us") + _lines(folder / "cpu.cfs_period_us")
+    if len(limits) < 2 or limits[0] in ("max", "-1"):
+        return float("inf")
+    return int(limits[0]) / int(limits[1])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not this system's way to tell
+        return []

@@ -1,0 +1,245 @@
+"""Benchmark mode's figures: by hand on known series, and on steps of a known length."""
+
+import json
+import math
+import time
+from typing import NamedTuple
+
+import pytest
+import tensorflow as tf
+
+from engine import benchmark, environment
+from engine.benchmark import Call, summarize
+from engine.order import Order
+from engine.strategies.inner_loop import LoopResult
+
+
+class Awaited:
+    """Stands for the sums of a call that devices are still at work on: reading takes what they still need."""
+
+    def __init__(self, wait=lambda: None, loss=0.5):
+        self.reads = 0
+        self._wait = wait
+        self._loss = loss
+
+    def read(self):
+        self.reads += 1
+        self._wait()
+        return {"loss": (self._loss * 8, 8.0), "unseen": (0.0, 0.0)}
+
+
+class State:
+    step = 0
+
+
+class FakeStrategy:
+    """Calls of given lengths, in steps, over and over; `work(steps)` is what each one takes."""
+
+    def __init__(self, state, lengths, work, *, examples=1 << 20, wait=lambda: None, input_seconds=0.0):
+        self.train_order = Order(examples, batch_size=8, block_steps=4)
+        self.sums = []
+        self.lengths = []
+        self._state = state
+        self._ahead = list(lengths)
+        self._work = work
+        self._wait = wait
+        self._input_seconds = input_seconds
+
+    def run_train_steps(self, limit):
+        steps = min(limit, self._ahead.pop(0) if len(self._ahead) > 1 else self._ahead[0])
+        self._work(steps)
+        self._state.step += steps
+        self.lengths.append(steps)
+        self.sums.append(Awaited(self._wait))
+        return LoopResult(self.sums[-1], steps, self._input_seconds)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def advance(self, seconds):
+        self.now += seconds
+
+
+class Figures(NamedTuple):
+    wall_seconds: float
+    examples_per_sec: float
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    stderr: float
+    jitter: float
+
+
+def figures(calls):
+    found = summarize(calls)
+    return Figures(**found["step_ms"], **{name: found[name] for name in Figures._fields if name in found})
+
+
+def calls(*series):
+    """Calls of (steps, seconds), with 8 examples a step."""
+    return [Call(steps, 8 * steps, seconds, 0.0) for steps, seconds in series]
+
+
+# -- known series -----------------------------------------------------------------------------------------------------
+
+
+def test_constant_series_has_no_spread():
+    # 20 steps in 0.5 s: 25 ms a step, 320 examples/s.
+    expected = Figures(5.0, 320.0, 25.0, 25.0, 25.0, 320.0, 0.0, 0.0)
+    assert figures(calls(*[(20, 0.5)] * 10)) == pytest.approx(expected)
+
+
+def test_drifting_series_by_hand():
+    # 10 steps a call, step times 10, 20, 25, 40 and 50 ms: rates 800, 400, 320, 200 and 160 examples/s.
+    found = figures(calls((10, 0.10), (10, 0.20), (10, 0.25), (10, 0.40), (10, 0.50)))
+    expected = Figures(
+        wall_seconds=1.45,
+        examples_per_sec=400 / 1.45,
+        p50=25.0,  # of 50 steps, the 25th
+        p90=50.0,  # the 45th: 40 steps take up to 40 ms
+        p99=50.0,
+        mean=376.0,  # 1880 / 5
+        # deviations 424, 24, -56, -176, -216; their squares add up to 261,120; / 4 = 65,280, / 5, root
+        stderr=math.sqrt(13_056),
+        jitter=1.4826 * 120,  # from the median 320: 480, 80, 0, 120, 160
+    )
+    assert found == pytest.approx(expected)
+
+
+def test_bimodal_series_by_hand():
+    # Seven calls at 5 ms a step (1600 examples/s) and three at 20 ms (400 examples/s), 10 steps each.
+    found = figures(calls(*[(10, 0.05)] * 7, *[(10, 0.20)] * 3))
+    # mean 0.7 * 1600 + 0.3 * 400; squared deviations 7 * 360^2 + 3 * 840^2 = 3,024,000; / 9 = 336,000; / 10
+    expected = Figures(0.95, 800 / 0.95, 5.0, 20.0, 20.0, 1240.0, math.sqrt(33_600), 0.0)
+    assert found == pytest.approx(expected)
+
+
+def test_calls_weigh_by_their_steps():
+    # 90 steps at 1 ms (8000 examples/s) and 10 at 3 ms (8000 / 3): a share of 0.9 of all steps is within 1 ms.
+    found = figures(calls((90, 0.090), (10, 0.030)))
+    mean = 0.9 * 8000 + 0.1 * 8000 / 3
+    effective = 100**2 / (90**2 + 10**2)
+    variance = 0.9 * (8000 - mean) ** 2 + 0.1 * (8000 / 3 - mean) ** 2
+    expected = Figures(0.12, 800 / 0.12, 1.0, 1.0, 3.0, mean, math.sqrt(variance / (effective - 1)), 0.0)
+    assert found == pytest.approx(expected)
+
+
+def test_one_call_has_no_standard_error():
+    assert summarize(calls((5, 1.0)))["stderr"] is None
+
+
+def test_input_wait_is_a_share_of_all_time():
+    series = [Call(1, 8, 1.0, 0.25), Call(1, 8, 3.0, 0.75), Call(1, 8, 1.0, 0.0)]
+    assert summarize(series)["input_wait_fraction"] == pytest.approx(0.2)
+
+
+# -- the timed span ---------------------------------------------------------------------------------------------------
+
+
+def test_sleeping_step_is_found_within_five_percent():
+    state = State()
+    strategy = FakeStrategy(state, [1, 1, 4], lambda steps: time.sleep(0.004 * steps))
+    found = benchmark.run(strategy, state, 100, {})
+    # A sleep lasts at least as asked; what is over is the timer's slack, well under a tenth of a millisecond here.
+    assert found["step_ms"]["p50"] == pytest.approx(4.0, rel=0.05)
+    assert found["steps_per_sec"] == pytest.approx(250, rel=0.05)
+    assert found["examples_per_sec"] == pytest.approx(2000, rel=0.05)
+    assert found["wall_seconds"] == pytest.approx(0.4, rel=0.05)
+
+
+def test_warm_up_is_timed_apart():
+    clock, state = Clock(), State()
+    compiling = [20.0]
+    strategy = FakeStrategy(state, [1, 8, 16], lambda steps: clock.advance(compiling.pop() if compiling else steps))
+    found = benchmark.run(strategy, state, 32, {}, clock)
+    assert found["wall_seconds"] == 32.0
+    assert found["step_ms"] == {"p50": 1000.0, "p90": 1000.0, "p99": 1000.0}
+    assert found["compile_seconds"] == 20.0 + 8 + 3 * 16  # until two calls in a row grow no more
+    assert state.step == 1 + 8 + 3 * 16 + 32
+
+
+def test_warm_up_ends_for_calls_that_never_settle():
+    state = State()
+    strategy = FakeStrategy(state, [2**n for n in range(60)], lambda steps: None)
+    benchmark.warm_up(strategy, 1 << 62)
+    assert len(strategy.lengths) < 60
+
+
+def test_devices_are_awaited_at_both_ends_and_never_inside():
+    clock, state = Clock(), State()
+    strategy = FakeStrategy(state, [4], lambda steps: clock.advance(1.0), wait=lambda: clock.advance(10.0))
+    found = benchmark.run(strategy, state, 12, {}, clock)
+    assert [sums.reads for sums in strategy.sums] == [0, 0, 1, 0, 0, 1]
+    assert found["compile_seconds"] == 13.0
+    assert found["wall_seconds"] == 13.0
+
+
+def test_exactly_the_steps_asked_for_are_timed():
+    state = State()
+    strategy = FakeStrategy(state, [7], lambda steps: time.sleep(1e-4))
+    found = benchmark.run(strategy, state, 30, {})
+    assert found["steps"] == 30
+    assert strategy.lengths[-5:] == [7, 7, 7, 7, 2]
+
+
+def test_uneven_last_batch_counts_by_its_examples():
+    # 20 examples in batches of 8: epochs of 8, 8 and 4.
+    clock, state = Clock(), State()
+    strategy = FakeStrategy(state, [1], clock.advance, examples=20)
+    timed, _ = benchmark.timed_calls(strategy, state, 7, clock)
+    assert [call.examples for call in timed] == [8, 8, 4, 8, 8, 4, 8]
+
+
+def test_no_steps_is_refused():
+    with pytest.raises(ValueError, match="benchmark_steps=0 leaves nothing to time; use 1 or more"):
+        benchmark.run(None, State(), 0, {})
+
+
+def test_report_is_plain_json_with_the_promised_keys():
+    state = State()
+    found = benchmark.run(FakeStrategy(state, [4], lambda steps: time.sleep(1e-4)), state, 12, {"HOME": "x"})
+    promised = "examples_per_sec steps_per_sec wall_seconds step_ms mean stderr jitter input_wait_fraction"
+    promised = {*promised.split(), "steps", "train", "compile_seconds", "peak_rss_mb", "environment"}
+    assert set(json.loads(json.dumps(found, allow_nan=False))) == promised
+    assert found["train"] == {"loss": 0.5}
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def test_environment_names_versions_and_the_flags_that_tune():
+    found = environment.describe({"XLA_FLAGS": "--xla_a", "TF_ENABLE_ONEDNN_OPTS": "0", "HOME": "x", "SECRET": "y"})
+    assert found["versions"]["tensorflow"] == tf.__version__
+    assert found["flags"] == {"TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--xla_a"}
+    assert found["usable_cores"] > 0
+    assert found["cpu"]
+
+
+def test_peak_memory_follows_an_allocation():
+    before = environment.peak_rss_mb()
+    block = bytearray(b"x") * (int(before + 64) << 20)  # more than the process has held so far
+    assert environment.peak_rss_mb() >= len(block) / 2**20 > before
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("0::/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 0.5),
+        ("0::/../host", {"cpu.max": "25000 100000"}, 0.25),
+        ("4:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "200000"}, 0.25),
+        ("4:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "200000"}, None),
+        ("0::/", {}, None),
+    ],
+)
+def test_cpu_quota_bounds_usable_cores(tmp_path, membership, files, cores):
+    proc, cgroups = tmp_path / "proc", tmp_path / "fs"
+    for path, text in {"proc/self/cgroup": membership, **{f"fs/{name}": text for name, text in files.items()}}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n", encoding="utf-8")
+    affinity = environment.usable_cores(tmp_path / "none", cgroups)
+    assert environment.usable_cores(proc, cgroups) == (cores or affinity)
