@@ -18,7 +18,7 @@ class StepOptions:
       precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
       optimizer, optimizer_args: a name for `engine.optimizers.build` and its arguments.
       learning_rate, schedule, schedule_args, warmup_steps, total_steps: see `engine.schedules.build`.
-      weight_decay: decoupled decay a step, times the learning rate.
+      weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
       weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off.
@@ -37,7 +37,7 @@ class StepOptions:
     schedule_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     warmup_steps: int = 0
     total_steps: int = 1
-    weight_decay: float = 0.0
+    weight_decay: float | None = None
     weight_decay_exclude: str | None = None
     clip_norm: float = 0.0
     ema_decay: float = 0.0

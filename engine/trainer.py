@@ -52,12 +52,9 @@ class Trainer(tf.Module):
         rate = schedules.build(
             o.schedule, o.learning_rate, o.total_steps, warmup_steps=o.warmup_steps, **o.schedule_args
         )
+        decay = {} if o.weight_decay is None else {"weight_decay": o.weight_decay}
         return optimizers.build(
-            o.optimizer,
-            rate,
-            weight_decay=o.weight_decay,
-            weight_decay_exclude=o.weight_decay_exclude,
-            **o.optimizer_args,
+            o.optimizer, rate, weight_decay_exclude=o.weight_decay_exclude, **decay, **o.optimizer_args
         )
 
     def loss(self, outputs, batch) -> Mean:
@@ -73,8 +70,7 @@ class Trainer(tf.Module):
     def build(self) -> None:
         """Makes the model, the optimizer and their variables. Override it to make several of each."""
         self.model = self.build_model()
-        if not self.model.built:
-            self.model(self.example[0])
+        self.build_layers(self.model, self.example[0])
         self.optimizer = self.make_optimizer(self.build_optimizer(), self.model.trainable_variables)
 
     def train_step(self, batch) -> dict[str, Mean]:
@@ -93,7 +89,7 @@ class Trainer(tf.Module):
     def eval_step(self, batch) -> dict[str, Mean]:
         """The metrics of one batch, this replica's part of it. Replica code."""
         outputs = self.model(batch[0], training=False)
-        return {"loss": self.loss(outputs, batch), **self.metrics(outputs, batch)}
+        return {"loss": self.checked_loss(outputs, batch), **self.metrics(outputs, batch)}
 
     # -- the pieces of a step, for those who write their own ----------------------------------------------------------
 
@@ -107,14 +103,29 @@ class Trainer(tf.Module):
             optimizer.weight_average.build(variables)
         return optimizer
 
+    def build_layers(self, model: tf.keras.Model, features) -> None:
+        """Makes a model's variables for features of the shapes and dtypes of `features`, for batches of any size."""
+        if not model.built:
+            model(tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=x.dtype), features))
+
     def compute_gradients(self, batch):
         """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics."""
         with tf.GradientTape() as tape:
             outputs = self.model(batch[0], training=True)
-            loss = self.loss(outputs, batch)
+            loss = self.checked_loss(outputs, batch)
             total = self.loss_scale.scale(loss.total)
         gradients = tape.gradient(total, self.model.trainable_variables)
         return gradients, {"loss": loss, **self.metrics(outputs, batch)}
+
+    def checked_loss(self, outputs, batch) -> Mean:
+        """`loss`, which has to be a (total, count) pair."""
+        loss = self.loss(outputs, batch)
+        if not (isinstance(loss, tuple) and len(loss) == 2):
+            raise TypeError(
+                f"{type(self).__name__}.loss returned a {type(loss).__name__}; return engine.mean(losses), the pair "
+                "(total, count) of this replica's examples"
+            )
+        return Mean(*loss)
 
     def global_norm(self, gradients) -> tf.Tensor:
         """sqrt(sum of squares) over all gradients, float32; 0 at a step where neither options nor anyone asks."""

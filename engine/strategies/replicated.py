@@ -106,7 +106,7 @@ class Replicated:
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Says what `run_train_steps` and `evaluate` work on. Nothing is compiled before the first call."""
         self._state = state
-        self._train_feed = train_feed
+        self.train_feed = train_feed
         self._evaluations = 0
         self._train_loop = None
         trainer = state.trainer
@@ -116,7 +116,20 @@ class Replicated:
     @property
     def train_order(self) -> Order:
         """Sizes of the bound training data: batch, epoch."""
-        return self._train_feed.order
+        return self.train_feed.order
+
+    @property
+    def why_no_jit(self) -> str | None:
+        """Why the training loop cannot be one XLA program, or None if it can."""
+        if self.num_replicas > 1:
+            return f"one XLA program is for one replica, and there are {self.num_replicas}"
+        if not self.train_feed.compilable:
+            return "a tf.data.Dataset cannot be read within an XLA program"
+        return None
+
+    def use_loop(self, loop: InnerLoop) -> None:
+        """Takes a `train_loop` that is compiled already."""
+        self._train_loop = loop
 
     def train_loop(self, jit: bool) -> InnerLoop:
         """A training loop over the bound feed."""
@@ -127,7 +140,7 @@ class Replicated:
             trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed)
             return trainer.train_step(batch)
 
-        return self._loop(self._train_feed, step, jit)
+        return self._loop(self.train_feed, step, jit)
 
     def run_train_steps(self, limit: int) -> LoopResult:
         """Trains for at most `limit` steps, and at least one, in one compiled call."""

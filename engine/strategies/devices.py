@@ -1,0 +1,96 @@
+"""The strategies by name, and the devices that they are made of. Host code, before anything else touches a device."""
+
+from __future__ import annotations
+
+import socket
+
+import tensorflow as tf
+
+from engine.strategies.replicated import FeedOptions, Replicated
+
+_CONNECT_SECONDS = 5
+
+
+class DeviceError(Exception):
+    """The devices that were asked for are not there. One line: what was asked, what was found, what to do."""
+
+
+def create(
+    name: str, *, num_virtual_devices: int = 0, tpu_address: str = "", steps_per_loop: int = 0, feed_options=None
+) -> Replicated:
+    """Makes a strategy.
+
+    Args:
+      name: one_device, mirrored or tpu.
+      num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
+      tpu_address: the TPU's name or grpc:// address; empty for the one that the environment names.
+      steps_per_loop: steps in one compiled call; 0 fits them.
+      feed_options: `FeedOptions`.
+    """
+    makers = {
+        "one_device": lambda: _one_device(),
+        "mirrored": lambda: _mirrored(num_virtual_devices),
+        "tpu": lambda: _tpu(tpu_address),
+    }
+    return Replicated(name, makers[name](), feed_options or FeedOptions(), steps_per_loop)
+
+
+def _one_device() -> tf.distribute.Strategy:
+    return tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0")
+
+
+def _mirrored(num_virtual_devices: int) -> tf.distribute.Strategy:
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    if num_virtual_devices:
+        split(kind, num_virtual_devices)
+    devices = [device.name for device in tf.config.list_logical_devices(kind)]
+    if num_virtual_devices and len(devices) > num_virtual_devices:
+        devices = devices[:num_virtual_devices]
+    if kind == "CPU" and not num_virtual_devices:
+        raise DeviceError(
+            "--strategy=mirrored found no GPU; use --num_virtual_devices=N for N replicas on the CPU, "
+            "or --strategy=one_device"
+        )
+    return tf.distribute.MirroredStrategy(devices)
+
+
+def split(kind: str, parts: int) -> None:
+    """Splits the machine's one physical device of a kind into equal logical ones."""
+    physical = tf.config.list_physical_devices(kind)
+    if len(physical) > 1:
+        raise DeviceError(f"--num_virtual_devices={parts} splits one {kind}, and there are {len(physical)}; omit it")
+    existing = tf.config.get_logical_device_configuration(physical[0])
+    if existing and len(existing) >= parts:
+        return
+    if kind == "GPU":
+        # Of what is free, leave a tenth for libraries' own workspace.
+        free_mb = tf.config.experimental.get_memory_info("GPU:0").get("limit", 0) >> 20 or 8192 * parts
+        each = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_mb / parts))
+    else:
+        each = tf.config.LogicalDeviceConfiguration()
+    try:
+        tf.config.set_logical_device_configuration(physical[0], [each] * parts)
+    except RuntimeError:
+        raise DeviceError(
+            f"--num_virtual_devices={parts} came too late: this script used TensorFlow's devices before train.main; "
+            "move that into build_model or the data function"
+        ) from None
+
+
+def _tpu(address: str) -> tf.distribute.Strategy:
+    try:
+        if address.startswith("grpc://"):
+            # TensorFlow waits for a dead address for ever.
+            host, _, port = address.removeprefix("grpc://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address or "local")
+        if address not in ("", "local"):
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except (ValueError, RuntimeError, tf.errors.OpError, OSError) as error:
+        reason = str(error).strip().split("\n")[0].split(". ")[0]
+        raise DeviceError(
+            f"--strategy=tpu found no TPU at {address or 'this host'} ({reason}); "
+            "run on a TPU host, give its --tpu_address, or use --strategy=one_device or mirrored"
+        ) from None

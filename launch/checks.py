@@ -1,0 +1,92 @@
+"""What can be checked before TensorFlow starts, is checked here: each mistake is one line, found within a second."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from launch import config as configs
+from launch.config import Config
+from launch.errors import UsageError
+
+_NOT_YET = ("multi_worker", "parameter_server")
+
+
+def check(config: Config) -> None:
+    """Raises `UsageError` for the first thing that is wrong."""
+    _check_strategy(config)
+    _check_amounts(config)
+    if config.run_dir:
+        _check_run_dir(config)
+    if config.result_json:
+        _check_writable("result_json", os.path.dirname(os.path.abspath(config.result_json)))
+    if config.data_dir and not os.path.exists(config.data_dir):
+        raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
+
+
+def check_batch(global_batch_size: int, replicas: int) -> None:
+    """Raises `UsageError` if a batch does not divide over the replicas, naming the nearest that do."""
+    if global_batch_size % replicas == 0:
+        return
+    below = global_batch_size // replicas * replicas
+    near = " or ".join(str(n) for n in (below, below + replicas) if n)
+    raise UsageError(f"--global_batch_size={global_batch_size} does not divide over {replicas} replicas; use {near}")
+
+
+def _check_strategy(config: Config) -> None:
+    if config.strategy in _NOT_YET:
+        raise UsageError(f"--strategy={config.strategy} is not there yet; use one_device, mirrored or tpu")
+    virtual = config.num_virtual_devices
+    if virtual and config.strategy != "mirrored":
+        raise UsageError(
+            f"--num_virtual_devices={virtual} has no use with --strategy={config.strategy}; add --strategy=mirrored"
+        )
+    if virtual:
+        check_batch(config.global_batch_size, virtual)
+        if virtual > 1 and config.jit == "on":
+            raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
+
+
+def _check_amounts(config: Config) -> None:
+    training = config.mode in ("train", "train_and_eval")
+    if config.train_steps == 0 or config.train_epochs == 0:
+        name = "train_steps" if config.train_steps == 0 else "train_epochs"
+        if training:
+            raise UsageError(f"--{name}=0 trains nothing; use 1 or more, or --mode=eval")
+    if config.ema_decay >= 1:
+        raise UsageError(f"--ema_decay={config.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
+    if config.reduce_lr_patience and not 0 < config.reduce_lr_factor < 1:
+        raise UsageError(f"--reduce_lr_factor={config.reduce_lr_factor} does not lower a rate; use one between 0 and 1")
+    prefix = config.monitor.split("_")[0]
+    if prefix not in ("eval", "train"):
+        raise UsageError(f"--monitor={config.monitor} is no metric's name; use e.g. eval_loss or train_loss")
+    if config.accumulate_steps > config.global_batch_size:
+        raise UsageError(
+            f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
+            "--global_batch_size; use fewer"
+        )
+
+
+def _check_run_dir(config: Config) -> None:
+    reading = config.mode in ("eval", "export")
+    if reading and not os.path.isdir(config.run_dir):
+        raise UsageError(f"--run_dir={config.run_dir} does not exist; give the folder of a run")
+    if not reading or config.mode == "eval":
+        _check_writable("run_dir", config.run_dir)
+    before = configs.read(config.run_dir)
+    if before is None or config.allow_changed_config or config.mode == "benchmark":
+        return
+    if changed := configs.differences(before["deciding"], config.deciding()):
+        raise UsageError(
+            f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
+            "use another --run_dir, the same flags, or --allow_changed_config"
+        )
+
+
+def _check_writable(flag: str, folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--{flag}: {folder} can't be written ({error.strerror}); use a folder that can") from None

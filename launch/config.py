@@ -1,0 +1,143 @@
+"""A run's configuration: the flags' values, their arguments parsed, and how two configurations differ. Host code."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from absl import flags
+
+from launch import registry
+from launch.errors import UsageError, nearest
+from launch.flags import GROUPS
+
+FILE_NAME = "config.json"
+
+# What decides the numbers of a run: a run_dir is resumed only with the same. The rest may change from call to call.
+DECIDING = (
+    "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
+    "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
+    "ema_decay accumulate_steps precision on_nonfinite reduce_dtype"
+).split()
+# Schedules that reach their end at the run's end: for them its length decides too.
+_SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
+
+
+class Config:
+    """The flags' values as attributes, with `*_arg` flags as dictionaries.
+
+    Args:
+      values: flag name -> value.
+      model, input: the registry's entries of the model and the input.
+    """
+
+    def __init__(self, values: dict[str, Any], model: registry.Entry, input: registry.Entry | None):
+        self.values = values
+        self.model_entry = model
+        self.input_entry = input
+
+    def __getattr__(self, name: str):
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def deciding(self) -> dict[str, Any]:
+        """The values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
+        values = {name: self.values[name] for name in DECIDING}
+        values["model"] = self.model_entry.name
+        values["model_arg"] = {**self.model_entry.defaults, **self.model_arg}
+        if self.input_entry:
+            values["input_arg"] = {**self.input_entry.defaults, **self.input_arg}
+        if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
+            values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
+        return json.loads(json.dumps(values))
+
+    def about(self) -> dict[str, Any]:
+        """All values, and those that decide. Plain JSON: what config.json holds."""
+        return json.loads(json.dumps({"flags": self.values, "deciding": self.deciding()}))
+
+
+def from_flags(trainer_class: type | None, has_data: bool) -> Config:
+    """The configuration that the command line asks for. Raises `UsageError`.
+
+    Args:
+      trainer_class: the user's own Trainer, or None: then --model names one.
+      has_data: whether the user's script brings its data: then --input is not needed.
+    """
+    values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
+    if values["mode"] in ("eval", "export"):
+        _fill_from_run(values)
+    if trainer_class is None:
+        model = registry.find("model", values["model"], registry.models())
+    elif values["model"] not in (None, trainer_class.__name__):
+        raise UsageError(
+            f"--model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it"
+        )
+    else:
+        model = registry.of_class(trainer_class)
+    data = None
+    if not has_data or values["input"]:
+        data = registry.find("input", values["input"], registry.inputs())
+    values["model_arg"] = _arguments("model_arg", values["model_arg"], model)
+    values["input_arg"] = _arguments(
+        "input_arg", values["input_arg"], data or registry.Entry("the script's data", "", {})
+    )
+    _parse_update(values)
+    if values["train_steps"] is not None and values["train_epochs"] is not None:
+        raise UsageError("--train_steps and --train_epochs are both given; use one of them")
+    if values["train_steps"] is None and values["train_epochs"] is None:
+        values["train_epochs"] = 10.0
+    return Config(values, model, data)
+
+
+def _arguments(flag: str, given, entry: registry.Entry) -> dict[str, Any]:
+    return given if isinstance(given, dict) else registry.parse_arguments(flag, given, entry)
+
+
+def _parse_update(values: dict[str, Any]) -> None:
+    optimizers, schedules = registry.optimizers(), registry.schedules()
+    name = values["optimizer"] = values["optimizer"].lower()
+    if name not in optimizers:
+        raise UsageError(f"--optimizer={name} is unknown; {nearest(name, optimizers)}")
+    values["optimizer_arg"] = _arguments("optimizer_arg", values["optimizer_arg"], optimizers[name])
+    schedule = schedules[values["learning_rate_schedule"]]
+    given = values["learning_rate_schedule_arg"]
+    values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", given, schedule)
+
+
+def _fill_from_run(values: dict[str, Any]) -> None:
+    """Takes what the command line does not say from the run's own configuration."""
+    run = values["run_dir"] and read(values["run_dir"])
+    if not run:
+        return
+    of_this_call = ("mode", "run_dir", "result_json", "progress", "export_dir", "eval_checkpoint", "debug")
+    for name, value in run["flags"].items():
+        if name in values and name not in of_this_call and not flags.FLAGS[name].present:
+            values[name] = value
+
+
+def read(run_dir: str) -> dict[str, Any] | None:
+    """The configuration that a run_dir was made with, or None if it has none."""
+    path = os.path.join(run_dir, FILE_NAME)
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        return {"flags": found["flags"], "deciding": found["deciding"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a configuration ({error}); remove it or use another --run_dir") from None
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`name: before -> now` for each deciding value that changed, arguments one by one."""
+    changed = []
+    for name in [*before, *(n for n in now if n not in before)]:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += [f"{name} {line}" for line in differences(old, new)]
+        elif old != new:
+            changed.append(f"{name}: {old} -> {new}")
+    return changed

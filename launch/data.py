@@ -1,0 +1,24 @@
+"""The run's data: from the input module that the flags name, or from the user's own function. Host code.
+
+The inputs are NumPy's work, so a file that is missing or broken is found before TensorFlow has started.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from launch.config import Config
+from launch.errors import UsageError
+
+
+def load(config: Config, data: Callable | None) -> tuple:
+    """(train, eval, num_classes); see `launch.train.main` for what they may be."""
+    if config.input_entry is not None:
+        module = importlib.import_module(f"input.{config.input_entry.name}")
+        return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
+    splits = data()
+    if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3):
+        found = f"{len(splits)} values" if isinstance(splits, (tuple, list)) else f"a {type(splits).__name__}"
+        raise UsageError(f"the data function gave {found}; return (train, eval) or (train, eval, num_classes)")
+    return (*splits, None)[:3]

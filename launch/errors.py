@@ -1,0 +1,21 @@
+"""What a user can get wrong, and how it is said: one line, an exit code, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+
+EXIT_FAILED = 1  # the run failed: not finite, a write that failed
+EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
+EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
+EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above
+
+
+class UsageError(Exception):
+    """A mistake in what was asked: what was given, what was found, what to do. One line."""
+
+
+def nearest(found: str, known) -> str:
+    """'did you mean X?' if one of `known` is near, else all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known) or '(there are none)'}"

@@ -1,0 +1,75 @@
+"""An exception as one line for whoever started the run: what was asked, what was found, what to do. Host code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from input.splits import InputError
+from launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+
+_HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """(exit code, line). The code is 2 where the same command would fail again for the same reason."""
+    if isinstance(error, (UsageError, InputError)):
+        return EXIT_USAGE, str(error)
+    if "tensorflow" in sys.modules and (found := _by_engine(error)):
+        return found
+    place = _users_place(error)
+    what = f"{type(error).__name__}: {_first_line(error)}"
+    if place is None:
+        if isinstance(error, ValueError):  # the engine's own check of a value
+            return EXIT_USAGE, " ".join(str(error).split())
+        return EXIT_FAILED, f"{what}; --debug shows where"
+    return EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
+
+
+def _by_engine(error: Exception) -> tuple[int, str] | None:
+    import tensorflow as tf
+
+    from engine import numerics
+    from engine.checkpoints import CheckpointError
+    from engine.strategies.devices import DeviceError
+
+    if isinstance(error, DeviceError):
+        return EXIT_USAGE, str(error)
+    if isinstance(error, CheckpointError):
+        return EXIT_USAGE, str(error)
+    if isinstance(error, numerics.NonfiniteError):
+        return EXIT_FAILED, str(error)
+    if line := numerics.explain(error):
+        return EXIT_FAILED, line
+    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+        return EXIT_FAILED, (
+            f"out of memory ({_first_line(error)}); lower --global_batch_size or --resident_data_mb, or raise "
+            "--accumulate_steps"
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and "assertion failed" in str(error):
+        return EXIT_USAGE, f"--debug: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    """The line of a message that says what is wrong: TensorFlow and Keras put others around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [
+        line for line in lines if not line.startswith(("in user code", "File ", "Detected at node", "Exception enc"))
+    ]
+    return lines[0] if lines else "no message"
+
+
+def _users_place(error: Exception) -> str | None:
+    """file:line in function, of the innermost frame in the user's code, a model or an input; None if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = os.path.abspath(frame.filename)
+        inside = path.startswith(os.path.join(_HOUSE, "")) and not path.startswith(
+            (os.path.join(_HOUSE, "models", ""), os.path.join(_HOUSE, "input", ""), os.path.join(_HOUSE, "tests", ""))
+        )
+        if not inside and not any(part in frame.filename for part in _LIBRARIES):
+            return None if frame.name == "<module>" and frame is frames[0] else f"{path}:{frame.lineno} in {frame.name}"
+    return None

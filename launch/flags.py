@@ -1,0 +1,191 @@
+"""The command line: every flag, by group. Nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from absl import flags
+
+MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
+STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
+WIRE_DTYPES = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16")
+AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
+SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
+
+_string, _integer, _number = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
+_boolean, _enum, _repeated = flags.DEFINE_bool, flags.DEFINE_enum, flags.DEFINE_multi_string
+_COUNT = {"lower_bound": 0}
+
+# Group title -> names, in the order of --help. Filled where the flags are defined, below.
+GROUPS: dict[str, list[str]] = {}
+_HELP: dict[str, str] = {}  # as written: absl adds to it
+ESSENTIAL = (
+    "mode model model_arg input input_arg data_dir run_dir strategy num_virtual_devices train_steps train_epochs "
+    "global_batch_size optimizer learning_rate learning_rate_schedule precision jit eval_every_steps "
+    "checkpoint_every_steps result_json"
+).split()
+
+
+def _group(title: str):
+    names = GROUPS.setdefault(title, [])
+
+    def define(kind, name: str, default, help: str, **more) -> None:
+        kind(name=name, default=default, help=help, **more)
+        names.append(name)
+        _HELP[name] = help
+
+    return define
+
+
+def _define_what_and_where() -> None:
+    run = _group("The run")
+    run(_enum, "mode", "train_and_eval", "What to do.", enum_values=MODES)
+    run(
+        _string,
+        "run_dir",
+        None,
+        "Checkpoints, TensorBoard files, config and result live here; an existing run resumes.",
+    )
+    run(_integer, "seed", 0, "The run's only source of randomness.", lower_bound=0, upper_bound=2**32 - 1)
+    run(_integer, "train_steps", None, "Updates in all. One of --train_steps and --train_epochs.", **_COUNT)
+    run(_number, "train_epochs", None, "Passes over the training data in all; 10 if neither is given.", lower_bound=0)
+    run(_boolean, "allow_changed_config", False, "Resume a run_dir although its configuration was another.")
+    run(_string, "result_json", None, "Write the result here too.")
+
+    model = _group("Model")
+    model(_string, "model", None, "A module in models/ (a script of your own brings its Trainer).")
+    model(_repeated, "model_arg", [], "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.")
+    model(_string, "init_from", None, "Start from the weights (no more) of this run or checkpoint.")
+
+    data = _group("Input")
+    data(_string, "input", None, "A module in input/ (a script of your own may bring its data).")
+    data(_repeated, "input_arg", [], "NAME=VALUE for the input, e.g. examples=10000. Repeatable.")
+    data(_string, "data_dir", None, "Where the input's files are.")
+    data(_integer, "global_batch_size", 64, "Examples an update, over all replicas.", lower_bound=1)
+    data(_integer, "eval_batch_size", 512, "Examples an evaluation step, over all replicas.", lower_bound=1)
+    data(_integer, "resident_data_mb", 1024, "Arrays up to so many MiB are kept on each device.", **_COUNT)
+    data(_integer, "shuffle_buffer", 10_000, "Examples in the shuffle buffer of a tf.data.Dataset.", lower_bound=1)
+    data(_enum, "auto_shard_policy", "auto", "How hosts divide a tf.data.Dataset.", enum_values=AUTO_SHARD_POLICIES)
+
+    where = _group("Where it runs")
+    where(_enum, "strategy", "one_device", "How steps are distributed.", enum_values=STRATEGIES)
+    where(
+        _integer,
+        "num_virtual_devices",
+        0,
+        "Split the CPU (or the one GPU) into so many devices; 0 leaves it.",
+        **_COUNT,
+    )
+    where(_string, "tpu_address", "", "The TPU's name or grpc:// address; empty finds the local one.")
+    where(_integer, "steps_per_loop", 0, "Steps in one compiled call; 0 fits them to a tenth of a second.", **_COUNT)
+    where(
+        _enum, "jit", "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
+    )
+    where(_enum, "reduce_dtype", "float32", "What gradients travel as between replicas.", enum_values=WIRE_DTYPES)
+    where(
+        _number, "reduce_pack_mb", 4.0, "Gradients travel in packs of about so many MiB; 0 is one pack.", lower_bound=0
+    )
+    where(_boolean, "tune_allocator", True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.")
+
+
+def _define_how_and_when() -> None:
+    update = _group("The update")
+    update(
+        _string, "optimizer", "adam", "sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers."
+    )
+    update(_repeated, "optimizer_arg", [], "NAME=VALUE for the optimizer, e.g. beta_1=0.8. Repeatable.")
+    update(
+        _number, "learning_rate", 1e-3, "The learning rate, or the one that the schedule starts from.", lower_bound=0
+    )
+    update(_enum, "learning_rate_schedule", "constant", "How it changes.", enum_values=SCHEDULES)
+    update(_repeated, "learning_rate_schedule_arg", [], "NAME=VALUE for the schedule, e.g. decay_rate=0.9. Repeatable.")
+    update(_integer, "warmup_steps", 0, "Steps in which the rate rises linearly from 0.", **_COUNT)
+    update(
+        _number, "weight_decay", None, "Decoupled decay, times the rate; the optimizer's own if not given.", **_COUNT
+    )
+    update(_string, "weight_decay_exclude", "bias|gamma|beta", "Variables whose path this finds are not decayed.")
+    update(_number, "clip_norm", 0.0, "Clip the gradients' global norm to this; 0 is off.", lower_bound=0)
+    update(
+        _number, "ema_decay", 0.0, "Decay of the weights' moving average used in evaluation; 0 is off.", lower_bound=0
+    )
+    update(_integer, "accumulate_steps", 1, "Micro-batches that one update is made of.", lower_bound=1)
+    update(
+        _enum, "precision", "float32", "What layers compute in (float16: dynamic loss scale).", enum_values=PRECISIONS
+    )
+    update(
+        _enum,
+        "on_nonfinite",
+        "raise",
+        "A step that is not finite: stop, or leave it out.",
+        enum_values=("raise", "skip"),
+    )
+
+    when = _group("When (in steps; 0 is never)")
+    when(
+        _integer,
+        "eval_every_steps",
+        None,
+        "Evaluate; each epoch if not given. The end is evaluated in any case.",
+        **_COUNT,
+    )
+    when(_integer, "checkpoint_every_steps", 1000, "Write a checkpoint. The end is written in any case.", **_COUNT)
+    when(_integer, "summary_every_steps", 500, "Write scalars to TensorBoard.", **_COUNT)
+    when(_integer, "histogram_every_steps", 0, "Write histograms of weights and gradients.", **_COUNT)
+    when(_integer, "keep_checkpoints", 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT)
+    when(_string, "monitor", "eval_loss", "What best checkpoint, early stopping and plateau watch.")
+    when(_integer, "early_stopping_patience", 0, "Stop after so many evaluations without improvement.", **_COUNT)
+    when(_integer, "reduce_lr_patience", 0, "Lower the rate after so many evaluations without improvement.", **_COUNT)
+    when(_number, "reduce_lr_factor", 0.1, "Times this.", lower_bound=0)
+
+    show = _group("What is shown and checked")
+    show(_enum, "progress", "auto", "Live bar, plain lines, or none.", enum_values=("auto", "bar", "plain", "off"))
+    show(_boolean, "debug", False, "Check shapes and labels in each step; full tracebacks.")
+    show(_boolean, "check_numerics", False, "Name the first op that gives inf or nan. Slow.")
+
+    modes = _group("Modes other than training")
+    modes(_string, "eval_checkpoint", "latest", "eval: latest, best, all, or a step.")
+    modes(_string, "export_dir", None, "export: where the SavedModel goes; run_dir/export if not given.")
+    modes(_integer, "benchmark_steps", 1000, "benchmark: steps that are timed.", lower_bound=1)
+
+
+_define_what_and_where()
+_define_how_and_when()
+
+
+def help_text(program: str, doc: str, own: list[str]) -> str:
+    """All flags, by group, with their defaults; `own` are those that the user's script defined."""
+    parts = [doc.strip(), "", f"usage: {program} [flags]"]
+    groups = {"This script": own, **GROUPS} if own else GROUPS
+    for title, names in groups.items():
+        parts += ["", f"{title}:"]
+        for name in names:
+            flag = flags.FLAGS[name]
+            about = _HELP.get(name, flag.help)
+            if flag.default not in (None, "", []):
+                about += f" [{flag.default}]"
+            parts.append(_entry(f"--{_usage(flag)}", about))
+    return "\n".join(parts)
+
+
+def short_help_text(program: str, doc: str) -> str:
+    """The flags that most runs use; fits a screen of 24 lines by 80 columns."""
+    lines = [doc.strip().splitlines()[0], f"usage: {program} [flags]   (--help: all flags)"]
+    for name in ESSENTIAL:
+        about = _HELP[name].split(". ")[0].split(";")[0].split(" (")[0].rstrip(".")
+        lines.append(f"  --{name:<24} {about}"[:79])
+    return "\n".join(lines)
+
+
+def _usage(flag) -> str:
+    if flag.boolean:
+        return f"[no]{flag.name}"
+    values = getattr(flag.parser, "enum_values", None)
+    return f"{flag.name}={'|'.join(values) if values else '...'}"
+
+
+def _entry(usage: str, about: str) -> str:
+    width = min(110, shutil.get_terminal_size().columns)
+    lines = textwrap.wrap(about, width - 8)
+    return "\n".join([f"  {usage}", *(f"        {line}" for line in lines)])

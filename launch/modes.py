@@ -1,0 +1,223 @@
+"""What `--mode` does, one function each, with everything put together already. Host code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine import benchmark as benchmarks
+from engine import evaluation, loop, saving
+from engine.checkpoints import Manifest
+from engine.hooks import Hook, StopRequest, Windowed
+from engine.loop import Moment
+from engine.monitors import EarlyStopping, ReduceLearningRate
+from engine.numerics import NanGuard
+from engine.probe import Probe
+from engine.saving import BestCheckpoint, Checkpointing
+from engine.summaries import TensorBoard
+from launch import export as exports
+from launch import report
+from launch.errors import UsageError
+from launch.process import Signals
+from launch.progress import Progress, print_model_summary
+from launch.session import Session, choose_jit, start_weights
+
+
+class TrainMetrics(Windowed):
+    """The means of the last window (an epoch, or the time between evaluations), and the run's rate."""
+
+    name = "train_metrics"
+
+    def __init__(self, every_steps: int):
+        super().__init__(every_steps, at_end=True)
+        self.means: dict[str, float] = {}
+        self.seconds = self.steps = self.examples = 0
+        self._calls = 0
+
+    def __call__(self, moment: Moment) -> None:
+        super().__call__(moment)
+        self._calls += 1
+        if self._calls > 1:  # the first call compiles
+            self.seconds += moment.seconds
+            self.steps += moment.steps
+            self.examples += moment.examples
+
+    def act(self, moment: Moment) -> None:
+        self.means = self.window.means()
+
+    def host_state(self) -> dict:
+        return {**super().host_state(), "means": self.means}
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        self.means = values.get("means", {})
+
+
+def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any], int]:
+    """Trains, from the run's latest checkpoint if there is one. Returns (result, exit code)."""
+    config, state = session.config, session.state
+    stop_request = StopRequest()
+    metrics = TrainMetrics(_eval_period(session))
+    hooks = compose_hooks(session, user_hooks, metrics, stop_request)
+    manifest = restore(session, hooks)
+    print_model_summary(session.trainer.models)
+    print(_first_line(session, manifest), flush=True)
+    with Signals(stop_request.request) as signals:
+        if state.step < session.train_steps:
+            print(choose_jit(session), flush=True)
+        moment = loop.train(session.strategy, state, hooks, session.train_steps)
+    result = _result(session, train=metrics.means, resumed_from=manifest.step if manifest else None)
+    if metrics.seconds:
+        result["steps_per_sec"] = metrics.steps / metrics.seconds
+        result["examples_per_sec"] = metrics.examples / metrics.seconds
+    if config.mode == "train_and_eval" and not signals.exit_code:
+        result["eval"] = _last_evaluation(hooks) or evaluation.evaluate(session.strategy, session.trainer)
+    if moment.stop:
+        result["stop"] = moment.stop
+        print(f"stopped at step {state.step}: {moment.stop}")
+    if signals.exit_code:
+        where = (
+            f"the same command resumes from {config.run_dir}" if config.run_dir else "nothing is kept without --run_dir"
+        )
+        print(f"{where}", flush=True)
+    return result, signals.exit_code or 0
+
+
+def compose_hooks(
+    session: Session, user_hooks: Sequence[Hook], metrics: TrainMetrics, stop_request: StopRequest
+) -> list[Hook]:
+    """A run's hooks, in the order in which they act: what judges, what shows, what stops, and last what saves."""
+    config = session.config
+    hooks: list[Hook] = [NanGuard()]
+    if config.mode == "train_and_eval":
+        hooks.append(evaluation.Evaluation(_eval_period(session)))
+    # Without evaluations, a metric of the training data is looked at each epoch.
+    period = {} if config.mode == "train_and_eval" else {"every_steps": session.strategy.train_order.steps_per_epoch}
+    if config.early_stopping_patience:
+        hooks.append(EarlyStopping(config.monitor, config.early_stopping_patience, **period))
+    if config.reduce_lr_patience:
+        hooks.append(ReduceLearningRate(config.monitor, config.reduce_lr_patience, config.reduce_lr_factor, **period))
+    if session.best and config.mode == "train_and_eval":
+        hooks.append(BestCheckpoint(session.best, config.monitor, hooks))
+    hooks += [metrics, *user_hooks]
+    if config.run_dir:
+        hooks.append(
+            TensorBoard(
+                os.path.join(config.run_dir, "tensorboard"),
+                every_steps=config.summary_every_steps,
+                histogram_every_steps=config.histogram_every_steps,
+                config=config.deciding(),
+                probe=Probe(session.strategy.distribution, session.strategy.train_feed, session.trainer),
+            )
+        )
+    hooks += [Progress(config.progress), stop_request]
+    if session.checkpoints:
+        hooks.append(Checkpointing(session.checkpoints, config.checkpoint_every_steps, hooks))
+    return hooks
+
+
+def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
+    """Takes up the run where its latest checkpoint left it, or begins it."""
+    manifest = None
+    if session.checkpoints:
+        session.checkpoints.clean()
+        session.best.clean()
+        manifest = saving.restore(session.checkpoints, session.state, hooks)
+    if manifest is None:
+        start_weights(session)
+    return manifest
+
+
+def evaluate(session: Session) -> tuple[dict[str, Any], int]:
+    """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
+    results = {}
+    for manifest in _chosen_checkpoints(session):
+        session.checkpoints.restore(manifest, strict=False)
+        session.state.restore_host_state(manifest.host_state.get("state", {}))
+        results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
+        print(f"step {manifest.step}: " + ", ".join(f"{k} {v:.6g}" for k, v in results[manifest.step].items()))
+    result = _result(session, eval=results[session.state.step])
+    if len(results) > 1:
+        result["evals"] = {str(step): metrics for step, metrics in results.items()}
+    return result, 0
+
+
+def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
+    """Times the training loop, from new weights; nothing of the run_dir is read or changed but its result."""
+    print(choose_jit(session), flush=True)
+    measured = benchmarks.run(session.strategy, session.state, session.config.benchmark_steps, variables)
+    result = {**_result(session), **measured}
+    report.print_benchmark(result)
+    return result, 0
+
+
+def export(session: Session) -> tuple[dict[str, Any], int]:
+    """Writes the latest (or chosen) checkpoint's model as a SavedModel."""
+    manifest = _chosen_checkpoints(session)[-1]
+    session.checkpoints.restore(manifest, strict=False)
+    session.state.restore_host_state(manifest.host_state.get("state", {}))
+    folder = session.config.export_dir or os.path.join(session.config.run_dir, "export")
+    path = exports.save(session.trainer, session.example, os.path.join(folder, str(session.state.step)))
+    print(f"SavedModel of step {session.state.step}: {path}")
+    return {**_result(session), "export": path}, 0
+
+
+def _chosen_checkpoints(session: Session) -> list[Manifest]:
+    config = session.config
+    if session.checkpoints is None:
+        raise UsageError(f"--mode={config.mode} needs --run_dir, the folder of a run")
+    which = config.eval_checkpoint
+    if which in ("latest", "best"):
+        found = (session.checkpoints if which == "latest" else session.best).latest()
+        found = [found] if found else []
+    else:
+        found = session.checkpoints.all()
+        if which != "all":
+            steps = [manifest.step for manifest in found]
+            found = [manifest for manifest in found if str(manifest.step) == which]
+            if not found:
+                raise UsageError(
+                    f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}"
+                )
+    if not found:
+        raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); train first")
+    return found
+
+
+def _eval_period(session: Session) -> int:
+    asked = session.config.eval_every_steps
+    return session.strategy.train_order.steps_per_epoch if asked is None else asked
+
+
+def _last_evaluation(hooks: Sequence[Hook]) -> dict[str, float] | None:
+    return next((hook.result for hook in hooks if isinstance(hook, evaluation.Evaluation)), None)
+
+
+def _first_line(session: Session, manifest: Manifest | None) -> str:
+    config, order, place = session.config, session.strategy.train_order, session.strategy.describe()
+    text = (
+        f"{config.model_entry.name}: {order.num_examples:,} examples, {order.steps_per_epoch:,} steps an epoch of "
+        f"{order.batch_size}, {session.train_steps:,} steps; {place['name']}, {place['replicas']} replica(s)"
+    )
+    if manifest is None:
+        return text
+    if manifest.step >= session.train_steps:
+        return f"{text}\nresumed at step {manifest.step:,}: this run is complete; more --train_steps or epochs go on"
+    return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.run_dir}"
+
+
+def _result(session: Session, **more) -> dict[str, Any]:
+    config, place = session.config, session.strategy.describe()
+    return {
+        "mode": config.mode,
+        "model": config.model_entry.name,
+        "input": config.input_entry.name if config.input_entry else None,
+        "strategy": config.strategy,
+        "num_replicas": place["replicas"],
+        "step": session.state.step,
+        "jit": session.state.jit,
+        "precision": config.precision,
+        "run_dir": config.run_dir,
+        **more,
+    }

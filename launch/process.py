@@ -1,0 +1,117 @@
+"""The process that a run lives in: allocator, TensorFlow's start, signals, the lock on its run_dir. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import signal
+import sys
+import tempfile
+
+from absl import logging
+
+from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+
+# mallopt(3), glibc's <malloc.h>: parameter, value.
+_MALLOPT = {
+    "M_MMAP_THRESHOLD": (-3, 1 << 30),  # blocks under 1 GiB come from the heap, not from fresh zeroed pages
+    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # freed memory stays in the process
+    "M_TOP_PAD": (-2, 64 << 20),  # the heap grows by 64 MiB at a time
+}
+_EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+# What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
+_NOISE = re.compile(
+    r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
+    r"|All log messages before absl::InitializeLog|To enable the following instructions|Compiled cluster using XLA"
+    r"|XLA service .* initialized|StreamExecutor device|This TensorFlow binary is optimized"
+)
+
+
+def tune_allocator() -> bool:
+    """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
+
+    Has to run before TensorFlow allocates. Returns whether it took effect.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        logging.debug("allocator left alone: this is not glibc")
+        return False
+    done = {name: bool(mallopt(*setting)) for name, setting in _MALLOPT.items()}
+    logging.debug("allocator tuned: %s", done)
+    return all(done.values())
+
+
+@contextlib.contextmanager
+def without_start_up_noise():
+    """Within, TensorFlow's own notes on a start without a GPU do not reach standard error; all else does, after."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            lines = held.read().decode(errors="replace").splitlines()
+            for line in lines:
+                if line.strip() and not _NOISE.search(line):
+                    print(line, file=sys.stderr)
+
+
+class Signals:
+    """SIGTERM and Ctrl-C: the first asks the run to save and end, the second ends the process at once.
+
+    Installed after the strategy is made, since some of TensorFlow's replace handlers that were there before.
+
+    Args:
+      request: called with the signal's name; must only take a note.
+    """
+
+    def __init__(self, request):
+        self._request = request
+        self._before = {}
+        self.exit_code: int | None = None
+
+    def __enter__(self) -> Signals:
+        for number in _EXIT_CODES:
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number, _frame) -> None:
+        if self.exit_code is None:
+            self.exit_code = _EXIT_CODES[number]
+            self._request(signal.Signals(number).name)
+        # Python runs a handler only between its own instructions, not within a compiled call; the kernel does not wait.
+        for each in _EXIT_CODES:
+            signal.signal(each, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def lock(run_dir: str):
+    """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it."""
+    path = os.path.join(run_dir, ".lock")
+    with open(path, "a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise UsageError(
+                f"--run_dir={run_dir} is in use by process {owner}; wait for it, end it, or use another --run_dir"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

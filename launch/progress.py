@@ -1,0 +1,187 @@
+"""What a person sees of a run: a live bar in a terminal, plain lines elsewhere, models' summaries. Host code."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Sequence
+
+from absl import logging
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as RichProgress
+
+from engine.hooks import Hook
+from engine.loop import Moment
+from engine.metrics import Sums
+
+MODES = ("auto", "bar", "plain", "off")
+_HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
+
+
+class Progress(Hook):
+    """Shows step, metrics, examples a second, time left and evaluations. Reads metrics only when it shows them.
+
+    Args:
+      mode: "bar", redrawn in place; "plain", a line now and then; "off"; "auto", a bar if `file` is a terminal.
+      file: where to; None is standard output.
+      redraw_seconds: at least so long from one redrawing of the bar to the next. One costs about a millisecond.
+      line_seconds: at least so long from one plain line to the next, but for evaluations and the last step.
+      clock: seconds, for tests.
+    """
+
+    name = "progress"
+
+    def __init__(self, mode: str = "auto", file=None, redraw_seconds=0.2, line_seconds=10.0, clock=time.monotonic):
+        if mode not in MODES:
+            raise ValueError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
+        self._file = file or sys.stdout
+        self.mode = ("bar" if self._file.isatty() else "plain") if mode == "auto" else mode
+        self._seconds_between = redraw_seconds if self.mode == "bar" else line_seconds
+        self._clock = clock
+        self._bar: _Bar | None = None
+        self._window = Sums()
+        self._speed = _Speed()
+        self._shown_at = 0.0
+        self._shown_step: int | None = None
+
+    def begin(self, moment: Moment) -> None:
+        self._shown_at = self._clock()
+        if self.mode == "bar":
+            self._bar = _Bar(self._file, moment)
+            atexit.register(self.close)  # after an exception, the terminal's cursor has to come back
+
+    def __call__(self, moment: Moment) -> None:
+        if self.mode == "off":
+            return
+        self._window.add(moment.sums)
+        self._speed.add(moment)
+        now = self._clock()
+        if moment.evaluation is not None or moment.last or moment.stop or now - self._shown_at >= self._seconds_between:
+            self._shown_at = now
+            self._show(moment)
+        if moment.evaluation is not None:
+            self._say(f"{_step(moment)}  evaluation  {_metrics(moment.evaluation)}")
+
+    def end(self, moment: Moment) -> None:
+        if self.mode != "off" and moment.steps and self._shown_step != moment.step:
+            self._show(moment)
+        self.close()
+
+    def close(self) -> None:
+        """Gives the terminal back; may be called again, and has to be where the loop ended by an exception."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+            atexit.unregister(self.close)
+
+    def _show(self, moment: Moment) -> None:
+        metrics, self._window = _metrics(self._window.means()), Sums()
+        speed = f"{self._speed.examples_per_second():,.0f} examples/s"
+        left = self._speed.seconds_left(moment.until_step - moment.step)
+        self._shown_step = moment.step
+        if self._bar is not None:
+            self._bar.draw(moment, metrics, speed, left)
+        else:
+            self._say("  ".join([_step(moment), metrics, speed, f"{duration(left)} left"]))
+
+    def _say(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.say(line)
+        else:
+            print(line, file=self._file, flush=True)
+
+
+class _Bar:
+    """The bar, at the bottom of the terminal; lines that are printed meanwhile, by logging too, go above it."""
+
+    def __init__(self, file, moment: Moment):
+        self._console = Console(file=file, highlight=False, force_terminal=True)
+        self._progress = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None if self._console.width < 100 else 40),
+            TextColumn("{task.fields[metrics]}  {task.fields[speed]}  {task.fields[left]}"),
+            console=self._console,
+            auto_refresh=False,
+        )
+        start = {"metrics": "starting", "speed": "", "left": ""}
+        self._task = self._progress.add_task(_step(moment), total=moment.until_step, completed=moment.step, **start)
+        self._progress.start()
+        # absl holds the stderr of when it was imported; rich replaces it while the bar is there.
+        self._log = logging.get_absl_handler().python_handler
+        self._log_stream = self._log.stream
+        if self._log_stream in (sys.__stderr__, sys.__stdout__):
+            self._log.setStream(sys.stderr)
+
+    def draw(self, moment: Moment, metrics: str, speed: str, left: float) -> None:
+        fields = {"metrics": metrics, "speed": speed, "left": f"{duration(left)} left"}
+        self._progress.update(self._task, completed=moment.step, description=_step(moment), refresh=True, **fields)
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def close(self) -> None:
+        self._log.setStream(self._log_stream)
+        self._progress.stop()
+
+
+class _Speed:
+    """Steps and examples a second lately: older calls count for less, and the first, which compiles, for nothing once
+    there is another."""
+
+    _MEMORY_SECONDS = 10.0
+
+    def __init__(self):
+        self._steps = self._examples = self._seconds = 0.0
+        self._calls = 0
+
+    def add(self, moment: Moment) -> None:
+        fade = 1.0 if self._calls > 1 else 0.0
+        if self._seconds > self._MEMORY_SECONDS:
+            fade *= max(0.0, 1.0 - moment.seconds / self._MEMORY_SECONDS)
+        self._steps = self._steps * fade + moment.steps
+        self._examples = self._examples * fade + moment.examples
+        self._seconds = self._seconds * fade + moment.seconds
+        self._calls += 1
+
+    def examples_per_second(self) -> float:
+        return self._examples / max(self._seconds, 1e-9)
+
+    def seconds_left(self, steps: int) -> float:
+        return steps * self._seconds / max(self._steps, 1e-9)
+
+
+def print_model_summary(models: Sequence, file=None) -> None:
+    """Prints Keras's summary of each model, as wide as the terminal allows.
+
+    Args:
+      models: Keras models, built.
+      file: where to; None is standard output.
+    """
+    file = file or sys.stdout
+    width = min(Console(file=file).width, 100)
+    for model in models:
+        model.summary(line_length=width, print_fn=lambda line, **_: print(line, file=file, flush=True))
+
+
+def duration(seconds: float) -> str:
+    """42s, 3m07s, 2h05m, 3d04h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def _step(moment: Moment) -> str:
+    return f"step {moment.step:,}/{moment.until_step:,}"
+
+
+def _metrics(means: dict[str, float]) -> str:
+    """The loss first, the others by name."""
+    names = sorted((name for name in means if name not in _HIDDEN), key=lambda name: (name != "loss", name))
+    return "  ".join(f"{name} {means[name]:.4f}" for name in names)

@@ -1,0 +1,191 @@
+"""One run, put together: data, strategy, trainer, state, checkpoints and hooks, from a configuration. Host code."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from engine import StepOptions, Trainer
+from engine.checkpoints import Checkpoints, load_weights
+from engine.hooks import Hook
+from engine.reduction import Reduction
+from engine.state import TrainState
+from engine.strategies import devices, jit_choice
+from engine.strategies.replicated import FeedOptions, Replicated
+from launch import checks
+from launch.config import Config
+from launch.errors import UsageError
+
+
+@dataclasses.dataclass
+class Session:
+    """What the modes work on.
+
+    Attributes:
+      config: what was asked.
+      strategy, state: where steps run, and what they change.
+      train_steps: updates in all.
+      example: (features, labels) of one example, zeros, with a batch axis of 1.
+      checkpoints, best: those of the run, and the best one; None without a run_dir.
+    """
+
+    config: Config
+    strategy: Replicated
+    state: TrainState
+    train_steps: int
+    example: Any
+    checkpoints: Checkpoints | None
+    best: Checkpoints | None
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.state.trainer
+
+
+def create(config: Config, trainer_class: type[Trainer] | None, splits) -> Session:
+    """Makes everything and restores nothing."""
+    train, evaluation, num_classes = splits
+    _check_split("train", train)
+    _check_split("eval", evaluation)
+    strategy = devices.create(
+        config.strategy,
+        num_virtual_devices=config.num_virtual_devices,
+        tpu_address=config.tpu_address,
+        steps_per_loop=config.steps_per_loop,
+        feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
+    )
+    checks.check_batch(config.global_batch_size, strategy.num_replicas)
+    train_feed = strategy.feed(train, config.global_batch_size, config.seed)
+    eval_feed = strategy.feed(evaluation, config.eval_batch_size, None)
+    per_epoch = train_feed.order.steps_per_epoch
+    train_steps = config.train_steps
+    if train_steps is None:
+        train_steps = max(1, math.ceil(config.train_epochs * per_epoch))
+    if trainer_class is None:
+        trainer_class = importlib.import_module(f"models.{config.model_entry.name}").Model
+    example = _example(train)
+    with strategy.scope():
+        trainer = trainer_class(**config.model_arg)
+        state = TrainState(trainer)
+        reduction = Reduction(config.reduce_dtype, int(config.reduce_pack_mb * (1 << 20)))
+        trainer.prepare(_step_options(config, train_steps), reduction, example, num_classes)
+        state.build()
+    strategy.bind(state, train_feed, eval_feed)
+    checkpoints, best = _checkpoints(config, state, strategy)
+    return Session(config, strategy, state, train_steps, example, checkpoints, best)
+
+
+def start_weights(session: Session) -> None:
+    """--init_from: the weights, and nothing else, of another run."""
+    if source := session.config.init_from:
+        for model in session.trainer.models:
+            name = next(n for n, value in vars(session.trainer).items() if value is model)
+            load_weights(source, model, f"trainer.{name}")
+        logging.info("weights taken from %s", source)
+
+
+def choose_jit(session: Session) -> str:
+    """Decides `state.jit`, measuring if that is asked for and open, and says what it is and why."""
+    config, state, strategy = session.config, session.state, session.strategy
+    checking = "debug" if config.debug else "check_numerics" if config.check_numerics else None
+    reason = f"XLA leaves the checks of --{checking} out" if checking else strategy.why_no_jit
+    if reason:
+        if config.jit == "on":
+            raise UsageError(f"--jit=on: {reason}; use --jit=auto or off")
+        state.jit = False
+        return f"XLA off: {reason}"
+    if config.jit != "auto":
+        state.jit = config.jit == "on"
+        return f"XLA {config.jit}, as asked"
+    if state.jit is not None:
+        return f"XLA {'on' if state.jit else 'off'}, as this run began"
+    measured = jit_choice.measure(strategy, state)
+    state.jit = jit_choice.choose(measured)
+    strategy.use_loop(measured[state.jit][1])
+    rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
+    with_xla = f"{rates[True]} with it" if True in rates else "it cannot compile this step"
+    return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"
+
+
+def write_json(path: str, values: dict[str, Any]) -> None:
+    """Writes a file that is there whole or not at all."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(values, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _step_options(config: Config, train_steps: int) -> StepOptions:
+    return StepOptions(
+        seed=config.seed,
+        precision=config.precision,
+        optimizer=config.optimizer,
+        optimizer_args=config.optimizer_arg,
+        learning_rate=config.learning_rate,
+        schedule=config.learning_rate_schedule,
+        schedule_args=config.learning_rate_schedule_arg,
+        warmup_steps=config.warmup_steps,
+        total_steps=train_steps,
+        weight_decay=config.weight_decay,
+        weight_decay_exclude=config.weight_decay_exclude,
+        clip_norm=config.clip_norm,
+        ema_decay=config.ema_decay,
+        accumulate_steps=config.accumulate_steps,
+        on_nonfinite=config.on_nonfinite,
+        debug=config.debug,
+        check_numerics=config.check_numerics,
+    )
+
+
+def _checkpoints(config: Config, state: TrainState, strategy: Replicated):
+    if not config.run_dir:
+        return None, None
+    about = {**config.about(), "strategy": strategy.describe()}
+    folder = os.path.join(config.run_dir, "checkpoints")
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about)
+    best = Checkpoints(os.path.join(config.run_dir, "best"), state.checkpoint, keep=1, about=about)
+    return checkpoints, best
+
+
+def _check_split(name: str, split) -> None:
+    """A split is a `tf.data.Dataset`, or (features, labels) of as many examples each, and not empty."""
+    if isinstance(split, tf.data.Dataset):
+        if split.cardinality() == 0:
+            raise UsageError(f"the {name} data is an empty dataset; give at least one example")
+        return
+    if not (isinstance(split, (tuple, list)) and len(split) == 2):
+        raise UsageError(f"the {name} data is a {type(split).__name__}; give (features, labels) or a tf.data.Dataset")
+    counts = [len(array) for array in tf.nest.flatten(split)]
+    if len(set(counts)) > 1:
+        raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
+    if counts[0] == 0:
+        raise UsageError(f"the {name} data has no examples; give at least one")
+
+
+def _example(split):
+    """One example of zeros with a batch axis of 1."""
+    if isinstance(split, tf.data.Dataset):
+        return tf.nest.map_structure(
+            lambda spec: np.zeros((1, *spec.shape), spec.dtype.as_numpy_dtype), split.element_spec
+        )
+    return tf.nest.map_structure(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), tuple(split))
+
+
+def user_hooks(hooks: Sequence) -> list:
+    """The user's hooks, checked: each is an `engine.hooks.Hook`."""
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise UsageError(f"hook {hook!r} is no engine.hooks.Hook; wrap a function by every_epoch or every_steps")
+    return list(hooks)

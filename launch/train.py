@@ -1,0 +1,155 @@
+"""Training from the command line: `python -m launch.train --model=cnn --input=digits --run_dir=runs/first`.
+
+A script of your own becomes such a program by `train.main(MyTrainer, data=my_data)`. The only code, with the rest of
+`launch`, that reads flags and the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from absl import flags, logging
+
+from launch import checks, config, errors, explanations, process
+from launch import data as datas
+from launch import flags as our_flags
+from launch.errors import UsageError, nearest
+
+
+def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = (), argv: list[str] | None = None):
+    """Runs what the command line asks for, and exits the process.
+
+    Args:
+      trainer_class: your `engine.Trainer`; None takes the one that --model names.
+      data: a function without arguments that returns (train, eval) or (train, eval, num_classes); train and eval are
+        each (features, labels) of arrays whose first axis is examples, or a `tf.data.Dataset` of single examples.
+        None takes what --input names.
+      hooks: your `engine.hooks`.
+      argv: the command line; None is the process's.
+    """
+    argv = sys.argv if argv is None else argv
+    try:
+        _parse(argv)
+        code = _run(trainer_class, data, hooks)
+    except UsageError as error:
+        code = _fail(errors.EXIT_USAGE, str(error))
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def run() -> None:
+    """`crankshaft-train`."""
+    main()
+
+
+def _parse(argv: list[str]) -> None:
+    own = [flag.name for flag in flags.FLAGS.flags_by_module_dict().get(argv[0], [])]
+    is_ours = os.path.abspath(argv[0]) == os.path.abspath(__file__)
+    doc = __doc__.split("\n\n")[0] if is_ours else getattr(sys.modules["__main__"], "__doc__", None) or __doc__
+    program = "python -m launch.train" if is_ours else os.path.basename(argv[0])
+    if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
+        print(our_flags.help_text(program, doc, own))
+        sys.exit(0)
+    if "--helpshort" in argv[1:]:
+        print(our_flags.short_help_text(program, doc))
+        sys.exit(0)
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        known = [name for names in our_flags.GROUPS.values() for name in names] + own
+        raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known)}") from None
+    except flags.Error as error:
+        raise UsageError(f"{error}; see --help".replace("\n", " ")) from None
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
+    logging.use_absl_handler()
+
+
+def _run(trainer_class, data, hooks) -> int:
+    started = time.monotonic()
+    asked = config.from_flags(trainer_class, data is not None)
+    checks.check(asked)
+    if asked.tune_allocator:
+        process.tune_allocator()
+    with contextlib.ExitStack() as stack:
+        if asked.run_dir and asked.mode in ("train", "train_and_eval"):
+            stack.enter_context(process.lock(asked.run_dir))
+        try:
+            with process.without_start_up_noise():
+                session = _start(asked, trainer_class, data)
+            result, code = _work(session, hooks)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except Exception as error:  # the border of the program: every failure becomes one line here
+            return _explain(error, asked.debug)
+        result["wall_seconds"] = time.monotonic() - started
+        _write_result(asked, result)
+        _say_where(asked)
+        return code
+
+
+def _start(asked: config.Config, trainer_class, data):
+    """Everything up to the first step; TensorFlow starts here."""
+    splits = datas.load(asked, data)
+    from launch import session as sessions
+
+    if asked.check_numerics:
+        from engine import numerics
+
+        numerics.enable()
+    made = sessions.create(asked, trainer_class, splits)
+    if asked.run_dir and asked.mode in ("train", "train_and_eval"):
+        sessions.write_json(os.path.join(asked.run_dir, config.FILE_NAME), asked.about())
+    return made
+
+
+def _work(session, hooks):
+    from launch import modes
+    from launch.session import user_hooks
+
+    mode = session.config.mode
+    if mode == "eval":
+        return modes.evaluate(session)
+    if mode == "benchmark":
+        return modes.benchmark(session, os.environ)
+    if mode == "export":
+        return modes.export(session)
+    return modes.train(session, user_hooks(hooks))
+
+
+def _write_result(asked: config.Config, result: dict) -> None:
+    from launch.session import write_json
+
+    paths = {os.path.join(asked.run_dir, "result.json")} if asked.run_dir else set()
+    for path in paths | ({asked.result_json} if asked.result_json else set()):
+        write_json(path, result)
+
+
+def _say_where(asked: config.Config) -> None:
+    if asked.run_dir and asked.mode in ("train", "train_and_eval"):
+        board = os.path.join(asked.run_dir, "tensorboard")
+        print(
+            f"The run's files: {asked.run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}"
+        )
+
+
+def _explain(error: Exception, debug: bool) -> int:
+    """Prints one line for an exception and returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    code, line = explanations.explain(error)
+    return _fail(code, line)
+
+
+def _fail(code: int, line: str) -> int:
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    run()
