@@ -191,13 +191,13 @@ class Checkpoints:
         known.sort(key=lambda each: (each.problem(content=False) is None, each.serial))
         prefixes = [each.prefix for each in known]
         if prefixes:
-            tf.compat.v1.train.update_checkpoint_state(
-                self.directory,
-                prefixes[-1],
-                all_model_checkpoint_paths=prefixes,
-                all_model_checkpoint_timestamps=[float(1 + i) for i in range(len(prefixes))],
-                last_preserved_timestamp=0.0,
-            )
+            # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
+            lines = [f"model_checkpoint_path: {json.dumps(os.path.basename(prefixes[-1]))}"]
+            lines += [f"all_model_checkpoint_paths: {json.dumps(os.path.basename(p))}" for p in prefixes]
+            path = os.path.join(self.directory, "checkpoint")
+            with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+                file.write("\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
+            os.replace(f"{path}.tmp", path)
         else:
             _remove(os.path.join(self.directory, "checkpoint"))
         return tf.train.CheckpointManager(checkpoint, self.directory, max_to_keep=self.keep)
