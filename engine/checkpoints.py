@@ -194,6 +194,7 @@ class Checkpoints:
             # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
             lines = [f"model_checkpoint_path: {json.dumps(os.path.basename(prefixes[-1]))}"]
             lines += [f"all_model_checkpoint_paths: {json.dumps(os.path.basename(p))}" for p in prefixes]
+            lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(prefixes))]
             path = os.path.join(self.directory, "checkpoint")
             with open(f"{path}.tmp", "w", encoding="utf-8") as file:
                 file.write("\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
