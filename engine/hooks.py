@@ -31,6 +31,9 @@ class Hook:
     def __call__(self, moment: Moment) -> None:
         """After each call of the inner loop, due or not. May set `moment.stop`."""
 
+    def settle(self, moment: Moment) -> None:
+        """Before a checkpoint is saved: raises if the state is not to be kept, writes out what has to be on disk."""
+
     def end(self, moment: Moment) -> None:
         """After the last step, or where a hook stopped the run; not after an exception."""
 
@@ -69,7 +72,10 @@ class Periodic(Hook):
 
 
 class Windowed(Periodic):
-    """Periodic, with the sums of the metrics since it last acted; they survive a restart."""
+    """Periodic, with the sums of the metrics since it last acted; they survive a restart.
+
+    `act` may keep `window`: the next one is a new object.
+    """
 
     def __init__(self, every_steps: int, at_end: bool = False):
         super().__init__(every_steps, at_end)
@@ -80,13 +86,32 @@ class Windowed(Periodic):
             self.window.add(moment.sums)
         if self.is_due(moment):
             self.act(moment)
-            self.window.clear()
+            self.window = Sums()
 
     def host_state(self) -> dict:
         return {"window": {name: list(pair) for name, pair in self.window.values().items()}}
 
     def restore_host_state(self, values: dict) -> None:
         self.window = Sums({name: tuple(pair) for name, pair in values.get("window", {}).items()})
+
+
+class StopRequest(Hook):
+    """Ends the run at the next moment once somebody asks. `request` may be called in a signal handler or a thread."""
+
+    name = "stop_request"
+
+    def __init__(self):
+        self._reason: str | None = None
+
+    def request(self, reason: str) -> None:
+        """Asks for the end; the first reason stays."""
+        self._reason = self._reason or reason
+
+    def begin(self, moment: Moment) -> None:
+        self(moment)
+
+    def __call__(self, moment: Moment) -> None:
+        moment.stop = moment.stop or self._reason
 
 
 class _Every(Windowed):

@@ -73,6 +73,7 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
         result["examples_per_sec"] = metrics.examples / metrics.seconds
     if config.mode == "train_and_eval" and not signals.exit_code:
         result["eval"] = _last_evaluation(hooks) or evaluation.evaluate(session.strategy, session.trainer)
+        print(f"evaluation at step {state.step}: {_line(result['eval'])}")
     if moment.stop:
         result["stop"] = moment.stop
         print(f"stopped at step {state.step}: {moment.stop}")
@@ -136,7 +137,7 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
         session.checkpoints.restore(manifest, strict=False)
         session.state.restore_host_state(manifest.host_state.get("state", {}))
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
-        print(f"step {manifest.step}: " + ", ".join(f"{k} {v:.6g}" for k, v in results[manifest.step].items()))
+        print(f"evaluation at step {manifest.step}: {_line(results[manifest.step])}")
     result = _result(session, eval=results[session.state.step])
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
@@ -192,6 +193,10 @@ def _eval_period(session: Session) -> int:
 
 def _last_evaluation(hooks: Sequence[Hook]) -> dict[str, float] | None:
     return next((hook.result for hook in hooks if isinstance(hook, evaluation.Evaluation)), None)
+
+
+def _line(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in sorted(metrics.items()))
 
 
 def _first_line(session: Session, manifest: Manifest | None) -> str:

@@ -38,6 +38,10 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
         code = _run(trainer_class, data, hooks)
     except UsageError as error:
         code = _fail(errors.EXIT_USAGE, str(error))
+    except (
+        KeyboardInterrupt
+    ):  # before the first step, or after the last: within, a signal asks the loop to save and end
+        code = _fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     sys.stdout.flush()
     sys.exit(code)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import tensorflow as tf
+from absl import logging
 
 from engine.feeds import DatasetFeed, ResidentFeed, StreamedFeed
 from engine.metrics import Sums
@@ -84,6 +85,9 @@ class Replicated:
           seed: shuffles each epoch anew; None keeps the examples' own order.
         """
         options = self.feed_options
+        if self._static_shapes and seed is None and not isinstance(source, tf.data.Dataset):
+            examples = len(tf.nest.flatten(source)[0])
+            global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         if isinstance(source, tf.data.Dataset):
             order = self._order(count_examples(source), global_batch_size, 1, seed)
             policy = getattr(tf.data.experimental.AutoShardPolicy, options.auto_shard.upper())
@@ -166,6 +170,25 @@ class Replicated:
     def _loop(self, feed, step, jit: bool) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
         return InnerLoop(self.distribution, step, feed, jit=jit, sums_dtype=dtype)
+
+
+def largest_divisor(examples: int, limit: int, replicas: int) -> int:
+    """The largest batch up to `limit` that divides over the replicas and leaves no smaller last batch.
+
+    For devices that want one shape for all batches, and an evaluation that is to see each example. `limit` itself if
+    there is none: then the last, smaller batch is left out, and a warning says so.
+    """
+    for batch in range(limit // replicas * replicas, 0, -replicas):
+        if examples % batch == 0:
+            return batch
+    logging.warning(
+        "evaluation leaves out %d of %d examples: no batch up to %d divides them over %d replicas",
+        examples % limit,
+        examples,
+        limit,
+        replicas,
+    )
+    return limit
 
 
 def count_examples(dataset: tf.data.Dataset) -> int:

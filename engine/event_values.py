@@ -1,0 +1,102 @@
+"""What TensorBoard shows, as the `Summary.Value` protocol buffers of `tf.summary`. Host code, but `histogram`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorboard.plugins.hparams import summary_v2 as hparams_plugin
+from tensorflow.core.framework.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, DATA_CLASS_SCALAR, DATA_CLASS_TENSOR
+from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+Summary = tf.compat.v1.Summary
+_BUCKETS = 30  # TensorBoard's own default
+
+
+def _metadata(plugin: str, data_class: int) -> tf.compat.v1.SummaryMetadata:
+    kind = tf.compat.v1.SummaryMetadata
+    return kind(plugin_data=kind.PluginData(plugin_name=plugin), data_class=data_class)
+
+
+_SCALARS = _metadata("scalars", DATA_CLASS_SCALAR)
+_HISTOGRAMS = _metadata("histograms", DATA_CLASS_TENSOR)
+_IMAGES = _metadata("images", DATA_CLASS_BLOB_SEQUENCE)
+_TEXT = _metadata("text", DATA_CLASS_TENSOR)
+_FLOAT = tf.float32.as_datatype_enum
+
+
+def scalars(values: dict[str, float]) -> list[Summary.Value]:
+    """One value for each name."""
+    made = []
+    for tag, value in values.items():
+        tensor = TensorProto(dtype=_FLOAT, float_val=[value])
+        tensor.tensor_shape.SetInParent()  # a scalar's shape, which is not the same as none
+        made.append(Summary.Value(tag=tag, metadata=_SCALARS, tensor=tensor))
+    return made
+
+
+class Histogram(NamedTuple):
+    """counts: [30] int32, of the finite entries; low, high: scalar float32, the range that is cut into 30."""
+
+    counts: tf.Tensor
+    low: tf.Tensor
+    high: tf.Tensor
+
+
+def histogram(values: tf.Tensor) -> Histogram:
+    """Counts a tensor's entries where it is, by TensorFlow ops; inf and nan are left out. May be traced."""
+    values = tf.cast(tf.reshape(values, [-1]), tf.float32)
+    values = tf.boolean_mask(values, tf.math.is_finite(values))
+    some = tf.size(values) > 0
+    low = tf.where(some, tf.reduce_min(values), 0.0)
+    high = tf.where(some, tf.reduce_max(values), 0.0)
+    # Equal entries all go into one bucket of a range about them, as in TensorBoard's own.
+    low, high = tf.where(high > low, low, low - 0.5), tf.where(high > low, high, high + 0.5)
+    return Histogram(tf.histogram_fixed_width(values, [low, high], _BUCKETS), low, high)
+
+
+def histograms(found: dict[str, Histogram]) -> list[Summary.Value]:
+    """One value for each name: [30, 3] float64 of left edge, right edge, count."""
+    made = []
+    for tag, (counts, low, high) in found.items():
+        edges = np.linspace(float(low), float(high), _BUCKETS + 1)
+        table = np.stack([edges[:-1], edges[1:], np.asarray(counts, np.float64)], axis=1)
+        made.append(Summary.Value(tag=tag, metadata=_HISTOGRAMS, tensor=tf.make_tensor_proto(table)))
+    return made
+
+
+def looks_like_images(features) -> bool:
+    """Whether a tensor is [batch, height, width, 1 or 3]."""
+    shape = getattr(features, "shape", ())
+    return len(shape) == 4 and shape[-1] in (1, 3)
+
+
+def images(tag: str, pictures: np.ndarray) -> list[Summary.Value]:
+    """One value for [n, height, width, 1 or 3]: uint8 as it is; other numbers within [0, 1] as shades from black to
+    white, and scaled to that range where they leave it."""
+    pictures = np.asarray(pictures)
+    if pictures.dtype != np.uint8:
+        pictures = pictures.astype(np.float32)
+        low, high = float(pictures.min()), float(pictures.max())
+        if low < 0 or high > 1:
+            pictures = (pictures - low) / max(high - low, 1e-12)
+        pictures = np.rint(pictures * 255).astype(np.uint8)
+    _, height, width, _ = pictures.shape
+    with tf.device("CPU:0"):
+        encoded = [tf.io.encode_png(picture).numpy() for picture in pictures]
+    tensor = tf.make_tensor_proto([str(width).encode(), str(height).encode(), *encoded])
+    return [Summary.Value(tag=tag, metadata=_IMAGES, tensor=tensor)]
+
+
+def text(tag: str, markdown: str) -> list[Summary.Value]:
+    return [Summary.Value(tag=tag, metadata=_TEXT, tensor=tf.make_tensor_proto(markdown.encode()))]
+
+
+def hyper_parameters(config: dict) -> list[Summary.Value]:
+    """A run's configuration for the HParams tab, and as a table for the Text tab."""
+    plain = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in config.items()}
+    session = Summary.FromString(hparams_plugin.hparams_pb(plain).SerializeToString())
+    cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in plain.items()}
+    table = "| name | value |\n|---|---|\n" + "".join(f"| {key} | {value} |\n" for key, value in cells.items())
+    return [*session.value, *text("configuration", table)]

@@ -1,0 +1,81 @@
+"""A look at what a step computes, for TensorBoard, that changes nothing in the run. Host code around replica code."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from engine.averaging import raw
+from engine.event_values import Histogram, histogram
+from engine.loss_scale import multiply
+
+
+class Probe:
+    """Computes the gradients that the next step would, and shows its batch, without doing it.
+
+    Args:
+      distribution: the `tf.distribute.Strategy` of the run.
+      feed: the training data's feed. It is asked for the step that training asks for next, which every feed answers
+        twice alike.
+      trainer: built.
+    """
+
+    def __init__(self, distribution: tf.distribute.Strategy, feed, trainer):
+        self._distribution = distribution
+        self._feed = feed
+        self._trainer = trainer
+        self._gradients = tf.function(self._replicated_gradients, autograph=False)
+        self._batch = tf.function(self._replicated_batch, autograph=False)
+
+    def gradients(self, step: int) -> dict[str, Histogram]:
+        """Histograms of the loss's gradients over the global batch of a step, by the variable's path.
+
+        Before clipping, after the sum over replicas. {} where the trainer has no `model` for `compute_gradients`.
+        """
+        if not hasattr(self._trainer, "model"):
+            return {}
+        operands, place, _ = self._feed.take(step, 1)
+        found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
+        paths = [v.path for v in self._trainer.model.trainable_variables]
+        return {path: found[path] for path in paths if path in found}
+
+    @property
+    def example_features(self):
+        """Features of one example, zeros: their shapes and dtypes."""
+        return self._trainer.example[0]
+
+    def features(self, step: int):
+        """The features of one replica's part of the batch of a step, as tensors."""
+        operands, place, _ = self._feed.take(step, 1)
+        return self._batch(operands, tf.constant(place, tf.int64))
+
+    def _replicated_batch(self, operands, place):
+        batch = self._feed.next_operands(operands, place)
+        features = self._distribution.run(lambda *b: self._feed.batch(*b)[0], args=batch)
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
+
+    def _replicated_gradients(self, operands, place, step):
+        batch = self._feed.next_operands(operands, place)
+        found = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], found)
+
+    def _replica_gradients(self, batch, step):
+        """Replica code: what a forward pass in training moves (statistics, seeds) is put back, on each replica."""
+        trainer = self._trainer
+        moved = [raw(v) for model in trainer.models for v in model.non_trainable_variables]
+        kept = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in moved]
+        # A copy: on some devices a read shares the variable's memory.
+        kept = [tf.raw_ops.DeepCopy(x=value) for value in kept]
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True))
+        gradients, metrics = trainer.compute_gradients(batch)
+        gradients, count = trainer.reduction.sum(gradients, metrics["loss"].count)
+        gradients = [multiply(g, tf.math.divide_no_nan(1.0, count)) for g in gradients]
+        gradients = trainer.loss_scale.unscale(gradients)
+        for variable, value in zip(moved, kept, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+        paths = [v.path for v in trainer.model.trainable_variables]
+        return {
+            path: histogram(g.values if isinstance(g, tf.IndexedSlices) else g)
+            for path, g in zip(paths, gradients, strict=True)
+            if g is not None
+        }
