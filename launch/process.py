@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 
 from absl import logging
 
@@ -81,6 +82,10 @@ class Signals:
         self.exit_code: int | None = None
 
     def __enter__(self) -> Signals:
+        reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        threading.Thread(target=_end_at_second, args=(reading,), name="signals", daemon=True).start()
         for number in _EXIT_CODES:
             self._before[number] = signal.signal(number, self._handle)
         return self
@@ -88,14 +93,31 @@ class Signals:
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._writing)  # ends the thread
 
     def _handle(self, number, _frame) -> None:
         if self.exit_code is None:
             self.exit_code = _EXIT_CODES[number]
             self._request(signal.Signals(number).name)
-        # Python runs a handler only between its own instructions, not within a compiled call; the kernel does not wait.
         for each in _EXIT_CODES:
             signal.signal(each, signal.SIG_DFL)
+
+
+def _end_at_second(reading: int) -> None:
+    """Ends the process at the second signal that comes before the first was handled. Runs in a thread.
+
+    Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
+    which may take minutes. What it does at once is to write the signal's number to the wakeup file.
+    """
+    seen = 0
+    while number := os.read(reading, 1):
+        seen += number[0] in _EXIT_CODES
+        if seen > 1:
+            if os.isatty(1):
+                os.write(1, b"\x1b[?25h\n")  # the cursor, which a progress bar hides
+            os._exit(_EXIT_CODES[signal.Signals(number[0])])
+    os.close(reading)
 
 
 @contextlib.contextmanager
