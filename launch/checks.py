@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import tempfile
 
 from launch import config as configs
@@ -16,10 +18,16 @@ def check(config: Config) -> None:
     """Raises `UsageError` for the first thing that is wrong."""
     _check_strategy(config)
     _check_amounts(config)
+    _check_monitor(config)
+    if config.mode in ("eval", "export"):
+        _check_checkpoints(config)
     if config.run_dir:
         _check_run_dir(config)
     if config.result_json:
         _check_writable("result_json", os.path.dirname(os.path.abspath(config.result_json)))
+    source = config.init_from
+    if source and not (os.path.exists(source) or os.path.exists(f"{source}.index")):
+        raise UsageError(f"--init_from={source} does not exist; give a run's folder or a checkpoint, .../ckpt-1000")
     if config.data_dir and not os.path.exists(config.data_dir):
         raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
 
@@ -45,9 +53,15 @@ def _check_strategy(config: Config) -> None:
         check_batch(config.global_batch_size, virtual)
         if virtual > 1 and config.jit == "on":
             raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
+    checking = "debug" if config.debug else "check_numerics" if config.check_numerics else None
+    if config.jit == "on" and checking:
+        raise UsageError(f"--jit=on: XLA leaves the checks of --{checking} out; use --jit=auto or off")
 
 
 def _check_amounts(config: Config) -> None:
+    for name, value in config.values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"--{name}={value} is not finite; use a number that is")
     training = config.mode in ("train", "train_and_eval")
     if config.train_steps == 0 or config.train_epochs == 0:
         name = "train_steps" if config.train_steps == 0 else "train_epochs"
@@ -57,9 +71,6 @@ def _check_amounts(config: Config) -> None:
         raise UsageError(f"--ema_decay={config.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
     if config.reduce_lr_patience and not 0 < config.reduce_lr_factor < 1:
         raise UsageError(f"--reduce_lr_factor={config.reduce_lr_factor} does not lower a rate; use one between 0 and 1")
-    prefix = config.monitor.split("_")[0]
-    if prefix not in ("eval", "train"):
-        raise UsageError(f"--monitor={config.monitor} is no metric's name; use e.g. eval_loss or train_loss")
     if config.accumulate_steps > config.global_batch_size:
         raise UsageError(
             f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
@@ -67,10 +78,36 @@ def _check_amounts(config: Config) -> None:
         )
 
 
+def _check_monitor(config: Config) -> None:
+    source, _, metric = config.monitor.partition("_")
+    if source not in ("eval", "train") or not metric:
+        raise UsageError(f"--monitor={config.monitor} is no metric's name; use e.g. eval_loss or train_loss")
+    for flag in ("early_stopping_patience", "reduce_lr_patience"):
+        if config.mode == "train" and source == "eval" and getattr(config, flag):
+            raise UsageError(
+                f"--{flag} watches --monitor={config.monitor}, and --mode=train makes no evaluations; "
+                f"use --monitor=train_{metric} or --mode=train_and_eval"
+            )
+
+
+def _check_checkpoints(config: Config) -> None:
+    """There is something to evaluate or export; whether it is whole, is seen when it is read."""
+    if not config.run_dir:
+        raise UsageError(f"--mode={config.mode} needs --run_dir, the folder of a run")
+    if not os.path.isdir(config.run_dir):
+        raise UsageError(f"--run_dir={config.run_dir} does not exist; give the folder of a run")
+    which = config.eval_checkpoint
+    folder = os.path.join(config.run_dir, "best" if which == "best" else "checkpoints")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = sorted(int(m[1]) for name in names if (m := re.fullmatch(r"ckpt-(\d+)\.manifest\.json", name)))
+    if not steps:
+        raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {os.path.basename(folder)}/; train first")
+    if which not in ("latest", "best", "all", *map(str, steps)):
+        raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
+
+
 def _check_run_dir(config: Config) -> None:
     reading = config.mode in ("eval", "export")
-    if reading and not os.path.isdir(config.run_dir):
-        raise UsageError(f"--run_dir={config.run_dir} does not exist; give the folder of a run")
     if not reading or config.mode == "eval":
         _check_writable("run_dir", config.run_dir)
     before = configs.read(config.run_dir)

@@ -126,7 +126,7 @@ def read(run_dir: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        return {"flags": found["flags"], "deciding": found["deciding"]}
+        return {"flags": dict(found["flags"]), "deciding": dict(found["deciding"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a configuration ({error}); remove it or use another --run_dir") from None
 

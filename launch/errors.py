@@ -14,8 +14,8 @@ class UsageError(Exception):
     """A mistake in what was asked: what was given, what was found, what to do. One line."""
 
 
-def nearest(found: str, known) -> str:
-    """'did you mean X?' if one of `known` is near, else all of them."""
+def nearest(found: str, known, otherwise: str | None = None) -> str:
+    """'did you mean X?' if one of `known` is near, else `otherwise`, or all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known) or '(there are none)'}"
+    return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"

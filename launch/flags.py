@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 
 from absl import flags
+
+from launch.errors import nearest
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
@@ -171,11 +174,28 @@ def help_text(program: str, doc: str, own: list[str]) -> str:
 
 def short_help_text(program: str, doc: str) -> str:
     """The flags that most runs use; fits a screen of 24 lines by 80 columns."""
-    lines = [doc.strip().splitlines()[0], f"usage: {program} [flags]   (--help: all flags)"]
+    title = doc.strip().splitlines()[0].split(", for example")[0]
+    lines = [textwrap.shorten(title, 79), f"usage: {program} [flags]   (--help: all flags)"]
     for name in ESSENTIAL:
-        about = _HELP[name].split(". ")[0].split(";")[0].split(" (")[0].rstrip(".")
-        lines.append(f"  --{name:<24} {about}"[:79])
+        about = re.split(r"(?<!e\.g)\. |;| \(", _HELP[name])[0].rstrip(".")
+        lines.append(f"  --{name:<24} {textwrap.shorten(about, 50, placeholder=' ...')}")
     return "\n".join(lines)
+
+
+def explain(error: flags.Error) -> str:
+    """One line for a flag's value that is wrong or missing."""
+    text = " ".join(str(error).split())
+    found = re.match(r"flag --(\w+)=(.*?): (.*)$", text)
+    if not found:
+        return f"{text}; see --help"
+    name, value, reason = found.groups()
+    flag = flags.FLAGS[name]
+    if values := getattr(flag.parser, "enum_values", None):
+        return f"--{name}={value} is unknown; {nearest(value, values)}"
+    kind = {"int": "an integer", "float": "a number", "bool": "true or false"}.get(flag.flag_type())
+    if kind and "is not" not in reason:  # where it is out of bounds, absl says which
+        reason = f"it takes {kind}"
+    return f"--{name}={value} can't be used: {reason}; see --help"
 
 
 def _usage(flag) -> str:

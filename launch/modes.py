@@ -16,12 +16,13 @@ from engine.numerics import NanGuard
 from engine.probe import Probe
 from engine.saving import BestCheckpoint, Checkpointing
 from engine.summaries import TensorBoard
+from launch import config as configs
 from launch import export as exports
 from launch import report
 from launch.errors import UsageError
 from launch.process import Signals
 from launch.progress import Progress, print_model_summary
-from launch.session import Session, choose_jit, start_weights
+from launch.session import Session, choose_jit, start_weights, write_json
 
 
 class TrainMetrics(Windowed):
@@ -61,6 +62,8 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
     metrics = TrainMetrics(_eval_period(session))
     hooks = compose_hooks(session, user_hooks, metrics, stop_request)
     manifest = restore(session, hooks)
+    if config.run_dir:  # not before: a run that cannot be gone on with stays what it is
+        write_json(os.path.join(config.run_dir, configs.FILE_NAME), config.about())
     print_model_summary(session.trainer.models)
     print(_first_line(session, manifest), flush=True)
     with Signals(stop_request.request) as signals:

@@ -75,6 +75,8 @@ def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]
         if not separator:
             raise UsageError(f"--{flag}={pair} has no value; use --{flag} NAME=VALUE")
         known = {*entry.defaults, *entry.required}
+        if not known:
+            raise UsageError(f"--{flag} {pair}: {entry.name} takes no arguments; leave it out")
         if name not in known:
             raise UsageError(f"--{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
         values[name] = parse_value(flag, name, text, entry.defaults.get(name))
@@ -96,8 +98,9 @@ def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
             return type(default)(text)
         return tuple(map(_by_looks, text.split(","))) if "," in text else _by_looks(text)
     except (KeyError, ValueError):
-        kind = type(default).__name__
-        raise UsageError(f"--{flag} {name}={text} is no {kind}; the default is {default!r}") from None
+        kind = {bool: "boolean", int: "integer", float: "number"}.get(type(default), "such list")
+        shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
+        raise UsageError(f"--{flag} {name}={text} is no {kind}; give a value like the default, {shown}") from None
 
 
 def _by_looks(text: str) -> Any:

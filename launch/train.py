@@ -1,4 +1,6 @@
-"""Training from the command line: `python -m launch.train --model=cnn --input=digits --run_dir=runs/first`.
+"""Train, evaluate, time or export a model from the command line, for example
+
+  python -m launch.train --model=cnn --input=digits --run_dir=runs/first
 
 A script of your own becomes such a program by `train.main(MyTrainer, data=my_data)`. The only code, with the rest of
 `launch`, that reads flags and the environment.
@@ -38,9 +40,7 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
         code = _run(trainer_class, data, hooks)
     except UsageError as error:
         code = _fail(errors.EXIT_USAGE, str(error))
-    except (
-        KeyboardInterrupt
-    ):  # before the first step, or after the last: within, a signal asks the loop to save and end
+    except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         code = _fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     sys.stdout.flush()
     sys.exit(code)
@@ -54,7 +54,11 @@ def run() -> None:
 def _parse(argv: list[str]) -> None:
     own = [flag.name for flag in flags.FLAGS.flags_by_module_dict().get(argv[0], [])]
     is_ours = os.path.abspath(argv[0]) == os.path.abspath(__file__)
-    doc = __doc__.split("\n\n")[0] if is_ours else getattr(sys.modules["__main__"], "__doc__", None) or __doc__
+    doc = (
+        "\n\n".join(__doc__.split("\n\n")[:2])
+        if is_ours
+        else getattr(sys.modules["__main__"], "__doc__", None) or __doc__
+    )
     program = "python -m launch.train" if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
         print(our_flags.help_text(program, doc, own))
@@ -66,9 +70,9 @@ def _parse(argv: list[str]) -> None:
         rest = flags.FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
-        raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known)}") from None
+        raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
     except flags.Error as error:
-        raise UsageError(f"{error}; see --help".replace("\n", " ")) from None
+        raise UsageError(our_flags.explain(error)) from None
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
     logging.use_absl_handler()
@@ -106,10 +110,7 @@ def _start(asked: config.Config, trainer_class, data):
         from engine import numerics
 
         numerics.enable()
-    made = sessions.create(asked, trainer_class, splits)
-    if asked.run_dir and asked.mode in ("train", "train_and_eval"):
-        sessions.write_json(os.path.join(asked.run_dir, config.FILE_NAME), asked.about())
-    return made
+    return sessions.create(asked, trainer_class, splits)
 
 
 def _work(session, hooks):

@@ -1,0 +1,142 @@
+"""What tests of the launcher share: `crank`, the program as a process, and `inside`, the same main in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from absl import flags, logging
+from absl.testing import flagsaver
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SECONDS = 90  # a process that takes longer hangs: start and compilation are about five seconds
+_WITHOUT_TENSORFLOW = "raise ImportError('TensorFlow was started')\n"
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a program ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def error(self) -> str:
+        """The one line that says what was wrong; fails the test if there are more, or a traceback."""
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, f"{len(lines)} error lines in:\n{self.err}\n{self.out[-2000:]}"
+        assert "Traceback" not in self.err
+        return lines[0].removeprefix("error: ")
+
+    def ok(self) -> Outcome:
+        """Itself, if the program ended well."""
+        assert self.code == 0, f"exit code {self.code}\n{self.err}\n{self.out[-2000:]}"
+        return self
+
+
+class Program:
+    """A running `python -m launch.train`, or a user's script. Its output goes to files, so that it never blocks."""
+
+    def __init__(self, arguments: list[str], folder: pathlib.Path, environment: dict[str, str]):
+        folder.mkdir(parents=True)
+        self._paths = (folder / "out", folder / "err")
+        self._started = time.monotonic()
+        with open(self._paths[0], "wb") as out, open(self._paths[1], "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments], stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment
+            )
+
+    @property
+    def out(self) -> str:
+        return self._paths[0].read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._paths[1].read_text(errors="replace")
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def until(self, condition, seconds: float = _SECONDS) -> None:
+        """Waits for `condition()`; fails if the program ends before, or time does."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.err}\n{self.out}"
+            assert time.monotonic() < end, f"waited {seconds} s in vain\n{self.err}\n{self.out}"
+            time.sleep(0.01)
+
+    def wait(self, seconds: float = _SECONDS) -> Outcome:
+        code = self.process.wait(timeout=seconds)
+        return Outcome(code, self.out, self.err, time.monotonic() - self._started)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Crank:
+    """Starts programs; called, it runs one to its end."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._programs: list[Program] = []
+
+    def start(self, *arguments: str, script: str | os.PathLike | None = None, tensorflow: bool = True) -> Program:
+        """Starts `python -m launch.train ARGUMENTS`, or a script; without `tensorflow`, importing it is an error."""
+        paths = [str(ROOT)]
+        if not tensorflow:
+            stub = self._folder / "stub" / "tensorflow"
+            stub.mkdir(parents=True, exist_ok=True)
+            (stub / "__init__.py").write_text(_WITHOUT_TENSORFLOW)
+            paths.insert(0, str(stub.parent))
+        program = Program(
+            [*(["-m", "launch.train"] if script is None else [os.fspath(script)]), *map(str, arguments)],
+            self._folder / f"program{len(self._programs)}",
+            {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"},
+        )
+        self._programs.append(program)
+        return program
+
+    def __call__(self, *arguments: str, script=None, tensorflow: bool = True) -> Outcome:
+        return self.start(*arguments, script=script, tensorflow=tensorflow).wait()
+
+    def end(self) -> None:
+        for program in self._programs:
+            program.end()
+
+
+@pytest.fixture
+def crank(tmp_path_factory):
+    """`crank(*flags)`, the launcher in a process of its own, which ends with the test."""
+    programs = Crank(tmp_path_factory.mktemp("programs"))
+    yield programs
+    programs.end()
+
+
+@pytest.fixture
+def inside(capfd):
+    """`inside(*flags, trainer=, data=, hooks=)`: launch.train.main in this process, where starting costs nothing."""
+    from launch import train
+
+    def run(*arguments: str, trainer=None, data=None, hooks=()) -> Outcome:
+        capfd.readouterr()
+        logging.get_absl_handler().python_handler.setStream(sys.stderr)  # pytest's of now, not of the import
+        started = time.monotonic()
+        with flagsaver.flagsaver():
+            for name in flags.FLAGS:
+                flags.FLAGS[name].unparse()
+            with pytest.raises(SystemExit) as exit:
+                train.main(trainer, data=data, hooks=hooks, argv=["script", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        return Outcome(exit.value.code or 0, out, err, time.monotonic() - started)
+
+    return run

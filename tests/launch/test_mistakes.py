@@ -1,0 +1,217 @@
+"""Mistakes on the command line: code 2, one line with the cure, found before TensorFlow starts. Each is a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+RUN = ("--model=mlp", "--input=digits")
+MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=8")
+
+# What is given, and what the line has to say: the name, the value found, the cure.
+MISTAKES = {
+    "an unknown flag": (["--modle=cnn"], ["--modle", "did you mean", "model"]),
+    "a flag like no other": (["--qqq=1"], ["--qqq is unknown", "--help"]),
+    "a word that is no flag": ([*RUN, "twice"], ["'twice' is no flag", "--NAME=VALUE"]),
+    "no model": (["--input=digits"], ["--model is not given", "cnn, logistic, mlp"]),
+    "no input": (["--model=mlp"], ["--input is not given", "digits", "synthetic"]),
+    "an unknown model": (["--model=mpl", "--input=digits"], ["--model=mpl", "did you mean mlp?"]),
+    "an unknown input": (["--model=mlp", "--input=digit"], ["--input=digit", "did you mean digits?"]),
+    "an unknown mode": ([*RUN, "--mode=trian"], ["--mode=trian", "did you mean train"]),
+    "an unknown strategy": ([*RUN, "--strategy=mirored"], ["--strategy=mirored", "did you mean mirrored"]),
+    "an unknown optimizer": ([*RUN, "--optimizer=adamm"], ["--optimizer=adamm", "did you mean adam"]),
+    "an optimizer like no other": ([*RUN, "--optimizer=qqq"], ["--optimizer=qqq", "use one of", "momentum", "lion"]),
+    "an unknown schedule": ([*RUN, "--learning_rate_schedule=cosin"], ["_schedule=cosin", "did you mean cosine?"]),
+    "an unknown model argument": (
+        [*RUN, "--model_arg=hiden_units=3"],
+        ["hiden_units: mlp", "did you mean hidden_units"],
+    ),
+    "a model argument without a value": ([*RUN, "--model_arg=dropout"], ["dropout has no value", "NAME=VALUE"]),
+    "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is no number", "like"]),
+    "a model without arguments": (["--model=logistic", "--input=digits", "--model_arg=x=1"], ["logistic takes no"]),
+    "an unknown input argument": (
+        ["--model=mlp", "--input=synthetic", "--input_arg=exampels=3"],
+        ["--input_arg exampels: synthetic", "did you mean examples"],
+    ),
+    "an input argument out of range": (
+        ["--model=mlp", "--input=synthetic", "--input_arg=classes=1"],
+        ["classes=1 is too small", "at least 2"],
+    ),
+    "an unknown optimizer argument": ([*RUN, "--optimizer_arg=beta1=0.5"], ["beta1: adam", "did you mean beta_1"]),
+    "an unknown schedule argument": (
+        [*RUN, "--learning_rate_schedule=cosine", "--learning_rate_schedule_arg=alhpa=1"],
+        ["alhpa: cosine", "did you mean alpha?"],
+    ),
+    "a word for an integer": ([*RUN, "--train_steps=many"], ["--train_steps=many", "an integer"]),
+    "a word for a number": ([*RUN, "--learning_rate=high"], ["--learning_rate=high", "a number"]),
+    "a word for yes or no": ([*RUN, "--debug=maybe"], ["--debug=maybe", "true or false"]),
+    "a negative count": ([*RUN, "--train_steps=-3"], ["--train_steps=-3", "non-negative"]),
+    "a batch of nothing": ([*RUN, "--global_batch_size=0"], ["--global_batch_size=0", "positive"]),
+    "a flag without its value": ([*RUN, "--train_steps"], ["--train_steps", "Missing value"]),
+    "a rate that is no number": ([*RUN, "--learning_rate=nan"], ["--learning_rate=nan is not finite"]),
+    "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0 trains nothing", "1 or more"]),
+    "steps and epochs": (
+        [*RUN, "--train_steps=3", "--train_epochs=2"],
+        ["--train_steps and --train_epochs", "use one"],
+    ),
+    "a batch that does not divide": ([*RUN, *MIRRORED, "--global_batch_size=100"], ["=100 does", "8 ", "96 or 104"]),
+    "a batch smaller than the replicas": ([*RUN, *MIRRORED, "--global_batch_size=3"], ["=3 does not", "use 8"]),
+    "replicas without mirrored": ([*RUN, "--num_virtual_devices=2"], ["=2 has no use", "--strategy=mirrored"]),
+    "xla over replicas": ([*RUN, *MIRRORED, "--jit=on"], ["--jit=on needs one replica", "8", "--jit=auto or off"]),
+    "xla with checks": ([*RUN, "--jit=on", "--check_numerics"], ["--jit=on", "--check_numerics", "--jit=auto or off"]),
+    "a strategy that is to come": ([*RUN, "--strategy=multi_worker"], ["=multi_worker is not there yet", "mirrored"]),
+    "another that is to come": ([*RUN, "--strategy=parameter_server"], ["=parameter_server is not there yet"]),
+    "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
+    "an average that never moves": ([*RUN, "--ema_decay=1"], ["--ema_decay=1", "up to, not including, 1"]),
+    "a plateau that raises the rate": (
+        [*RUN, "--reduce_lr_patience=2", "--reduce_lr_factor=2"],
+        ["--reduce_lr_factor=2", "between 0 and 1"],
+    ),
+    "a monitor of nothing": ([*RUN, "--monitor=loss"], ["--monitor=loss", "eval_loss or train_loss"]),
+    "early stopping without evaluations": (
+        [*RUN, "--mode=train", "--early_stopping_patience=2"],
+        ["--early_stopping_patience", "eval_loss", "makes no evaluations", "--monitor=train_loss"],
+    ),
+    "a plateau without evaluations": (
+        [*RUN, "--mode=train", "--reduce_lr_patience=2", "--monitor=eval_accuracy"],
+        ["--reduce_lr_patience", "--monitor=train_accuracy or --mode=train_and_eval"],
+    ),
+    "evaluation of no run": ([*RUN, "--mode=eval"], ["--mode=eval needs --run_dir"]),
+    "export of no run": ([*RUN, "--mode=export"], ["--mode=export needs --run_dir"]),
+    "weights of no run": ([*RUN, "--init_from=nowhere"], ["--init_from=nowhere does not exist", "give"]),
+    "no such data_dir": (["--model=mlp", "--input=mnist", "--data_dir=nowhere"], ["--data_dir=nowhere does not exist"]),
+    "a data_dir that is not read": ([*RUN, "--data_dir=."], ["data_dir=.", "digits", "leave --data_dir out"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_before_tensorflow_starts(crank, mistake):
+    arguments, says = MISTAKES[mistake]
+    outcome = crank(*arguments, tensorflow=False)
+    for words in says:
+        assert words in outcome.error
+    assert outcome.code == 2
+
+
+def test_a_data_dir_without_the_files_names_the_first(crank, tmp_path):
+    outcome = crank("--model=mlp", "--input=mnist", f"--data_dir={tmp_path}", tensorflow=False)
+    assert outcome.code == 2
+    assert f"{tmp_path}/train-images-idx3-ubyte" in outcome.error
+
+
+def test_a_run_dir_that_cannot_be_written(crank, tmp_path):
+    (tmp_path / "file").touch()
+    outcome = crank(*RUN, f"--run_dir={tmp_path}/file/run", tensorflow=False)
+    assert outcome.code == 2
+    assert f"{tmp_path}/file/run can't be written" in outcome.error
+
+
+@pytest.mark.parametrize("mode", ["eval", "export"])
+def test_a_run_dir_without_checkpoints_is_named(crank, tmp_path, mode):
+    outcome = crank(*RUN, f"--mode={mode}", f"--run_dir={tmp_path}/none", tensorflow=False)
+    assert "does not exist" in outcome.error
+    outcome = crank(*RUN, f"--mode={mode}", f"--run_dir={tmp_path}", tensorflow=False)
+    assert outcome.code == 2
+    assert f"--run_dir={tmp_path} has no checkpoint" in outcome.error
+    assert "train first" in outcome.error
+
+
+def test_an_unknown_checkpoint_is_answered_with_those_there_are(crank, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for step in (9, 10):
+        (tmp_path / "checkpoints" / f"ckpt-{step}.manifest.json").touch()
+    outcome = crank(*RUN, "--mode=eval", f"--run_dir={tmp_path}", "--eval_checkpoint=11", tensorflow=False)
+    assert outcome.code == 2
+    assert "--eval_checkpoint=11 is none of latest, best, all, 9, 10" in outcome.error
+
+
+def test_a_run_dir_of_another_configuration_names_the_differences(crank, tmp_path):
+    run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
+    crank(*run, "--train_steps=1").ok()
+    changed = [*run, "--seed=1", "--optimizer_arg=beta_1=0.8"]
+    outcome = crank(*changed, tensorflow=False)
+    assert outcome.code == 2
+    assert "seed: 0 -> 1" in outcome.error
+    assert "optimizer_arg beta_1: None -> 0.8" in outcome.error
+    assert "hidden_units" not in outcome.error  # 4, as before
+    assert "--allow_changed_config" in outcome.error
+    outcome = crank(*changed, "--allow_changed_config", "--train_steps=2").ok()
+    assert "resumed at step 1 of 2" in outcome.out
+    # From now on, this is what the run is.
+    assert "seed: 1 -> 0" in crank(*run, tensorflow=False).error
+
+
+def test_a_run_that_cannot_be_gone_on_with_stays_what_it_is(inside, tmp_path):
+    run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
+    inside(*run, "--train_steps=1").ok()
+    before = (tmp_path / "config.json").read_text()
+    outcome = inside(*run, "--model_arg=hidden_units=5", "--allow_changed_config", "--train_steps=2")
+    assert outcome.code == 2
+    assert "of another model or optimizer" in outcome.error
+    assert "[784, 5] float32 here, [784, 4] float32 in the checkpoint" in outcome.err
+    assert (tmp_path / "config.json").read_text() == before
+    inside(*run, "--train_steps=2").ok()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"flags": {}}', '{"flags": 3, "deciding": null}', "\0\1"])
+def test_a_broken_configuration_is_named(crank, tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    for more in ([], ["--mode=eval"]):
+        outcome = crank(*RUN, *more, f"--run_dir={tmp_path}", tensorflow=False)
+        assert outcome.code == 2
+        assert f"{tmp_path}/config.json is not a configuration" in outcome.error
+
+
+def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
+    holding = f"from launch import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", holding],
+        cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert holder.stdout.readline() == b"1\n"
+        outcome = crank(*RUN, f"--run_dir={tmp_path}", tensorflow=False)
+        assert outcome.code == 2
+        assert f"{tmp_path} is in use by process {holder.pid}" in outcome.error
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    # A process that was killed holds nothing.
+    assert "TensorFlow was started" in crank(*RUN, f"--run_dir={tmp_path}", tensorflow=False).error
+
+
+def test_help_names_every_flag_once_by_group(crank):
+    from launch.flags import GROUPS
+
+    outcome = crank("--help", tensorflow=False).ok()
+    lines = outcome.out.splitlines()
+    defined = crank("--helpfull", tensorflow=False).ok()
+    assert defined.out == outcome.out
+    shown = [line.split("=")[0].strip().removeprefix("--").removeprefix("[no]") for line in lines if line[:4] == "  --"]
+    assert shown == [name for names in GROUPS.values() for name in names]
+    assert len(shown) == len(set(shown))
+    assert [line[:-1] for line in lines if line in {f"{title}:" for title in GROUPS}] == list(GROUPS)
+
+
+def test_every_flag_that_launch_defines_is_in_a_group():
+    from absl import flags
+
+    from launch import flags as ours
+
+    defined = flags.FLAGS.flags_by_module_dict()[ours.__name__]
+    assert sorted(flag.name for flag in defined) == sorted(name for names in ours.GROUPS.values() for name in names)
+
+
+def test_short_help_fits_a_screen(crank):
+    lines = crank("--helpshort", tensorflow=False).ok().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    for name in ("model", "input", "run_dir", "strategy", "train_steps", "global_batch_size"):
+        assert any(line.startswith(f"  --{name} ") for line in lines)
