@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CRANKSHAFT = (sys.executable, "-m", "launch.train")
+# From the repository, where commands are run, so that they can be copied to another machine.
+PYTHON = os.path.relpath(sys.executable, ROOT) if sys.executable.startswith(f"{ROOT}{os.sep}") else sys.executable
+CRANKSHAFT = (PYTHON, "-m", "launch.train")
 BATCH_SIZE = 64
 EXAMPLES = 60_032  # as many as MNIST has, made a multiple of the batch
 EVAL_EXAMPLES = 4_096
@@ -184,22 +186,22 @@ class Race:
     def measure(self, peer: str, command: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "result.json")
-            started = time.perf_counter()
+            started, load_before = time.perf_counter(), os.getloadavg()[0]
             result = run_process([*command, f"--result_json={path}"], path)
             if "accuracy" not in result:
                 result |= self.crankshaft_quality(peer, Path(folder))
         self.commands[peer] = shlex.join(command)
-        self.measured.setdefault(peer, []).append(result)
+        self.measured.setdefault(peer, []).append({**result, "load_before": load_before})
         print(
             f"{self.name:<5} {peer:<20} {result['steps_per_sec']:9.1f} steps/s  "
-            f"(whole process {time.perf_counter() - started:.0f} s)",
+            f"(load before {load_before:.2f}, took {time.perf_counter() - started:.0f} s)",
             file=sys.stderr,
         )
 
     def keras_command(self, peer: str) -> list[str]:
         options = [f"--keras={peer}", f"--workloads={self.name}"]
         options += [f"--seconds={self.seconds:g}", f"--quality_steps={self.quality_steps}"]
-        return [sys.executable, str(Path(__file__).resolve().relative_to(ROOT)), *options]
+        return [PYTHON, str(Path(__file__).resolve().relative_to(ROOT)), *options]
 
     def crankshaft_command(self, precision: str) -> list[str]:
         peer = f"crankshaft_{precision}"
@@ -274,7 +276,7 @@ def report(races: list[Race], about: dict) -> str:
         (
             f"{about['date']}, {about['cpu']}, {about['usable_cores']:g} cores, load before {about['load_before']}; "
             + ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version),
-            f"Batch {BATCH_SIZE} of 28x28x1 float32 in memory, Adam; {about['rounds']} rounds in turn, "
+            f"Batch {BATCH_SIZE} of 28x28x1 float32 in memory, Adam; rounds in turn: {about['rounds']}, "
             f"{about['seconds']:g} s a measurement, compilation apart. "
             f"Fit at its best: steps_per_execution={STEPS_PER_EXECUTION} and the faster of XLA and not.",
             speed,
