@@ -1,4 +1,8 @@
-"""How many steps one compiled call takes: few enough to answer a signal soon, enough to hide the call's own cost."""
+"""How many steps one compiled call takes, and how far the host may run ahead of the devices.
+
+Few enough steps to answer a signal soon, enough to hide the call's own cost. One call is queued behind the one that
+runs: the device never waits for the host, and the time from call to call is the device's own.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,15 @@ class Pace:
         self._clock = clock
         self._steps = steps_per_loop or 1
         self._calls = 0
+        self._before = None  # the result of the call before, which may still be at work
 
     def run(self, loop, step: int, limit: int):
         """Calls loop(step, at most `limit` steps) and returns its result."""
         before = self._clock()
         result = loop(step, min(limit, self._steps))
+        if self._before is not None:
+            self._before.sums.read()
+        self._before = result
         seconds = self._clock() - before
         self._calls += 1
         if not self._fixed and self._calls > 1 and result.steps == self._steps:  # the first call compiles

@@ -95,7 +95,7 @@ def _run(trainer_class, data, hooks) -> int:
             raise
         except Exception as error:  # the border of the program: every failure becomes one line here
             return _explain(error, asked.debug)
-        result["wall_seconds"] = time.monotonic() - started
+        result.setdefault("wall_seconds", time.monotonic() - started)
         _write_result(asked, result)
         _say_where(asked)
         return code

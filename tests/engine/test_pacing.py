@@ -1,0 +1,69 @@
+"""How many steps a call takes: fitted to a length in time, fixed when asked, and never far ahead of the device."""
+
+from engine.pacing import Pace
+from engine.strategies.inner_loop import LoopResult
+
+
+class Device:
+    """A loop of known cost on a clock of its own; notes how often each call's sums were read."""
+
+    def __init__(self, seconds_a_call, seconds_a_step):
+        self.now = 0.0
+        self.calls = []
+        self.read = []
+        self._costs = seconds_a_call, seconds_a_step
+
+    def clock(self):
+        return self.now
+
+    def __call__(self, step, limit):
+        per_call, per_step = self._costs
+        self.now += per_call + limit * per_step
+        self.calls.append(limit)
+        return LoopResult(_Sums(self, len(self.calls) - 1), limit, 0.0)
+
+
+class _Sums:
+    def __init__(self, device, number):
+        self._device, self._number = device, number
+
+    def read(self):
+        self._device.read.append(self._number)
+
+
+def run(pace, device, calls, limit=10**6):
+    for _ in range(calls):
+        pace.run(device, 0, limit)
+
+
+def test_calls_grow_to_the_target_and_stay_there():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
+    run(Pace(0, target_seconds=0.1, clock=device.clock), device, 8)
+    assert device.calls == [1, 1, 8, 64, 100, 100, 100, 100]  # the first compiles; then at most 8 times as many
+
+
+def test_a_slow_step_is_one_call():
+    device = Device(seconds_a_call=0.0, seconds_a_step=3.0)
+    run(Pace(0, target_seconds=0.1, clock=device.clock), device, 4)
+    assert device.calls == [1, 1, 1, 1]
+
+
+def test_a_call_cut_short_by_something_due_does_not_change_the_pace():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
+    pace = Pace(0, target_seconds=0.1, clock=device.clock)
+    run(pace, device, 5)
+    run(pace, device, 1, limit=3)
+    run(pace, device, 1)
+    assert device.calls[-3:] == [100, 3, 100]
+
+
+def test_a_fixed_number_of_steps_is_kept():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
+    run(Pace(7, clock=device.clock), device, 3)
+    assert device.calls == [7, 7, 7]
+
+
+def test_the_host_is_one_call_ahead_of_the_device_and_no_more():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
+    run(Pace(5, clock=device.clock), device, 4)
+    assert device.read == [0, 1, 2]  # each is awaited once the next is queued
