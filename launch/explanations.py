@@ -19,10 +19,12 @@ def explain(error: Exception) -> tuple[int, str]:
         return EXIT_USAGE, str(error)
     if "tensorflow" in sys.modules and (found := _by_engine(error)):
         return found
+    if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):
+        return EXIT_USAGE, " ".join(str(error).split())
     place = _users_place(error)
     what = f"{type(error).__name__}: {_first_line(error)}"
     if place is None:
-        if isinstance(error, ValueError):  # the engine's own check of a value
+        if isinstance(error, ValueError):  # a value that TensorFlow or Keras refused
             return EXIT_USAGE, " ".join(str(error).split())
         return EXIT_FAILED, f"{what}; --debug shows where"
     return EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
@@ -60,6 +62,15 @@ def _first_line(error: Exception) -> str:
         line for line in lines if not line.startswith(("in user code", "File ", "Detected at node", "Exception enc"))
     ]
     return lines[0] if lines else "no message"
+
+
+def _is_our_check(error: Exception) -> bool:
+    """Whether this project's own code raised it, on purpose: its message then says all there is to say."""
+    frames = traceback.extract_tb(error.__traceback__)
+    rooms = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
+    return (
+        bool(frames) and os.path.abspath(frames[-1].filename).startswith(rooms) and frames[-1].line.startswith("raise")
+    )
 
 
 def _users_place(error: Exception) -> str | None:

@@ -104,14 +104,16 @@ class _Bar:
             TextColumn("{task.fields[metrics]}  {task.fields[speed]}  {task.fields[left]}"),
             console=self._console,
             auto_refresh=False,
+            redirect_stderr=sys.stderr.isatty(),  # what somebody sends to a file stays there
         )
         start = {"metrics": "starting", "speed": "", "left": ""}
         self._task = self._progress.add_task(_step(moment), total=moment.until_step, completed=moment.step, **start)
-        self._progress.start()
         # absl holds the stderr of when it was imported; rich replaces it while the bar is there.
         self._log = logging.get_absl_handler().python_handler
         self._log_stream = self._log.stream
-        if self._log_stream in (sys.__stderr__, sys.__stdout__):
+        follows_stderr = self._log_stream is sys.stderr
+        self._progress.start()
+        if follows_stderr:
             self._log.setStream(sys.stderr)
 
     def draw(self, moment: Moment, metrics: str, speed: str, left: float) -> None:
@@ -130,7 +132,7 @@ class _Speed:
     """Steps and examples a second lately: older calls count for less, and the first, which compiles, for nothing once
     there is another."""
 
-    _MEMORY_SECONDS = 10.0
+    _MEMORY_SECONDS = 3.0
 
     def __init__(self):
         self._steps = self._examples = self._seconds = 0.0

@@ -167,6 +167,11 @@ def _check_split(name: str, split) -> None:
         return
     if not (isinstance(split, (tuple, list)) and len(split) == 2):
         raise UsageError(f"the {name} data is a {type(split).__name__}; give (features, labels) or a tf.data.Dataset")
+    for array in tf.nest.flatten(split):
+        if not np.ndim(array) or not hasattr(array, "shape"):
+            raise UsageError(
+                f"the {name} data holds a {type(array).__name__}; give NumPy arrays whose first axis is examples"
+            )
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
         raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")

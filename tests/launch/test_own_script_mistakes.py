@@ -1,0 +1,192 @@
+"""Mistakes that only a model, data or a machine shows, TensorFlow running: one line all the same."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+
+RUN = ("--train_steps=4", "--global_batch_size=8", "--jit=off", "--progress=off")
+FEATURES = np.linspace(-1, 1, 32, dtype=np.float32).reshape(32, 1)
+LABELS = 2 * FEATURES[:, 0]
+
+
+def data():
+    return (FEATURES, LABELS), (FEATURES, LABELS)
+
+
+class Line(Trainer):
+    """Fits a line."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+def place_of(function) -> str:
+    """file:line of a function's first statement."""
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno + 1} in {function.__name__}"
+
+
+def test_a_trainer_without_mistakes_trains(inside):
+    inside(*RUN, trainer=Line, data=data).ok()
+
+
+def test_a_loss_that_is_no_pair_is_told_what_to_return(inside):
+    class Scalar(Line):
+        def loss(self, outputs, batch):
+            return tf.reduce_mean(tf.square(outputs[:, 0] - batch[1]))
+
+    outcome = inside(*RUN, trainer=Scalar, data=data)
+    assert outcome.code == 2
+    assert "Scalar.loss returned a SymbolicTensor" in outcome.error
+    assert "return engine.mean(losses)" in outcome.error
+
+
+@pytest.mark.parametrize(("method", "cure"), [("build_model", "return a Keras model"), ("loss", "engine.mean(losses)")])
+def test_a_method_that_is_not_there_is_named(inside, method, cure):
+    class Bare(Trainer):
+        if method == "loss":
+            build_model = Line.build_model
+
+    outcome = inside(*RUN, trainer=Bare, data=data)
+    assert outcome.code == 2
+    assert f"Bare has no {method}(self" in outcome.error
+    assert cure in outcome.error
+
+
+def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
+    class Buggy(Line):
+        def loss(self, outputs, batch):
+            return mean(tf.matmul(outputs, tf.ones([7, 7])))
+
+    outcome = inside(*RUN, trainer=Buggy, data=data)
+    assert outcome.code == 2
+    assert place_of(Buggy.loss) in outcome.error
+    assert "--debug" in outcome.error
+
+
+def test_a_bug_in_a_users_metric_shows_its_traceback_with_debug(inside):
+    class Buggy(Line):
+        def metrics(self, outputs, batch):
+            return {"wrong": mean(batch["labels"])}
+
+    outcome = inside(*RUN, "--debug", trainer=Buggy, data=data)
+    assert outcome.code == 2
+    assert place_of(Buggy.metrics) in outcome.err
+    assert "Traceback" in outcome.err
+
+
+def test_a_bug_in_a_users_hook_names_its_file_and_line(inside):
+    from engine.hooks import every_steps
+
+    def buggy(moment, means):
+        raise KeyError("perplexity")
+
+    outcome = inside(*RUN, trainer=Line, data=data, hooks=[every_steps(1, buggy)])
+    assert outcome.code == 2
+    assert place_of(buggy) in outcome.error
+    assert "perplexity" in outcome.error
+
+
+def test_a_function_that_is_no_hook_is_told_how_to_become_one(inside):
+    outcome = inside(*RUN, trainer=Line, data=data, hooks=[print])
+    assert outcome.code == 2
+    assert "print" in outcome.error
+    assert "every_epoch" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("splits", "says"),
+    [
+        (None, "the data function gave a NoneType; return (train, eval)"),
+        ((1, 2, 3, 4), "the data function gave 4 values; return (train, eval)"),
+        ((FEATURES, LABELS), "the train data is a ndarray; give (features, labels)"),
+        (((FEATURES, LABELS), None), "the eval data is a NoneType; give (features, labels)"),
+        (((FEATURES, LABELS[:-1]), (FEATURES, LABELS)), "the train data has arrays of 32, 31 examples"),
+        (((FEATURES, LABELS), ({"a": FEATURES, "b": FEATURES[:3]}, LABELS)), "the eval data has arrays of 32, 3, 32"),
+        (((FEATURES[:0], LABELS[:0]), (FEATURES, LABELS)), "the train data has no examples"),
+        (((FEATURES, LABELS), (FEATURES[:0], LABELS[:0])), "the eval data has no examples"),
+        (((FEATURES, 3), (FEATURES, LABELS)), "the train data"),
+        (((FEATURES, "label"), (FEATURES, LABELS)), "the train data"),
+        ((([[1.0]], [2.0]), (FEATURES, LABELS)), "the train data"),
+    ],
+)
+def test_data_that_cannot_be_used_is_described(inside, splits, says):
+    outcome = inside(*RUN, trainer=Line, data=lambda: splits)
+    assert says in outcome.error
+    assert outcome.code == 2
+
+
+def test_an_empty_or_endless_dataset_is_refused(inside):
+    whole = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
+    outcome = inside(*RUN, trainer=Line, data=lambda: (whole.take(0), whole))
+    assert "the train data is an empty dataset" in outcome.error
+    outcome = inside(*RUN, trainer=Line, data=lambda: (whole.repeat(), whole))
+    assert outcome.code == 2
+    assert "never ends" in outcome.error
+    assert "dataset.take" in outcome.error
+
+
+def test_a_bug_in_the_data_function_names_its_file_and_line(inside):
+    def broken():
+        return np.load("no/such/file.npy")
+
+    outcome = inside(*RUN, trainer=Line, data=broken)
+    assert outcome.code == 2
+    assert place_of(broken) in outcome.error
+    assert "no/such/file.npy" in outcome.error
+
+
+def test_a_classifier_on_data_without_classes_says_so(inside):
+    outcome = inside("--model=logistic", *RUN, data=data)
+    assert outcome.code == 2
+    assert "num_classes" in outcome.error
+
+
+def test_a_monitor_that_is_not_measured_is_answered_with_those_that_are(inside):
+    outcome = inside(*RUN, "--monitor=eval_acuracy", "--early_stopping_patience=1", trainer=Line, data=data)
+    assert outcome.code == 2
+    assert "monitor=eval_acuracy is not measured in this run; use one of eval_loss" in outcome.error
+
+
+def test_a_model_that_is_not_the_scripts_is_refused(inside):
+    outcome = inside(*RUN, "--model=cnn", trainer=Line, data=data)
+    assert outcome.code == 2
+    assert "--model=cnn is given, but this script trains Line" in outcome.error
+
+
+def test_mirrored_without_a_gpu_says_how_to_have_replicas(inside):
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    outcome = inside(*RUN, "--strategy=mirrored", trainer=Line, data=data)
+    assert outcome.code == 2
+    assert "found no GPU; use --num_virtual_devices=N" in outcome.error
+
+
+@pytest.mark.parametrize("address", ["", "grpc://127.0.0.1:1"])
+def test_tpu_without_a_tpu_says_so_within_seconds(crank, address):
+    outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu", f"--tpu_address={address}")
+    assert outcome.code == 2
+    assert f"--strategy=tpu found no TPU at {address or 'this host'}" in outcome.error
+    assert outcome.seconds < 30  # on a quiet machine five, most of them TensorFlow's start
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_path):
+    class Exploding(Line):
+        def loss(self, outputs, batch):
+            return mean(outputs[:, 0] / tf.cast(self.step < 2, tf.float32))
+
+    started = time.monotonic()
+    outcome = inside(*RUN, "--steps_per_loop=1", f"--run_dir={tmp_path}", trainer=Exploding, data=data)
+    assert outcome.code == 1
+    assert "is nan" in outcome.error or "is inf" in outcome.error
+    assert "learning rate" in outcome.error
+    assert time.monotonic() - started < 60
+    assert not list((tmp_path / "checkpoints").glob("ckpt-4*"))  # such a state is not kept
