@@ -94,9 +94,16 @@ def text(tag: str, markdown: str) -> list[Summary.Value]:
 
 
 def hyper_parameters(config: dict) -> list[Summary.Value]:
-    """A run's configuration for the HParams tab, and as a table for the Text tab."""
-    plain = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in config.items()}
-    session = Summary.FromString(hparams_plugin.hparams_pb(plain).SerializeToString())
-    cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in plain.items()}
-    table = "| name | value |\n|---|---|\n" + "".join(f"| {key} | {value} |\n" for key, value in cells.items())
-    return [*session.value, *text("configuration", table)]
+    """A run's configuration for the HParams tab, which shows it beside the scalars of the folder that it is in."""
+    session = hparams_plugin.hparams_pb(_plain(config))
+    return list(Summary.FromString(session.SerializeToString()).value)
+
+
+def table(tag: str, config: dict) -> list[Summary.Value]:
+    """A configuration for the Text tab."""
+    cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in config.items()}
+    return text(tag, "| name | value |\n|---|---|\n" + "".join(f"| {key} | {cells[key]} |\n" for key in cells))
+
+
+def _plain(config: dict) -> dict:
+    return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in config.items()}

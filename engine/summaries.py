@@ -22,8 +22,8 @@ class TensorBoard(Windowed):
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
     examples_per_sec, input_wait_fraction; histograms `weights/...` and `gradients/...`; once, the model's graph and,
-    if they look like images, some inputs. `eval/`: the metrics of each evaluation. The directory itself: the run's
-    hyper-parameters, once.
+    if they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each evaluation,
+    and once, for TensorBoard to set beside them, the hyper-parameters.
 
     A resumed run goes on in the same folders; what a killed process wrote after the checkpoint is taken out first, so
     that no step is there twice.
@@ -61,7 +61,8 @@ class TensorBoard(Windowed):
         self._rates.build(trainer)
         if not self._restored:
             if self.config:
-                self._files.put(".", 0, lambda: event_values.hyper_parameters(self.config))
+                self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
+                self._files.put("train", 0, lambda: event_values.table("configuration", self.config))
             self._put_graph(trainer)
             self._put_images(moment.step)
 

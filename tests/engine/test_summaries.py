@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -231,12 +232,13 @@ def test_graph_images_and_hyper_parameters_are_there_once_over_a_restart(made, t
     first_batch = probe_of(made()).features(0)
     np.testing.assert_array_equal(drawn, np.rint(first_batch[0] * 255).astype(np.uint8))
 
-    root = [v for event in raw_events(tmp_path / "tensorboard" / ".") for v in event.summary.value]
-    assert [value.tag for value in root] == ["_hparams_/session_start_info", "configuration"]
-    kept = plugin_data_pb2.HParamsPluginData.FromString(root[0].metadata.plugin_data.content)
+    evaluated = [v for event in raw_events(tmp_path / "tensorboard" / "eval") for v in event.summary.value]
+    (session,) = [value for value in evaluated if value.tag == "_hparams_/session_start_info"]
+    kept = plugin_data_pb2.HParamsPluginData.FromString(session.metadata.plugin_data.content)
     assert kept.session_start_info.hparams["learning_rate"].number_value == 0.5
     assert kept.session_start_info.hparams["hidden_units"].string_value == "(8, 8)"
-    assert b"| learning_rate | 0.5 |" in tf.make_ndarray(root[1].tensor).item()
+    (table,) = [value for event in train for value in event.summary.value if value.tag == "configuration"]
+    assert b"| learning_rate | 0.5 |" in tf.make_ndarray(table.tensor).item()
 
 
 def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
@@ -303,19 +305,28 @@ def test_events_are_on_disk_before_a_checkpoint_is(made, tmp_path):
     assert seen == [[2, 4]]
 
 
-def test_sums_are_read_in_the_writers_thread(made, tmp_path, monkeypatch):
-    import threading
-
-    readers = set()
+def test_sums_are_read_in_the_writers_thread_and_not_in_the_hook(made, tmp_path, monkeypatch):
     read = LoopSums.read
+    in_hook, elsewhere = [], set()
+
+    class Watched(TensorBoard):
+        def __call__(self, moment):
+            in_hook.append(0)
+            super().__call__(moment)
+            in_hook.append(None)
 
     def spy(sums):
-        readers.add(threading.current_thread().name)
+        thread = threading.current_thread().name
+        if thread != "MainThread":
+            elsewhere.add(thread)
+        elif in_hook and in_hook[-1] is not None:
+            in_hook[-1] += 1
         return read(sums)
 
     monkeypatch.setattr(LoopSums, "read", spy)
-    run(made(), [TensorBoard(tmp_path, 2)], 6)
-    assert readers == {"event-files"}
+    run(made(), [Watched(tmp_path, 2)], 6)
+    assert set(in_hook) == {0, None}
+    assert elsewhere == {"event-files"}
 
 
 def test_files_that_cannot_be_written_are_warned_of_once_and_end_no_run(made, tmp_path, caplog):
