@@ -64,13 +64,13 @@ class ResidentFeed:
             size = tf.shape(mine)[0]
             replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
             mine = mine[size * replica // replicas : size * (replica + 1) // replicas]
-            if self.order.remainder == 0:
+            if self.order.remainder == 0 and self.order.batch_size % replicas == 0:
                 mine = tf.ensure_shape(mine, [self.order.batch_size // replicas])
         return tf.nest.map_structure(lambda array: tf.gather(array, mine), arrays)
 
     def _indices(self, first_block: int) -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(first_block, _NO_END)
-        return numbers.map(self.order.examples).prefetch(2)
+        return _untuned(numbers.map(self.order.examples).prefetch(2))
 
 
 class StreamedFeed:
@@ -121,7 +121,7 @@ class StreamedFeed:
             return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._arrays)
 
         numbers = tf.data.Dataset.range(_NO_END)
-        return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas))
+        return _untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
 
 
 class DatasetFeed:
@@ -172,7 +172,7 @@ class DatasetFeed:
         batches = batches.skip(first_step).prefetch(tf.data.AUTOTUNE)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = self._auto_shard
-        batches = batches.with_options(options)
+        batches = _untuned(batches.with_options(options))
         if self._strategy.num_replicas_in_sync == 1:
             return batches
         return self._strategy.experimental_distribute_dataset(batches)
@@ -196,6 +196,19 @@ class _Blocks:
             self._block = next(self._iterator)
             self._number = number
         return self._block, place, min(length, place + limit)
+
+
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset without the thread that tunes its parallelism, unless its options ask for that.
+
+    An iterator that is let go, as at the end of an epoch, waits for that thread, which now and then sleeps for
+    seconds, up to a minute (TensorFlow 2.21).
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _host_gather(array, indices: tf.Tensor) -> tf.Tensor:

@@ -33,6 +33,15 @@ class Order:
     seed: int | None = None
     drop_remainder: bool = False
 
+    def __post_init__(self):
+        if self.num_examples < 1:
+            raise ValueError(f"num_examples={self.num_examples} makes no batch; the data is empty")
+        if self.drop_remainder and self.num_examples < self.batch_size:
+            raise ValueError(
+                f"num_examples={self.num_examples} makes no whole batch of batch_size={self.batch_size}, and this "
+                f"strategy takes whole ones only; use a batch of {self.num_examples} at most"
+            )
+
     @property
     def whole_steps(self) -> int:
         """Batches of full size in an epoch."""
@@ -80,7 +89,10 @@ class Order:
         if self.remainder:
             last = tf.equal(in_epoch, self._whole_blocks)
             start = tf.where(last, self.whole_steps * batch, start)
-            steps, batch = tf.where(last, tf.ones_like(steps), steps), tf.where(last, self.remainder * tf.ones_like(batch), batch)
+            steps, batch = (
+                tf.where(last, tf.ones_like(steps), steps),
+                tf.where(last, self.remainder * tf.ones_like(batch), batch),
+            )
         places = start + tf.range(steps * batch)
         places = tf.minimum(places, self.num_examples - 1)
         if self.seed is not None and self.num_examples > 1:

@@ -1,0 +1,189 @@
+"""Each example of an epoch reaches replica code exactly once, whichever way the data goes and on any number of replicas.
+
+Examples are their own ids; replica code writes the ids that it sees into a variable, which is read back.
+"""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+from engine.strategies.replicated import FeedOptions, count_examples
+
+LONGEST = 128  # steps of a test at most
+RESIDENT, STREAMED = FeedOptions(), FeedOptions(resident_bytes=0)
+
+
+class Recorder(Trainer):
+    """Trains nothing: notes which ids each replica was given at which step."""
+
+    def build(self):
+        kind = {"trainable": False, "dtype": tf.int64}
+        self.seen = tf.Variable(-tf.ones([LONGEST, 16], tf.int64), **kind)
+
+    def train_step(self, batch):
+        features, ids = batch
+        # What goes together stays together: both features and the label are of one example.
+        tf.debugging.assert_equal(tf.cast(features["value"][:, 0], tf.int64), ids)
+        tf.debugging.assert_equal(features["id"], ids)
+        row = tf.pad(ids, [[0, 16 - tf.shape(ids)[0]]], constant_values=-1)[tf.newaxis]
+        indices = tf.reshape(self.step, [1])
+        tf.raw_ops.ResourceScatterUpdate(resource=self.seen.handle, indices=indices, updates=row)
+        return {"loss": mean(ids)}
+
+    def eval_step(self, batch):
+        _, ids = batch
+        return {"loss": mean(ids), "square": mean(ids * ids)}
+
+
+def arrays(examples):
+    ids = np.arange(examples, dtype=np.int64)
+    return {"id": ids, "value": np.stack([ids, -ids], 1).astype(np.float32)}, ids
+
+
+def dataset(examples):
+    return tf.data.Dataset.from_tensor_slices(arrays(examples))
+
+
+def seen(bench):
+    """[steps][replicas] lists of ids, in the order in which they came."""
+    copies = bench.copies(bench.trainer.seen)
+    return [[row[row >= 0].tolist() for row in (copy[step] for copy in copies)] for step in range(bench.state.step)]
+
+
+def joined(steps):
+    """[steps] the global batches: replicas' parts one after the other."""
+    return [sum(parts, []) for parts in steps]
+
+
+def assert_each_once(bench, examples, batch_size, epochs=2):
+    steps = -(-examples // batch_size)
+    bench.train(epochs * steps)
+    batches = joined(seen(bench))
+    for epoch in range(epochs):
+        of_epoch = batches[epoch * steps : (epoch + 1) * steps]
+        counts = collections.Counter(sum(of_epoch, []))
+        assert counts == dict.fromkeys(range(examples), 1)
+        assert [len(batch) for batch in of_epoch[:-1]] == [batch_size] * (steps - 1)
+
+
+# Whole batches; a remainder; one smaller than the replicas (so that one has no example); one example; a batch larger
+# than the data; a batch that does not divide over replicas.
+SIZES = [(24, 6), (26, 6), (25, 6), (1, 6), (5, 12), (20, 10)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "examples", "batch_size"),
+    [("resident", *size) for size in SIZES]
+    + [(kind, *size) for kind in ("streamed", "dataset") for size in SIZES[1:4]],
+)
+def test_each_example_once_an_epoch(bench, kind, examples, batch_size, replicas):
+    source = dataset(examples) if kind == "dataset" else arrays(examples)
+    feed = STREAMED if kind == "streamed" else RESIDENT
+    made = bench(Recorder(), source, batch_size, replicas, feed=feed, block_steps=3)
+    assert_each_once(made, examples, batch_size)
+
+
+def in_files(folder, examples, files):
+    """A dataset that reads text files, so that it can be sharded by them; its length is not known beforehand."""
+    paths = []
+    for i in range(files):
+        paths.append(str(folder / f"{i}.txt"))
+        with open(paths[-1], "w") as file:
+            file.writelines(f"{n}\n" for n in range(i, examples, files))
+
+    def parse(line):
+        number = tf.strings.to_number(line, tf.int64)
+        return {"id": number, "value": tf.cast(tf.stack([number, -number]), tf.float32)}, number
+
+    return tf.data.TextLineDataset(paths).map(parse)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("policy", ["AUTO", "FILE", "DATA", "OFF"])
+def test_each_example_once_by_every_shard_policy(bench, tmp_path, policy, replicas):
+    source = in_files(tmp_path, 23, files=3)
+    assert source.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    made = bench(Recorder(), source, 6, replicas, feed=FeedOptions(auto_shard=policy))
+    assert_each_once(made, 23, 6)
+
+
+@pytest.mark.parametrize("policy", ["AUTO", "DATA", "OFF"])
+def test_each_example_once_without_files_by_every_shard_policy(bench, policy):
+    made = bench(Recorder(), dataset(23), 6, 2, feed=FeedOptions(auto_shard=policy))
+    assert_each_once(made, 23, 6)
+
+
+def test_length_of_a_dataset_is_counted_where_it_is_not_known():
+    assert count_examples(dataset(7)) == 7
+    assert count_examples(dataset(7).filter(lambda _, i: i != 3)) == 6
+    with pytest.raises(ValueError, match="never ends"):
+        count_examples(dataset(7).repeat())
+
+
+@pytest.fixture
+def reference(bench):
+    """The batches of 30 steps of 26 examples by 6, on one replica."""
+    made = bench(Recorder(), arrays(26), 6, seed=3)
+    made.train(30)
+    return joined(seen(made))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("feed", [RESIDENT, STREAMED], ids=["resident", "streamed"])
+def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, feed, replicas):
+    for block_steps, calls_of in [(1, 1), (3, 100), (64, 7)] if feed is RESIDENT else [(3, 2)]:
+        made = bench(Recorder(), arrays(26), 6, replicas, feed=feed, block_steps=block_steps, seed=3)
+        made.train(30, calls_of)
+        assert joined(seen(made)) == reference
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, replicas):
+    source = dataset(26) if kind == "dataset" else arrays(26)
+    feed = STREAMED if kind == "streamed" else RESIDENT
+    through = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+    through.train(20)
+    for start in (1, 4, 5, 13) if kind == "resident" else (4, 13):
+        resumed = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+        resumed.jump(start)
+        resumed.train(20)
+        assert seen(resumed)[start:] == seen(through)[start:]
+
+
+@pytest.mark.parametrize("kind", ["resident", "dataset"])
+def test_epochs_differ(bench, kind):
+    made = bench(Recorder(), dataset(26) if kind == "dataset" else arrays(26), 6)
+    made.train(10)
+    batches = joined(seen(made))
+    assert batches[:5] != batches[5:]
+
+
+def test_a_feed_may_jump_back_and_forth(bench, reference):
+    """As measuring loops or a rollback do."""
+    made = bench(Recorder(), arrays(26), 6, 2, feed=STREAMED, block_steps=2, seed=3)
+    for step in (0, 9, 3, 29, 4, 5, 4):
+        made.jump(step)
+        made.strategy.run_train_steps(1)
+        assert joined(seen(made))[step] == reference[step]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
+    source = dataset(25) if kind == "dataset" else arrays(25)
+    feed = STREAMED if kind == "streamed" else RESIDENT
+    made = bench(Recorder(), source, 6, replicas, feed=feed, eval_source=source, eval_batch_size=8, block_steps=2)
+    ids = np.arange(25)
+    for _ in range(3):
+        assert made.strategy.evaluate().values() == {"loss": (ids.sum(), 25), "square": ((ids**2).sum(), 25)}
+
+
+def test_evaluation_keeps_the_examples_own_order(bench):
+    made = bench(Recorder(), arrays(13), 4, 2, shuffle=False)
+    made.train(8)
+    assert joined(seen(made)) == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
