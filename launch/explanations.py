@@ -58,9 +58,8 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
 def _first_line(error: Exception) -> str:
     """The line of a message that says what is wrong: TensorFlow and Keras put others around it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [
-        line for line in lines if not line.startswith(("in user code", "File ", "Detected at node", "Exception enc"))
-    ]
+    around = ("in user code", "File ", "Detected at node", "Exception enc", "Graph execution error")
+    lines = [line for line in lines if not line.startswith(around)]
     return lines[0] if lines else "no message"
 
 

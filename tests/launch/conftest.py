@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+import tensorflow as tf
 from absl import flags, logging
 from absl.testing import flagsaver
 
@@ -127,9 +128,11 @@ def inside(capfd):
     """`inside(*flags, trainer=, data=, hooks=)`: launch.train.main in this process, where starting costs nothing."""
     from launch import train
 
-    def run(*arguments: str, trainer=None, data=None, hooks=()) -> Outcome:
+    def run(*arguments, trainer=None, data=None, hooks=()) -> Outcome:
         capfd.readouterr()
         logging.get_absl_handler().python_handler.setStream(sys.stderr)  # pytest's of now, not of the import
+        # TensorFlow numbers each strategy's collectives from here; two strategies of one process must not share them.
+        tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
         started = time.monotonic()
         with flagsaver.flagsaver():
             for name in flags.FLAGS:

@@ -1,0 +1,204 @@
+"""A user's own script, made a program by train.main: own data, own steps, own hooks. README's stands among them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shutil
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+QUIET = ("--jit=off", "--progress=off")
+RATES = np.random.default_rng(0)
+FEATURES = RATES.normal(size=(96, 3)).astype(np.float32)
+LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.25
+
+
+class Regression(Trainer):
+    """Least squares."""
+
+    def __init__(self, units: int = 1):
+        super().__init__()
+        self.units = units
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(self.units)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+    def metrics(self, outputs, batch):
+        return {"error": mean(tf.abs(outputs[:, 0] - batch[1]))}
+
+
+def arrays():
+    return (FEATURES, LABELS), (FEATURES[:30], LABELS[:30])
+
+
+def found_in(path) -> dict:
+    return json.loads(path.read_text())
+
+
+def readme_script() -> str:
+    """The block of README.md that calls train.main."""
+    path = ROOT / "README.md"
+    assert path.exists(), "README.md is missing: it has to show a user's whole script, which is run here"
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    scripts = [block for block in blocks if "train.main(" in block]
+    assert scripts, "README.md has no ```python block that calls train.main("
+    return scripts[0]
+
+
+def test_readmes_script_runs_as_it_stands(crank, tmp_path):
+    script = readme_script()
+    assert len(script.splitlines()) < 30
+    (tmp_path / "script.py").write_text(script)
+    run = ("--train_steps=3", "--jit=off", f"--run_dir={tmp_path}/run")
+    crank(*run, script=tmp_path / "script.py").ok()
+    assert found_in(tmp_path / "run" / "result.json")["step"] == 3
+
+
+def test_a_script_is_a_whole_program_with_flags_of_its_own(crank, tmp_path):
+    script = tmp_path / "lines.py"
+    script.write_text(
+        textwrap.dedent(
+            '''
+            """Fits lines."""
+            import numpy as np
+            import tensorflow as tf
+            from absl import flags
+            from engine import Trainer, mean
+            from engine.hooks import every_epoch
+            from launch import train
+
+            SLOPE = flags.DEFINE_float("slope", 2.0, "Of the line.")
+
+            class Line(Trainer):
+                def build_model(self):
+                    return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+                def loss(self, outputs, batch):
+                    return mean(tf.square(outputs[:, 0] - batch[1]))
+
+            def data():
+                x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(64, 1)
+                return (x, SLOPE.value * x[:, 0]), (x, SLOPE.value * x[:, 0])
+
+            def slope_now(moment, means):
+                print("epoch", moment.epoch, "slope", float(moment.state.trainer.model.layers[0].kernel[0, 0]))
+
+            if __name__ == "__main__":
+                train.main(Line, data=data, hooks=[every_epoch(slope_now)])
+            '''
+        )
+    )
+    helped = crank("--help", script=script).ok()
+    assert "Fits lines." in helped.out
+    assert "This script:\n  --slope" in helped.out
+    flags = ("--slope=-3", "--train_epochs=40", "--optimizer=sgd", "--learning_rate=0.3", "--jit=off")
+    outcome = crank(*flags, f"--run_dir={tmp_path}/run", "--global_batch_size=32", script=script).ok()
+    seen = re.findall(r"^epoch (\d+) slope (\S+)$", outcome.out, re.MULTILINE)
+    assert [int(epoch) for epoch, _ in seen] == list(range(1, 41))
+    assert float(seen[-1][1]) == pytest.approx(-3, abs=0.01)
+    mistaken = crank("--slop=1", script=script)
+    assert mistaken.code == 2
+    assert "did you mean slope" in mistaken.error
+
+
+def test_a_trainers_arguments_are_flags(inside, tmp_path):
+    run = (*QUIET, "--train_steps=2", f"--result_json={tmp_path}/r.json")
+    outcome = inside(*run, "--model_arg=units=2", trainer=Regression, data=arrays).ok()
+    assert "(None, 2)" in outcome.out
+    assert found_in(tmp_path / "r.json")["model"] == "Regression"
+    assert set(found_in(tmp_path / "r.json")["eval"]) == {"loss", "error"}
+    outcome = inside(*run, "--model_arg=unit=2", trainer=Regression, data=arrays)
+    assert "--model_arg unit: Regression has no such argument; did you mean units?" in outcome.error
+
+
+@pytest.mark.parametrize("place", [(), ("--strategy=mirrored", "--num_virtual_devices=2")])
+def test_features_may_be_a_dictionary(inside, tmp_path, place):
+    class Two(Regression):
+        def build_model(self):
+            left, right = tf.keras.Input([2], name="left"), tf.keras.Input([1], name="right")
+            joined = tf.keras.layers.Concatenate()([left, right])
+            return tf.keras.Model({"left": left, "right": right}, tf.keras.layers.Dense(1)(joined))
+
+    def data():
+        named = {"left": FEATURES[:, :2], "right": FEATURES[:, 2:]}
+        return (named, LABELS), (named, LABELS)
+
+    flags = (*QUIET, *place, "--train_epochs=100", "--global_batch_size=32", "--learning_rate=0.05")
+    inside(*flags, f"--run_dir={tmp_path}/run", trainer=Two, data=data).ok()
+    assert found_in(tmp_path / "run" / "result.json")["eval"]["loss"] < 1e-2
+    inside("--mode=export", f"--run_dir={tmp_path}/run", trainer=Two, data=data).ok()
+    serve = tf.saved_model.load(str(tmp_path / "run" / "export" / "300")).signatures["serving_default"]
+    outputs = serve(left=tf.constant(FEATURES[:5, :2]), right=tf.constant(FEATURES[:5, 2:]))["outputs"]
+    np.testing.assert_allclose(outputs[:, 0], LABELS[:5], atol=0.3)
+
+
+@pytest.mark.parametrize("place", [(), ("--strategy=mirrored", "--num_virtual_devices=2")])
+def test_data_may_be_datasets(inside, tmp_path, place):
+    def data():
+        return tuple(tf.data.Dataset.from_tensor_slices(split) for split in arrays())
+
+    flags = (*QUIET, *place, "--train_epochs=60", "--global_batch_size=32", "--learning_rate=0.05")
+    outcome = inside(*flags, f"--run_dir={tmp_path}", trainer=Regression, data=data).ok()
+    assert "Regression: 96 examples, 3 steps an epoch of 32, 180 steps" in outcome.out
+    assert found_in(tmp_path / "result.json")["eval"]["loss"] < 0.1
+
+
+def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
+    from engine.hooks import every_epoch
+
+    seen = []
+
+    def watch(moment, means):
+        seen.append((moment.epoch, moment.step, means["loss"]))
+        if moment.epoch == 3:
+            moment.stop = "three are enough"
+
+    flags = (*QUIET, "--train_epochs=9", "--global_batch_size=32", "--learning_rate=0.05", f"--run_dir={tmp_path}")
+    outcome = inside(*flags, trainer=Regression, data=arrays, hooks=[every_epoch(watch)]).ok()
+    assert [(epoch, step) for epoch, step, _ in seen] == [(1, 3), (2, 6), (3, 9)]
+    assert seen[0][2] > seen[1][2] > seen[2][2]
+    assert "stopped at step 9: three are enough" in outcome.out
+    assert found_in(tmp_path / "result.json")["stop"] == "three are enough"
+
+
+def test_an_own_train_step_is_taken(inside, tmp_path):
+    class Two(Regression):
+        """Two models, two optimizers: one learns the features' part, the other the constant."""
+
+        def build(self):
+            super().build()
+            self.other = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+            self.build_layers(self.other, self.example[0])
+            self.other_optimizer = self.make_optimizer(self.build_optimizer(), self.other.trainable_variables)
+
+        def train_step(self, batch):
+            variables = [*self.model.trainable_variables, *self.other.trainable_variables]
+            with tf.GradientTape() as tape:
+                loss = self.loss(self.model(batch[0]) + self.other(batch[0]), batch)
+            gradients, count = self.reduction.sum(tape.gradient(loss.total, variables), loss.count)
+            gradients = [gradient / count for gradient in gradients]
+            mine = len(self.model.trainable_variables)
+            self.apply_gradients(self.optimizer, gradients[:mine], variables[:mine])
+            self.apply_gradients(self.other_optimizer, gradients[mine:], variables[mine:])
+            return {"loss": loss}
+
+        def eval_step(self, batch):
+            return {"loss": self.loss(self.model(batch[0]) + self.other(batch[0]), batch)}
+
+    flags = (*QUIET, "--train_epochs=100", "--global_batch_size=32", "--learning_rate=0.05", f"--run_dir={tmp_path}")
+    inside(*flags, trainer=Two, data=arrays).ok()
+    assert found_in(tmp_path / "result.json")["eval"]["loss"] < 1e-2
+    again = inside(*flags, trainer=Two, data=arrays).ok()
+    assert "this run is complete" in again.out
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert "resumed" not in inside(*flags, trainer=Two, data=arrays).ok().out

@@ -1,0 +1,244 @@
+"""Runs from beginning to end, as a user sees them: what is printed, written, resumed, evaluated and exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+DIGITS = ("--input=digits", "--jit=off")
+MLP = ("--model=mlp", "--model_arg=hidden_units=16", *DIGITS)
+
+
+def result(folder) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def checkpoints(run_dir, folder="checkpoints") -> list[int]:
+    return sorted(int(re.search(r"\d+", path.name)[0]) for path in (run_dir / folder).glob("*.manifest.json"))
+
+
+def tensors(run_dir, folder="checkpoints") -> dict[str, np.ndarray]:
+    """The newest checkpoint's variables."""
+    reader = tf.train.load_checkpoint(str(run_dir / folder / f"ckpt-{checkpoints(run_dir, folder)[-1]}"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "ATTRIBUTES" in name}
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """A finished run of 50 steps, two epochs of 23 and a bit: (run_dir, standard output). A process, as users have."""
+    run_dir = tmp_path_factory.mktemp("runs") / "deep" / "er"
+    command = [sys.executable, "-m", "launch.train", *MLP, "--train_steps=50", "--checkpoint_every_steps=20"]
+    done = subprocess.run(
+        [*command, f"--run_dir={run_dir}", f"--result_json={run_dir}/copy.json", "--summary_every_steps=10"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return run_dir, done
+
+
+def test_a_first_run_prints_what_it_does_and_nothing_else(digits_run):
+    run_dir, done = digits_run
+    assert "dense (Dense)" in done.stdout
+    assert "mlp: 1,437 examples, 23 steps an epoch of 64, 50 steps; one_device, 1 replica(s)" in done.stdout
+    assert "XLA off, as asked" in done.stdout
+    assert re.search(r"step 50/50  loss \d\.\d+  accuracy \d\.\d+  [\d,]+ examples/s  0s left", done.stdout)
+    assert re.search(r"step 46/50  evaluation  loss \d\.\d+  accuracy \d\.\d+", done.stdout)
+    assert f"The run's files: {run_dir}" in done.stdout
+    assert f"tensorboard.main --logdir {run_dir}/tensorboard" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_runs_folder_has_all_that_it_is_said_to_have(digits_run):
+    run_dir, _ = digits_run
+    assert checkpoints(run_dir) == [20, 40, 50]
+    assert checkpoints(run_dir, "best") == [50]
+    for part in ("train", "eval"):
+        assert list((run_dir / "tensorboard" / part).glob("events.out.tfevents.*"))
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["flags"]["train_steps"] == 50
+    assert config["deciding"]["model_arg"] == {"hidden_units": [16], "dropout": 0.0}
+
+
+def test_the_result_has_its_documented_keys(digits_run):
+    run_dir, _ = digits_run
+    found = result(run_dir)
+    assert json.loads((run_dir / "copy.json").read_text()) == found
+    for name, value in {
+        "mode": "train_and_eval",
+        "model": "mlp",
+        "input": "digits",
+        "strategy": "one_device",
+        "num_replicas": 1,
+        "step": 50,
+    }.items():
+        assert found[name] == value
+    for split in ("train", "eval"):
+        assert {"loss", "accuracy"} <= set(found[split])
+    assert found["eval"]["accuracy"] > 0.4  # by chance: 0.1
+    assert found["examples_per_sec"] == pytest.approx(64 * found["steps_per_sec"])
+    assert 0 < found["wall_seconds"] < 90
+
+
+def test_a_second_call_of_a_complete_run_says_so_and_shows_its_evaluation(digits_run, inside, tmp_path):
+    run_dir, _ = digits_run
+    before = tensors(run_dir)
+    again = inside(*MLP, "--train_steps=50", f"--run_dir={run_dir}", f"--result_json={tmp_path}/again.json").ok()
+    assert "resumed at step 50: this run is complete" in again.out
+    assert re.search(r"evaluation at step 50: accuracy \d\.\d+, loss \d\.\d+", again.out.split("complete")[1])
+    assert json.loads((tmp_path / "again.json").read_text())["eval"] == result(run_dir)["eval"]
+    after = tensors(run_dir)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("which", ["latest", "best", "all", "20"])
+def test_eval_takes_the_run_as_it_is_and_agrees_with_it(digits_run, inside, tmp_path, which):
+    run_dir, done = digits_run
+    # No --model, no --input: they are in the run's config.json.
+    to = tmp_path / "eval.json"
+    outcome = inside("--mode=eval", f"--run_dir={run_dir}", f"--eval_checkpoint={which}", f"--result_json={to}").ok()
+    found = json.loads(to.read_text())
+    assert found["mode"] == "eval"
+    assert found["model"] == "mlp"
+    shown = re.findall(r"^evaluation at step (\d+): accuracy \S+, loss \S+$", outcome.out, re.MULTILINE)
+    assert [int(step) for step in shown] == {"all": [20, 40, 50], "20": [20]}.get(which, [50])
+    assert found["step"] == int(shown[-1])
+    if which == "all":
+        assert list(found["evals"]) == ["20", "40", "50"]
+    if which != "20":
+        loss, accuracy = re.findall(r"step 50/50  evaluation  loss (\S+)  accuracy (\S+)", done.stdout)[0]
+        assert f"{found['eval']['loss']:.4f}" == loss
+        assert f"{found['eval']['accuracy']:.4f}" == accuracy
+
+
+def test_eval_is_over_every_example_whatever_the_batch(digits_run, inside, tmp_path):
+    run_dir, _ = digits_run
+    found = []
+    for batch in (7, 360):
+        to = tmp_path / f"{batch}.json"
+        inside("--mode=eval", f"--run_dir={run_dir}", f"--eval_batch_size={batch}", f"--result_json={to}").ok()
+        found.append(json.loads(to.read_text())["eval"])
+    assert found[0]["accuracy"] == found[1]["accuracy"]
+    # The same float32 losses, summed in another order.
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-6)
+
+
+def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tmp_path):
+    run_dir, _ = digits_run
+    outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served").ok()
+    folder = tmp_path / "served" / "50"
+    assert f"SavedModel of step 50: {folder}" in outcome.out
+    assert "serving_default" in (folder / "README.md").read_text()
+    features = np.random.default_rng(0).random((5, 28, 28, 1), np.float32)
+    np.save(tmp_path / "features.npy", features)
+    asking = (
+        "import sys, numpy as np, tensorflow as tf\n"
+        "serve = tf.saved_model.load(sys.argv[1]).signatures['serving_default']\n"
+        "for batch in np.split(np.load(sys.argv[2]), [1]):\n"
+        "    print(*serve(features=tf.constant(batch))['outputs'].numpy().ravel(), sep='\\n')\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", asking, folder, tmp_path / "features.npy"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    served = np.array(process.stdout.split(), np.float32).reshape(5, 10)
+    weights = tensors(run_dir)
+    layer = "trainer/model/_functional/_operations/{}/{}/.ATTRIBUTES/VARIABLE_VALUE"
+    hidden, logits = (
+        (weights[layer.format(number, "_kernel")], weights[layer.format(number, "bias")]) for number in (2, 3)
+    )
+    expected = np.maximum(features.reshape(5, -1) @ hidden[0] + hidden[1], 0) @ logits[0] + logits[1]
+    # Sums of 784 float32 products in another order.
+    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-5)
+
+    again = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served")
+    assert again.code == 2
+    assert f"{folder} exists; remove it" in again.error
+
+
+def test_train_mode_evaluates_nothing(inside, tmp_path):
+    outcome = inside(*MLP, "--mode=train", "--train_steps=25", f"--run_dir={tmp_path}").ok()
+    assert "evaluation" not in outcome.out
+    found = result(tmp_path)
+    assert found["mode"] == "train"
+    assert "eval" not in found
+    assert found["train"]["loss"] > 0
+    assert checkpoints(tmp_path) == [25]
+    assert not (tmp_path / "best").exists() or not checkpoints(tmp_path, "best")
+
+
+def test_train_mode_can_stop_by_the_training_loss(inside, tmp_path):
+    stopping = ("--monitor=train_loss", "--early_stopping_patience=1", "--learning_rate=0")
+    outcome = inside(*MLP, *stopping, "--mode=train", "--train_epochs=9", f"--run_dir={tmp_path}").ok()
+    assert re.search(r"stopped at step \d+: train_loss has not improved for 1 evaluations", outcome.out)
+    assert result(tmp_path)["step"] < 9 * 23
+
+
+def test_benchmark_times_steps_and_leaves_the_run_alone(inside, tmp_path):
+    outcome = inside(
+        *MLP, "--mode=benchmark", "--benchmark_steps=60", f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json"
+    ).ok()
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert found["mode"] == "benchmark"
+    assert set(found["step_ms"]) == {"p50", "p90", "p99"}
+    for name in (
+        *("mean", "stderr", "jitter", "input_wait_fraction", "compile_seconds", "peak_rss_mb", "environment"),
+        *("examples_per_sec", "steps_per_sec", "wall_seconds", "model", "input", "strategy", "num_replicas"),
+    ):
+        assert name in found
+    assert "steps/s" in outcome.out
+    assert not (tmp_path / "config.json").exists()
+    assert not list(tmp_path.glob("checkpoints/ckpt*"))
+
+
+def test_init_from_takes_the_weights_and_nothing_else(digits_run, inside, tmp_path):
+    source, _ = digits_run
+    flags = (*MLP, "--mode=train", "--learning_rate=0", "--train_steps=1", "--optimizer=sgd")
+    inside(*flags, f"--init_from={source}", f"--run_dir={tmp_path}").ok()
+    old, new = tensors(source), tensors(tmp_path)
+    weights = [name for name in old if name.startswith("trainer/model/")]
+    assert len(weights) == 4
+    assert all(np.array_equal(old[name], new[name]) for name in weights)
+    assert new["step/.ATTRIBUTES/VARIABLE_VALUE"] == 1
+    outcome = inside("--model=logistic", *DIGITS, f"--init_from={source}")
+    assert outcome.code == 2
+    assert "do not fit this model" in outcome.error
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "logistic"])
+def test_every_model_learns_in_every_precision(inside, tmp_path, model, precision):
+    small = [
+        "--input=synthetic",
+        "--input_arg=shape=12,12,1",
+        "--input_arg=examples=256",
+        "--input_arg=eval_examples=64",
+    ]
+    flags = [f"--model={model}", *small, "--jit=off", f"--precision={precision}", "--train_steps=24"]
+    inside(*flags, "--learning_rate=0.005", f"--result_json={tmp_path}/r.json").ok()
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["precision"] == precision
+    assert found["eval"]["loss"] < 2.1  # ten classes by chance: 2.3, and float16 leaves out a step or two
+    assert np.isfinite(found["train"]["loss"])
+
+
+def test_digits_are_learned_on_two_replicas_as_on_one(inside, tmp_path):
+    found = []
+    for name, place in {"one": (), "two": ("--strategy=mirrored", "--num_virtual_devices=2")}.items():
+        inside(*MLP, *place, "--train_steps=30", f"--run_dir={tmp_path}/{name}").ok()
+        found.append(result(tmp_path / name))
+    assert [each["num_replicas"] for each in found] == [1, 2]
+    # Float32 rounding of sums over 64 examples, 30 steps on.
+    assert found[1]["eval"]["loss"] == pytest.approx(found[0]["eval"]["loss"], rel=1e-5)
+    assert found[1]["train"]["loss"] == pytest.approx(found[0]["train"]["loss"], rel=1e-5)
