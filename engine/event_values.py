@@ -45,15 +45,20 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: tf.Tensor) -> Histogram:
-    """Counts a tensor's entries where it is, by TensorFlow ops; inf and nan are left out. May be traced."""
+    """Counts a tensor's entries where it is, by TensorFlow ops; inf and nan are left out. May be traced and compiled by
+    XLA: every shape is static."""
     values = tf.cast(tf.reshape(values, [-1]), tf.float32)
-    values = tf.boolean_mask(values, tf.math.is_finite(values))
-    some = tf.size(values) > 0
-    low = tf.where(some, tf.reduce_min(values), 0.0)
-    high = tf.where(some, tf.reduce_max(values), 0.0)
+    finite = tf.math.is_finite(values)
+    low = tf.reduce_min(tf.where(finite, values, values.dtype.max))
+    high = tf.reduce_max(tf.where(finite, values, values.dtype.min))
+    low, high = tf.where(high >= low, low, 0.0), tf.where(high >= low, high, 0.0)
     # Equal entries all go into one bucket of a range about them, as in TensorBoard's own.
     low, high = tf.where(high > low, low, low - 0.5), tf.where(high > low, high, high + 0.5)
-    return Histogram(tf.histogram_fixed_width(values, [low, high], _BUCKETS), low, high)
+    # Halves first: the range of float32's largest numbers is none of its numbers.
+    place = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
+    bucket = tf.cast(tf.clip_by_value(tf.where(finite, place, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
+    bucket = tf.minimum(bucket, _BUCKETS - 1)
+    return Histogram(tf.math.unsorted_segment_sum(tf.cast(finite, tf.int32), bucket, _BUCKETS), low, high)
 
 
 def histograms(found: dict[str, Histogram]) -> list[Summary.Value]:

@@ -63,8 +63,6 @@ class Probe:
         trainer = self._trainer
         moved = [raw(v) for model in trainer.models for v in model.non_trainable_variables]
         kept = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in moved]
-        # A copy: on some devices a read shares the variable's memory.
-        kept = [tf.raw_ops.DeepCopy(x=value) for value in kept]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True))
         gradients, metrics = trainer.compute_gradients(batch)

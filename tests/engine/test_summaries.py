@@ -198,12 +198,23 @@ def test_weight_histograms_count_every_weight(made, tmp_path):
             np.testing.assert_allclose(table[1:, 0], table[:-1, 1])
 
 
-@pytest.mark.parametrize("values", [[], [2.0, 2.0], [np.nan, 1.0, 3.0, np.inf]], ids=["none", "equal", "nonfinite"])
+@pytest.mark.parametrize("values", [[], [2.0, 2.0], [np.nan, 1.0, 3.0, np.inf], [-3e38, 0.0, 3e38]])
 def test_histogram_of_odd_values_counts_the_finite_ones(values):
     (value,) = event_values.histograms({"a": event_values.histogram(tf.constant(values, tf.float32))})
     table = tf.make_ndarray(value.tensor)
     assert np.isfinite(table).all()
     assert table[:, 2].sum() == np.isfinite(values).sum()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_histogram_counts_as_numpys(jit):
+    values = np.random.default_rng(0).normal(size=[50, 7]).astype("float32")
+    found = tf.function(event_values.histogram, jit_compile=jit)(tf.constant(values))
+    counts, edges = np.histogram(values.astype("float64"), 30)
+    assert (float(found.low), float(found.high)) == (edges[0], edges[-1])
+    # A value within float32's rounding of an edge may be counted on the other side.
+    np.testing.assert_allclose(np.cumsum(found.counts), np.cumsum(counts), atol=1)
+    assert int(np.sum(found.counts)) == values.size
 
 
 def test_graph_images_and_hyper_parameters_are_there_once_over_a_restart(made, tmp_path):
