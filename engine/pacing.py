@@ -37,5 +37,5 @@ class Pace:
         self._calls += 1
         if not self._fixed and self._calls > 1 and result.steps == self._steps:  # the first call compiles
             wanted = self._steps * self._target_seconds / max(seconds, 1e-6)
-            self._steps = max(1, min(int(wanted), 8 * self._steps))
+            self._steps = max(1, min(round(wanted), 8 * self._steps))
         return result
