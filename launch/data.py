@@ -12,11 +12,14 @@ from launch.config import Config
 from launch.errors import UsageError
 
 
-def load(config: Config, data: Callable | None) -> tuple:
-    """(train, eval, num_classes); see `launch.train.main` for what they may be."""
-    if config.input_entry is not None:
-        module = importlib.import_module(f"input.{config.input_entry.name}")
-        return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
+def load(config: Config) -> tuple:
+    """(train, eval, num_classes) of --input."""
+    module = importlib.import_module(f"input.{config.input_entry.name}")
+    return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
+
+
+def call(data: Callable) -> tuple:
+    """(train, eval, num_classes) of the user's function; see `launch.train.main` for what they may be."""
     splits = data()
     if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3):
         found = f"{len(splits)} values" if isinstance(splits, (tuple, list)) else f"a {type(splits).__name__}"

@@ -51,11 +51,8 @@ class Session:
         return self.state.trainer
 
 
-def create(config: Config, trainer_class: type[Trainer] | None, splits) -> Session:
-    """Makes everything and restores nothing."""
-    train, evaluation, num_classes = splits
-    _check_split("train", train)
-    _check_split("eval", evaluation)
+def make_strategy(config: Config) -> Replicated:
+    """Takes the devices; before anything else that touches them."""
     strategy = devices.create(
         config.strategy,
         num_virtual_devices=config.num_virtual_devices,
@@ -64,6 +61,14 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits) -> Sessi
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
     )
     checks.check_batch(config.global_batch_size, strategy.num_replicas)
+    return strategy
+
+
+def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
+    """Makes everything and restores nothing."""
+    train, evaluation, num_classes = splits
+    _check_split("train", train)
+    _check_split("eval", evaluation)
     train_feed = strategy.feed(train, config.global_batch_size, config.seed)
     eval_feed = strategy.feed(evaluation, config.eval_batch_size, None)
     per_epoch = train_feed.order.steps_per_epoch

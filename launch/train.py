@@ -103,14 +103,17 @@ def _run(trainer_class, data, hooks) -> int:
 
 def _start(asked: config.Config, trainer_class, data):
     """Everything up to the first step; TensorFlow starts here."""
-    splits = datas.load(asked, data)
+    splits = datas.load(asked) if asked.input_entry else None
     from launch import session as sessions
 
     if asked.check_numerics:
         from engine import numerics
 
         numerics.enable()
-    return sessions.create(asked, trainer_class, splits)
+    strategy = sessions.make_strategy(asked)
+    if splits is None:  # the user's function may use TensorFlow, whose devices are split by now
+        splits = datas.call(data)
+    return sessions.create(asked, trainer_class, splits, strategy)
 
 
 def _work(session, hooks):
