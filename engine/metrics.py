@@ -33,7 +33,8 @@ def mean(values, weights=None) -> Mean:
     if weights is None:
         return Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
     weights = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
-    return Mean(tf.reduce_sum(values * weights), tf.reduce_sum(weights))
+    # What has no weight may be anything, NaN too: padding often is.
+    return Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, weights)), tf.reduce_sum(weights))
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
@@ -69,7 +70,7 @@ class Sums:
                 old_total, old_count = self._values.get(name, (0.0, 0.0))
                 self._values[name] = (old_total + total, old_count + count)
         self._unread.clear()
-        return self._values
+        return dict(self._values)
 
     def means(self) -> dict[str, float]:
         """Name to total / count; a metric that nothing was counted for is left out. Waits as `values` does."""

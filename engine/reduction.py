@@ -29,13 +29,18 @@ class Reduction:
     def __init__(self, dtype: str = "float32", pack_bytes: int = 4 << 20):
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
+        self._present: dict[int | None, tf.Tensor | None] = {}
+
+    def begin_step(self, present: tf.Tensor | None) -> None:
+        """Before a step's sums: whether this replica has examples (scalar bool), or None if it always has."""
+        self._present[_replica_key()] = present
 
     def sum(self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = ()):
         """Sums over all replicas, and keeps replica-local averages (moving statistics) equal on all of them.
 
         Args:
           gradients: list of float32 tensors, `tf.IndexedSlices` or None, of this replica's *sum* of losses.
-          count: scalar float32, how many examples that sum is over.
+          count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean over replicas,
             weighted by `count`.
 
@@ -46,14 +51,17 @@ class Reduction:
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
             return list(gradients), count
+        present = self._present.get(_replica_key())
+        if present is not None:
+            count = tf.where(present, count, 0.0)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         statistics = [tf.cast(v, tf.float32) for v in averages]
-        items = [_Item(gradients[i], exact=False) for i in dense]
+        items = [_Item(_of_examples(gradients[i], count), exact=False) for i in dense]
         items += [_Item(tf.where(count > 0, s * count, 0.0), exact=True) for s in statistics]
         items.append(_Item(count, exact=True))
         sums = self._sum_packed(context, items)
 
-        summed = [self._gather_slices(context, g) for g in gradients]
+        summed = [self._gather_slices(context, g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
         count = sums[-1]
@@ -64,7 +72,7 @@ class Reduction:
     def _sum_packed(self, context, items: list[_Item]) -> list[tf.Tensor]:
         reduce_pack = self._all_reduce if self.wire_dtype == tf.float32 else self._all_gather
         sums = []
-        for pack in _packs(items, self.pack_bytes // self.wire_dtype.size):
+        for pack in _packs(items, -(-self.pack_bytes // self.wire_dtype.size)):
             sums += reduce_pack(context, pack)
         return sums
 
@@ -96,14 +104,28 @@ class Reduction:
             values = tf.cast(tf.bitcast(halves, self.wire_dtype), tf.float32)
         return tf.reshape(tf.reduce_sum(values, axis=0), item.value.shape)
 
-    def _gather_slices(self, context, gradient):
+    def _gather_slices(self, context, gradient, count):
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        values = tf.cast(gradient.values, tf.float32)
+        values = _of_examples(tf.cast(gradient.values, tf.float32), count)
         if self.wire_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
             values = tf.cast(tf.cast(values, self.wire_dtype), tf.float32)
         values, indices = context.all_gather([values, gradient.indices], axis=0)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _replica_key() -> int | None:
+    """Which replica is being traced; None where one trace serves all. Replicas are traced in threads, in turn."""
+    number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    return None if number is None else int(number)
+
+
+def _of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """The gradient; zeros where this replica counts nothing, since batch normalisation of no examples gives NaN."""
+    known = tf.get_static_value(count)
+    if known is not None and known > 0:
+        return gradient
+    return tf.where(count > 0, gradient, tf.zeros([], gradient.dtype))
 
 
 class _Item(NamedTuple):

@@ -10,8 +10,9 @@ import tensorflow as tf
 from engine import optimizers, randomness, schedules
 from engine.accumulation import accumulate
 from engine.averaging import WeightAverage
-from engine.loss_scale import DynamicLossScale, NoLossScale, multiply
+from engine.loss_scale import DynamicLossScale, NoLossScale, assign_local, multiply
 from engine.metrics import Mean
+from engine.optimizer import sum_duplicate_rows
 from engine.options import StepOptions
 from engine.reduction import Reduction
 
@@ -39,6 +40,7 @@ class Trainer(tf.Module):
     num_classes: int | None = None
     example = None
     step = replica = observed = None
+    _statistics_before = ()
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -78,12 +80,13 @@ class Trainer(tf.Module):
         variables = self.model.trainable_variables
         gradients, metrics = accumulate(self.compute_gradients, batch, self.options.accumulate_steps)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics)
-        gradients = [multiply(g, tf.math.divide_no_nan(1.0, count)) for g in gradients]
+        gradients = self.divide(gradients, count)
         gradients = self.loss_scale.unscale(gradients)
         norm = self.global_norm(gradients)
         finite = self.check_finite(norm)
         gradients = self.clip_by_global_norm(gradients, norm)
         self.apply_gradients(self.optimizer, gradients, variables, finite)
+        self.end_update(finite)
         return {**metrics, **self.step_metrics(norm, finite)}
 
     def eval_step(self, batch) -> dict[str, Mean]:
@@ -127,12 +130,23 @@ class Trainer(tf.Module):
             )
         return Mean(*loss)
 
+    def divide(self, gradients, count: tf.Tensor) -> list:
+        """Gradients of the mean from those of the sum over `count` examples; zeros where nothing was counted."""
+        return [multiply(g, tf.math.divide_no_nan(1.0, count)) for g in gradients]
+
     def global_norm(self, gradients) -> tf.Tensor:
         """sqrt(sum of squares) over all gradients, float32; 0 at a step where neither options nor anyone asks."""
+
+        def norm():
+            # Rows that occur more than once are one row of the gradient; TensorFlow's norm would take them as many.
+            return tf.linalg.global_norm(
+                [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+            )
+
         if self._needs_norm:
-            return tf.linalg.global_norm(gradients)
+            return norm()
         # One more pass over all gradients: up to a tenth of a wide model's step on a CPU, so only when looked at.
-        return tf.cond(self.observed, lambda: tf.linalg.global_norm(gradients), lambda: 0.0)
+        return tf.cond(self.observed, norm, lambda: 0.0)
 
     def check_finite(self, norm: tf.Tensor) -> tf.Tensor | None:
         """Whether every gradient is finite, the same on all replicas; None where a step is applied regardless."""
@@ -146,7 +160,7 @@ class Trainer(tf.Module):
         return [multiply(g, factor) for g in gradients]
 
     def apply_gradients(self, optimizer, gradients, variables, finite: tf.Tensor | None = None) -> None:
-        """Updates the variables, and their average; where `finite` is false, only the loss scale."""
+        """Updates the variables, and their average; nothing where `finite` is false."""
 
         def update():
             optimizer.apply(gradients, variables)
@@ -157,7 +171,18 @@ class Trainer(tf.Module):
             update()
         else:
             tf.cond(finite, update, lambda: None)
-            self.loss_scale.update(finite)
+
+    def end_update(self, finite: tf.Tensor | None) -> None:
+        """Once a step, after its updates: the loss scale learns, and a step left out gives back moving statistics."""
+        if finite is None:
+            return
+        self.loss_scale.update(finite)
+
+        def restore():  # the forward pass has put what was not finite into them
+            for variable, before in zip(self.moving_statistics, self._statistics_before, strict=True):
+                assign_local(variable, before)
+
+        tf.cond(finite, lambda: None, restore)
 
     def step_metrics(self, norm: tf.Tensor, finite: tf.Tensor | None) -> dict[str, Mean]:
         """`gradient_norm` over the steps that computed it; `skipped`, the share of steps left out."""
@@ -203,7 +228,13 @@ class Trainer(tf.Module):
         variables = [v.value for model in self.models for v in model.non_trainable_variables]
         return [v for v in variables if v.dtype.is_floating]
 
-    def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor) -> None:
-        """Replica code, before each train step: where we are, and this step's randomness."""
+    def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None) -> None:
+        """Replica code, before each train step: where we are, and this step's randomness.
+
+        `present` is a scalar bool, whether this replica has examples at all; None if it always has.
+        """
+        self.reduction.begin_step(present)
         self.step, self.replica, self.observed = step, replica, observed
         randomness.reseed(self._generators, self.options.seed, step, replica)
+        if self._may_skip:
+            self._statistics_before = [tf.identity(v) for v in self.moving_statistics]

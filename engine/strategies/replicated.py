@@ -13,6 +13,7 @@ from engine.order import Order
 from engine.pacing import Pace
 from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop, LoopResult
+from engine.strategies.stand_in import only_if, with_stand_in
 
 _BLOCK_BYTES = 8 << 20  # of a streamed block: larger ones leave the last-level cache before they are used
 
@@ -113,8 +114,12 @@ class Replicated:
         self.train_feed = train_feed
         self._evaluations = 0
         self._train_loop = None
-        trainer = state.trainer
-        self._eval_loop = eval_feed and self._loop(eval_feed, lambda batch, *_: trainer.eval_step(batch), jit=False)
+
+        def eval_step(batch, *_):
+            batch, present = with_stand_in(batch)
+            return only_if(present, state.trainer.eval_step(batch))
+
+        self._eval_loop = eval_feed and self._loop(eval_feed, eval_step, jit=False)
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
 
     @property
@@ -141,8 +146,9 @@ class Replicated:
 
         def step(batch, step, observed):
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed)
-            return trainer.train_step(batch)
+            batch, present = with_stand_in(batch)
+            trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed, present)
+            return only_if(present, trainer.train_step(batch))
 
         return self._loop(self.train_feed, step, jit)
 
