@@ -55,7 +55,7 @@ def seen(bench):
 
 def joined(steps):
     """[steps] the global batches: replicas' parts one after the other."""
-    return [sum(parts, []) for parts in steps]
+    return [[i for part in parts for i in part] for parts in steps]
 
 
 def assert_each_once(bench, examples, batch_size, epochs=2):
@@ -64,7 +64,7 @@ def assert_each_once(bench, examples, batch_size, epochs=2):
     batches = joined(seen(bench))
     for epoch in range(epochs):
         of_epoch = batches[epoch * steps : (epoch + 1) * steps]
-        counts = collections.Counter(sum(of_epoch, []))
+        counts = collections.Counter(i for batch in of_epoch for i in batch)
         assert counts == dict.fromkeys(range(examples), 1)
         assert [len(batch) for batch in of_epoch[:-1]] == [batch_size] * (steps - 1)
 

@@ -1,0 +1,122 @@
+"""Micro-batches: N of them make the update that one big batch makes, whatever the sizes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+from engine.accumulation import accumulate
+from models.mlp import Model as Mlp
+
+# A sum over examples in parts is a sum in another order: some ulps (6e-8) of the largest partial sum.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class Gradients:
+    """A linear model's sums over a batch, dense, sparse and absent gradients; notes the sizes of the parts."""
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        self.weights = tf.Variable(rng.normal(size=(3, 2)).astype(np.float32))
+        self.table = tf.Variable(rng.normal(size=(9, 3)).astype(np.float32))
+        self.unused = tf.Variable(0.0)
+
+    def __call__(self, batch):
+        features, labels = batch
+        with tf.GradientTape() as tape:
+            rows = tf.gather(self.table, features["id"])
+            losses = tf.reduce_sum((rows * features["x"]) @ self.weights, 1) * labels
+            total = tf.reduce_sum(losses)
+        gradients = tape.gradient(total, [self.weights, self.table, self.unused])
+        return gradients, {
+            "loss": mean(losses),
+            "largest_part": mean(tf.ones([1]) * tf.cast(tf.size(labels), tf.float32)),
+        }
+
+
+def batch(examples):
+    rng = np.random.default_rng(examples)
+    features = {"id": rng.integers(0, 9, examples), "x": rng.normal(size=(examples, 3)).astype(np.float32)}
+    return tf.nest.map_structure(tf.constant, (features, rng.normal(size=examples).astype(np.float32)))
+
+
+def dense(gradients):
+    return [None if g is None else tf.convert_to_tensor(g).numpy() for g in gradients]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "jit"])
+@pytest.mark.parametrize(("examples", "steps"), [(12, 4), (13, 4), (3, 5), (1, 2), (8, 1)])
+def test_parts_add_up_to_the_whole(examples, steps, mode):
+    compute = Gradients()
+    data = batch(examples)
+    spec = tf.nest.map_structure(
+        lambda x: tf.TensorSpec([None if mode == "dynamic" else examples, *x.shape[1:]], x.dtype), data
+    )
+
+    def run(data):
+        gradients, metrics = accumulate(compute, data, steps)
+        return [g if g is None else tf.convert_to_tensor(g) for g in gradients], metrics
+
+    run = tf.function(run, input_signature=[spec], jit_compile=mode == "jit" or None, autograph=False)
+    found, metrics = run(data)
+    wanted, whole = compute(data)
+    for a, b in zip(dense(found), dense(wanted), strict=True):
+        if b is None:
+            assert a is None
+        else:
+            np.testing.assert_allclose(a, b, **CLOSE)
+    np.testing.assert_allclose(metrics["loss"].total, whole["loss"].total, **CLOSE)
+    assert metrics["loss"].count == examples
+    assert metrics["largest_part"].count == min(steps, examples)
+    assert metrics["largest_part"].total == examples
+
+
+def test_an_empty_batch_is_one_empty_part():
+    compute = Gradients()
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch(1))
+    run = tf.function(lambda data: accumulate(compute, data, 3)[1]["loss"], input_signature=[spec], autograph=False)
+    loss = run(batch(0))
+    assert [x.numpy() for x in loss] == [0.0, 0.0]
+
+
+def data(examples=44):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
+
+
+@pytest.mark.parametrize(("replicas", "jit"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize("steps", [3, 50])
+def test_a_trainer_learns_the_same_from_micro_batches(bench, steps, replicas, jit):
+    """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
+    common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1}
+    whole = bench(Mlp((8,)), data(), 16, replicas, jit=jit, **common)
+    parts = bench(Mlp((8,)), data(), 16, replicas, jit=jit, accumulate_steps=steps, **common)
+    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
+    for a, b in zip(parts.arrays(), whole.arrays(), strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)
+
+
+class Bag(Trainer):
+    """Rows of a table, averaged: gradients of the table are sparse."""
+
+    def build_model(self):
+        return tf.keras.Sequential(
+            [tf.keras.layers.Embedding(20, 4), tf.keras.layers.GlobalAveragePooling1D(), tf.keras.layers.Dense(1)]
+        )
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_table_learns_the_same_from_micro_batches(bench, replicas):
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, 20, (22, 3)), rng.normal(size=22).astype(np.float32)
+    made = [
+        bench(Bag(), source, 8, replicas, optimizer="sgd", learning_rate=0.1, accumulate_steps=steps)
+        for steps in (1, 3)
+    ]
+    for each in made:
+        each.train(9)
+    for a, b in zip(made[0].arrays(), made[1].arrays(), strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)

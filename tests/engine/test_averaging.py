@@ -1,0 +1,59 @@
+"""The weights' moving average against NumPy, and the swap that evaluation needs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.averaging import WeightAverage
+from models.mlp import Model as Mlp
+
+
+def data(examples=40):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_average_equals_numpys_over_a_run(bench, replicas):
+    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.5)
+    variables = made.trainer.model.trainable_variables
+    average = made.trainer.optimizer.weight_average
+    expected = [v.numpy() for v in variables]
+    for t in range(1, 9):
+        made.train(t)
+        rate = 1 - min(0.5, (1 + t) / (10 + t))
+        expected = [e + np.float32(rate) * (v.numpy() - e) for e, v in zip(expected, variables, strict=True)]
+    for shadow, wanted in zip(average.shadows, expected, strict=True):
+        first, *others = made.copies(shadow)
+        np.testing.assert_allclose(first, wanted, rtol=1e-6, atol=1e-7)  # a rounding a step, 8 steps
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_swap_evaluates_the_average_and_gives_the_weights_back_to_the_bit(bench, replicas):
+    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.9, eval_source=data(), learning_rate=0.1)
+    made.train(5)
+    variables, average = made.trainer.model.trainable_variables, made.trainer.optimizer.weight_average
+    shadows, before = [s.numpy() for s in average.shadows], made.arrays()
+    own = made.strategy.evaluate().means()["loss"]
+    with average.swapped_in(variables):
+        for variable, shadow in zip(variables, shadows, strict=True):
+            for copy in made.copies(variable):
+                np.testing.assert_array_equal(copy, shadow)
+        assert made.strategy.evaluate().means()["loss"] != own
+    for now, then in zip(made.arrays(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert made.strategy.evaluate().means()["loss"] == own
+
+
+def test_weights_come_back_after_an_error():
+    variable = tf.Variable([1.0, 2.0])
+    average = WeightAverage(0.9)
+    average.build([variable])
+    variable.assign([3.0, 4.0])
+    with pytest.raises(KeyError), average.swapped_in([variable]):
+        assert variable.numpy().tolist() == [1.0, 2.0]
+        raise KeyError
+    assert variable.numpy().tolist() == [3.0, 4.0]
+    assert average.shadows[0].numpy().tolist() == [1.0, 2.0]

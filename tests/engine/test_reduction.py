@@ -1,0 +1,122 @@
+"""Sums over replicas against NumPy: dense, sparse and absent gradients, in packs of any size, on any wire."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.reduction import Reduction
+
+SHAPES = [(3, 5), (), (7,), (2, 3, 2)]
+
+
+def values(replica):
+    rng = np.random.default_rng(replica)
+    return [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def reduce(strategy, reduction, counts, make_gradients, averages=()):
+    """What each replica has after the sum: [replica](gradients, count), as tensors."""
+
+    def step():
+        replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+        for variable in averages:
+            variable.assign(variable + 10.0 * replica)
+        count = tf.constant(counts[replica], tf.float32) + 0.0 * tf.random.uniform([])  # not known when traced
+        gradients, count = reduction.sum(make_gradients(replica), count, averages)
+        dense = [
+            {"values": g.values, "indices": g.indices} if isinstance(g, tf.IndexedSlices) else g
+            for g in gradients
+            if g is not None
+        ]
+        assert [g is None for g in gradients] == [g is None for g in make_gradients(replica)]
+        return dense, count
+
+    result = tf.function(lambda: strategy.run(step), autograph=False)()
+
+    def local(r):
+        return tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[r].numpy(), result)
+
+    return [local(r) for r in range(strategy.num_replicas_in_sync)]
+
+
+def assert_bit_equal(results):
+    for other in results[1:]:
+        tf.nest.map_structure(np.testing.assert_array_equal, results[0], other)
+
+
+@pytest.mark.parametrize("pack_bytes", [0, 1, 40, 4 << 20])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_sums_equal_numpys_of_values_rounded_as_they_travel(distribution, replicas, wire, pack_bytes):
+    """Exactly: two 16-bit wires are summed in float32 in the order of the replicas, and so is float32 here."""
+    reduction = Reduction(wire, pack_bytes)
+    results = reduce(distribution(replicas), reduction, [1.0, 2.0, 5.0], lambda r: [*map(tf.constant, values(r)), None])
+    assert_bit_equal(results)
+    rounded = [[tf.cast(tf.cast(v, wire), tf.float32).numpy() for v in values(r)] for r in range(replicas)]
+    expected = [sum(parts[1:], parts[0]) for parts in zip(*rounded, strict=True)]
+    gradients, count = results[0]
+    for found, wanted in zip(gradients, expected, strict=True):
+        if wire == "float32":  # the order of three summands is the collective's own: half an ulp of each partial sum
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-7)
+        else:
+            np.testing.assert_array_equal(found, wanted)
+    assert count == sum([1.0, 2.0, 5.0][:replicas])
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_counts_are_exact_on_any_wire(distribution, wire):
+    """Up to float32's last odd number."""
+    for counts in ([16_777_214.0, 1.0], [4097.0, 65_519.0], [0.0, 3.0]):
+        results = reduce(distribution(2), Reduction(wire), counts, lambda r: [tf.ones([1])])
+        assert [count for _, count in results] == [sum(counts)] * 2
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_slices_come_back_as_those_of_all_replicas(distribution, wire):
+    """One replica holds none, another the same row twice; a 16-bit wire rounds them as it does dense values."""
+    rows = [np.zeros((0, 2), np.float32), np.array([[1.001, 2], [3, 4], [5, 6]], np.float32)]
+    ids = [[], [1, 4, 1]]
+
+    def gradients(r):
+        return [tf.IndexedSlices(tf.constant(rows[r]), tf.constant(ids[r], tf.int32), tf.constant([6, 2])), None]
+
+    results = reduce(distribution(2), Reduction(wire), [0.0, 3.0], gradients)
+    assert_bit_equal(results)
+    (slices,), count = results[0]
+    assert slices["indices"].tolist() == [1, 4, 1]
+    np.testing.assert_array_equal(slices["values"], tf.cast(tf.cast(rows[1], wire), tf.float32))
+    assert count == 3.0
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_moving_statistics_become_their_mean_weighted_by_examples(distribution, wire):
+    strategy = distribution(2)
+    with strategy.scope():
+        variables = [tf.Variable(tf.constant([1.0, 1.0 / 3])), tf.Variable(100.0)]
+    results = reduce(strategy, Reduction(wire), [3.0, 1.0], lambda r: [tf.ones([2])], variables)
+    assert_bit_equal(results)
+    for variable, start in zip(variables, ([1.0, 1.0 / 3], 100.0), strict=True):
+        first, second = (part.numpy() for part in strategy.experimental_local_results(variable))
+        np.testing.assert_array_equal(first, second)
+        # (3 x + (x + 10)) / 4 in float32: three roundings.
+        np.testing.assert_allclose(first, np.array(start) + 2.5, rtol=3e-7)
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_a_replica_without_examples_adds_nothing_whatever_it_computed(distribution, wire):
+    strategy = distribution(2)
+    with strategy.scope():
+        statistic = tf.Variable([1.0, np.nan])  # set to nan by the empty replica, as batch normalisation does
+
+    def gradients(r):
+        statistic.assign([5.0, 6.0] if r == 0 else [np.nan, np.nan])
+        return [tf.constant([1.0, 2.0] if r == 0 else [np.nan, np.inf])]
+
+    results = reduce(strategy, Reduction(wire), [4.0, 0.0], gradients, [statistic])
+    assert [g.tolist() for (g,), _ in results] == [[1.0, 2.0]] * 2
+
+
+def test_one_replica_is_left_alone(distribution):
+    ((gradients, count),) = reduce(distribution(1), Reduction("float16"), [2.0], lambda r: [tf.constant([1e-9]), None])
+    assert gradients == [np.float32(1e-9)]
+    assert count == 2.0

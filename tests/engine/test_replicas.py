@@ -1,0 +1,147 @@
+"""Batch normalisation and dropout on replicas: statistics equal everywhere, masks different, no example no harm."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+from models.cnn import Model as Cnn
+from models.mlp import Model as Mlp
+
+
+class Normalised(Trainer):
+    """Batch normalisation and nothing else: what its statistics become can be written down."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.BatchNormalization(momentum=0.5)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.square(outputs), 1))
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench, replicas):
+    """7 examples by 5, then 2: uneven parts, and with three replicas one without an example."""
+    features = np.random.default_rng(0).normal(3, 2, size=(7, 4)).astype(np.float32)
+    made = bench(Normalised(), (features, np.zeros(7, np.int32)), 5, replicas, shuffle=False, optimizer="sgd")
+    moving_mean, moving_variance = np.zeros(4), np.ones(4)
+    for step, batch in enumerate((features[:5], features[5:])):
+        made.train(step + 1)
+        cuts = [len(batch) * r // replicas for r in range(replicas + 1)]
+        parts = [batch[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True) if b > a]
+        weigh = [len(part) / len(batch) for part in parts]
+        moving_mean = 0.5 * moving_mean + 0.5 * sum(w * p.mean(0) for w, p in zip(weigh, parts, strict=True))
+        moving_variance = 0.5 * moving_variance + 0.5 * sum(w * p.var(0) for w, p in zip(weigh, parts, strict=True))
+        layer = made.trainer.model.layers[0]
+        for variable, wanted in ((layer.moving_mean, moving_mean), (layer.moving_variance, moving_variance)):
+            first, *others = made.copies(variable)
+            np.testing.assert_allclose(first, wanted, rtol=1e-5, atol=1e-6)  # means of a few float32 values
+            for other in others:
+                np.testing.assert_array_equal(first, other)
+
+
+def images(examples):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(examples, 12, 12, 1)).astype(np.float32), rng.integers(0, 4, examples).astype(np.int32)
+
+
+@pytest.mark.parametrize("kind", ["resident", "dataset"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_replica_without_examples_does_no_harm(bench, precision, kind):
+    """9 examples by 4: the last batch is one example, for one of two replicas; convolutions, norms and pools meet none."""
+    source = tf.data.Dataset.from_tensor_slices(images(9)) if kind == "dataset" else images(9)
+    made = bench(
+        Cnn(batch_norm=True, dropout=0.5), source, 4, 2, num_classes=4, precision=precision, eval_source=source, seed=2
+    )
+    values = made.train(6)
+    assert values["loss"][1] == 18
+    assert np.isfinite(values["loss"][0])
+    for variable in made.state.variables():
+        copies = made.copies(variable)
+        assert np.all(np.isfinite(copies[0].astype(np.float64)))
+        if variable.dtype != tf.uint32:  # the generators' counters differ by replica
+            np.testing.assert_array_equal(*copies)
+    loss, count = made.strategy.evaluate().values()["loss"]
+    assert np.isfinite(loss)
+    assert count == 9
+
+
+class Masks(Trainer):
+    """Notes dropout's masks of ones: [step, draw, unit] on each replica."""
+
+    UNITS, STEPS = 8, 16
+
+    def build(self):
+        self.model = tf.keras.Sequential([tf.keras.layers.Dropout(0.5), tf.keras.layers.Dropout(0.5)])
+        self.model.build([None, self.UNITS])
+        shape = [self.STEPS, 4, self.UNITS]
+        self.masks = tf.Variable(tf.zeros(shape), trainable=False)
+
+    def train_step(self, batch):
+        ones = tf.ones([1, self.UNITS])
+        draws = [layer(ones, training=True)[0] for layer in 2 * self.model.layers]
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self.masks.handle, indices=tf.reshape(self.step, [1]), updates=tf.stack(draws)[tf.newaxis]
+        )
+        return {"loss": mean(batch[1])}
+
+
+def masks(bench, replicas=1, start=0, calls_of=None, jit=False, **options):
+    made = bench(Masks(), (np.zeros((8, 1), np.float32), np.zeros(8, np.int32)), 4, replicas, jit=jit, **options)
+    made.jump(start)
+    made.train(Masks.STEPS, calls_of)
+    return np.stack(made.copies(made.trainer.masks)), made
+
+
+def test_dropout_differs_by_replica_step_layer_and_draw(bench):
+    drawn, _ = masks(bench, replicas=2)
+    rows = {row.tobytes() for row in drawn.reshape(-1, Masks.UNITS)}
+    # 128 rows of 8 fair coins: of 256 possible rows about 100.7 different ones, 4 standard deviations below: 88.
+    assert len(rows) > 88
+    assert not np.array_equal(drawn[0], drawn[1])
+    assert set(np.unique(drawn)) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize(("replicas", "jit"), [(1, False), (1, True), (2, False)])
+def test_dropout_is_the_same_after_a_restart_and_wherever_calls_are_cut(bench, replicas, jit):
+    drawn, _ = masks(bench, replicas, jit=jit)
+    np.testing.assert_array_equal(masks(bench, replicas, calls_of=3, jit=jit)[0], drawn)
+    np.testing.assert_array_equal(masks(bench, replicas, start=5, jit=jit)[0][:, 5:], drawn[:, 5:])
+
+
+def test_dropout_follows_the_seed_and_one_replica_is_the_first_of_many(bench):
+    drawn, _ = masks(bench, replicas=2)
+    np.testing.assert_array_equal(masks(bench)[0][0], drawn[0])
+    assert not np.array_equal(masks(bench, seed=1)[0][0], drawn[0])
+
+
+class MicroMasks(Masks):
+    """The mask of each micro-batch, by `accumulate_steps`."""
+
+    def train_step(self, batch):
+        from engine.accumulation import accumulate
+
+        def compute(part):
+            mask = self.model.layers[0](tf.ones([1, self.UNITS]), training=True)[0]
+            return [], {"mask": tf.one_hot(part[1][0], 4)[:, tf.newaxis] * mask}
+
+        _, sums = accumulate(compute, batch, 4)
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self.masks.handle, indices=tf.reshape(self.step, [1]), updates=sums["mask"][tf.newaxis]
+        )
+        return {"loss": mean(batch[1])}
+
+
+def test_micro_batches_have_masks_of_their_own(bench):
+    source = np.zeros((4, 1), np.float32), np.arange(4, dtype=np.int32)
+    made = bench(MicroMasks(), source, 4, shuffle=False)
+    made.train(Masks.STEPS)
+    rows = made.trainer.masks.numpy().reshape(-1, Masks.UNITS)
+    assert len({row.tobytes() for row in rows}) > 46  # of 64; 56.7 expected, 4 standard deviations
+
+
+def test_dropout_and_batch_norm_keep_replicas_alike(bench):
+    made = bench(Mlp((16,), dropout=0.5), (np.ones((20, 6), np.float32), np.zeros(20, np.int32)), 8, 2, num_classes=3)
+    made.train(10)
+    for variable in made.trainer.model.trainable_variables:
+        np.testing.assert_array_equal(*made.copies(variable))
