@@ -1,0 +1,191 @@
+"""Steps as users write them: clipping, decay, steps left out, and a GAN of two models from the public pieces."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+from models.cnn import Model as Cnn
+from models.mlp import Model as Mlp
+
+
+class Linear(Trainer):
+    """outputs = features @ w; the loss is their sum, so the gradient of w is the mean feature."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros")])
+
+    def loss(self, outputs, batch):
+        return mean(outputs[:, 0])
+
+
+@pytest.mark.parametrize(("replicas", "jit"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize("clip_norm", [0.5, 1000.0])
+def test_gradients_are_clipped_by_their_global_norm(bench, clip_norm, replicas, jit):
+    features = np.random.default_rng(0).normal(2, 1, size=(6, 3)).astype(np.float32)
+    source = features, np.zeros(6, np.int32)
+    made = bench(Linear(), source, 6, replicas, jit=jit, optimizer="sgd", learning_rate=1.0, clip_norm=clip_norm)
+    total, count = made.train(1)["gradient_norm"]
+    gradient = np.append(features.mean(0), 1.0)  # kernel and bias
+    norm = np.linalg.norm(gradient)
+    np.testing.assert_allclose(total / count, norm, rtol=1e-6)
+    kernel, bias = (v.numpy() for v in made.trainer.model.trainable_variables)
+    np.testing.assert_allclose(-np.append(kernel, bias), gradient * min(1, clip_norm / norm), rtol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_row_that_occurs_twice_is_one_row_of_the_norm(bench, replicas):
+    """Two examples of one row: its gradient is their sum over 2, of norm 2, not sqrt(2)."""
+
+    class Lookup(Trainer):
+        def build_model(self):
+            return tf.keras.Sequential([tf.keras.layers.Embedding(5, 4)])
+
+        def loss(self, outputs, batch):
+            return mean(tf.reduce_sum(outputs, [1, 2]))
+
+    made = bench(Lookup(), (np.full((2, 1), 3), np.zeros(2)), 2, replicas, optimizer="sgd", clip_norm=1.0)
+    total, count = made.train(1)["gradient_norm"]
+    np.testing.assert_allclose(total / count, 2.0, rtol=1e-6)
+
+
+def test_gradient_norm_is_taken_at_a_calls_last_step_only_unless_it_is_needed(bench):
+    source = np.ones((24, 3), np.float32), np.zeros(24, np.int32)
+    assert bench(Linear(), source, 4).train(6, calls_of=3)["gradient_norm"][1] == 2
+    assert bench(Linear(), source, 4, clip_norm=1.0).train(6, calls_of=3)["gradient_norm"][1] == 6
+
+
+def test_weight_decay_leaves_out_what_its_options_name(bench):
+    def trained(**options):
+        made = bench(Mlp((4,)), data(), 8, num_classes=3, optimizer="sgd", learning_rate=0.5, **options)
+        variables = made.trainer.model.trainable_variables
+        for variable in variables:
+            variable.assign(tf.ones_like(variable))
+        made.train(1)
+        return {v.path.split("/")[-1] + str(v.shape): v.numpy() for v in variables}
+
+    plain = trained()
+    decayed = trained(weight_decay=0.1, weight_decay_exclude="bias")
+    for name, value in plain.items():
+        expected = value if "bias" in name else value - 0.5 * 0.1
+        np.testing.assert_allclose(decayed[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def data(examples=24):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
+
+
+def poisoned_images():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(12, 12, 12, 1)).astype(np.float32)
+    features[5] = np.nan  # in the second batch of four; on two replicas, the first's
+    return features, rng.integers(0, 3, 12).astype(np.int32)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_batch_that_is_not_finite_leaves_no_trace_when_skipped(bench, replicas):
+    made = bench(
+        Cnn(batch_norm=True), poisoned_images(), 4, replicas,
+        num_classes=3, shuffle=False, on_nonfinite="skip", ema_decay=0.9,
+    )  # fmt: skip
+    assert made.train(1)["skipped"] == (0, replicas)
+    step = made.state.step_variable
+    before = made.arrays()
+    values = made.train(2)
+    assert values["skipped"] == (replicas, replicas)
+    assert "gradient_norm" not in values or values["gradient_norm"] == (0, 0)
+    step.assign(1)
+    for now, then in zip(made.arrays(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert made.train(3)["skipped"] == (0, replicas)
+    assert all(np.all(np.isfinite(array)) for array in made.arrays())
+
+
+def test_without_skipping_it_shows_in_the_weights(bench):
+    made = bench(Cnn(), poisoned_images(), 4, num_classes=3, shuffle=False)
+    made.train(2)
+    assert np.isnan(made.trainer.model.trainable_variables[0].numpy()).any()
+
+
+class Gan(Trainer):
+    """A generator and a discriminator of points in the plane, trained together. Noise is part of the batch."""
+
+    def build(self):
+        layers = tf.keras.layers
+        self.generator = tf.keras.Sequential([layers.Dense(16, "relu"), layers.Dense(2)])
+        self.discriminator = tf.keras.Sequential([layers.Dense(16, "relu"), layers.Dense(1)])
+        self.generator.build([None, 3])
+        self.discriminator.build([None, 2])
+        self.generator_optimizer = self.make_optimizer(self.build_optimizer(), self.generator.trainable_variables)
+        self.discriminator_optimizer = self.make_optimizer(
+            self.build_optimizer(), self.discriminator.trainable_variables
+        )
+
+    def losses(self, batch):
+        features, _ = batch
+        fake = self.discriminator(self.generator(features["noise"]))[:, 0]
+        real = self.discriminator(features["real"])[:, 0]
+        cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
+        wrong = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
+        return mean(cross_entropy(tf.ones_like(fake), fake)), mean(wrong)
+
+    def train_step(self, batch):
+        ours, theirs = self.generator.trainable_variables, self.discriminator.trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            generator, discriminator = self.losses(batch)
+            totals = [self.loss_scale.scale(loss.total) for loss in (generator, discriminator)]
+        gradients = tape.gradient(totals[0], ours) + tape.gradient(totals[1], theirs)
+        gradients, count = self.reduction.sum(gradients, generator.count)
+        gradients = self.loss_scale.unscale(self.divide(gradients, count))
+        norm = self.global_norm(gradients)
+        finite = self.check_finite(norm)
+        self.apply_gradients(self.generator_optimizer, gradients[: len(ours)], ours, finite)
+        self.apply_gradients(self.discriminator_optimizer, gradients[len(ours) :], theirs, finite)
+        self.end_update(finite)
+        return {"loss": generator, "discriminator_loss": discriminator, **self.step_metrics(norm, finite)}
+
+    def eval_step(self, batch):
+        generator, discriminator = self.losses(batch)
+        return {"loss": generator, "discriminator_loss": discriminator}
+
+
+def points(examples=52):
+    rng = np.random.default_rng(0)
+    real = rng.normal([2, -1], 0.5, size=(examples, 2)).astype(np.float32)
+    return {"real": real, "noise": rng.normal(size=(examples, 3)).astype(np.float32)}, np.zeros(examples, np.int32)
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9, "on_nonfinite": "skip"}], ids=["plain", "average"])
+def test_a_gan_learns_the_same_on_one_device_and_two_replicas(bench, options):
+    """52 points by 16: a last batch of 4. Two models are two times the rounding of one: 1e-4 after 40 Adam steps."""
+    one, two = (bench(Gan(), points(), 16, n, learning_rate=0.01, eval_source=points(), **options) for n in (1, 2))
+    before = one.strategy.evaluate().means()
+    curves = [made.curve(40) for made in (one, two)]
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-4)
+    after = one.strategy.evaluate().means()
+    assert after["discriminator_loss"] < before["discriminator_loss"]
+    other = two.strategy.evaluate().means()
+    assert after == {name: pytest.approx(value, rel=1e-4) for name, value in other.items()}
+    for variable in two.state.variables():
+        np.testing.assert_array_equal(*two.copies(variable))
+
+
+def test_a_checkpoint_holds_both_models_of_a_gan(bench, tmp_path):
+    made, other = (bench(Gan(), points(), 16, 2, learning_rate=0.01, ema_decay=0.9) for _ in range(2))
+    made.train(5)
+    path = made.state.checkpoint.save(str(tmp_path / "gan"))
+    other.state.checkpoint.restore(path).assert_consumed()
+    other.state.restore_host_state({})
+    assert other.state.step == 5
+    for each in (made, other):
+        each.train(9)
+    for a, b in zip(made.arrays(), other.arrays(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_must_be_overridden_says_so():
+    with pytest.raises(NotImplementedError, match="Trainer has no build_model"):
+        Trainer().build_model()
+    with pytest.raises(NotImplementedError, match="Trainer has no loss"):
+        Trainer().loss(None, None)
