@@ -52,8 +52,12 @@ def test_weights_come_back_after_an_error():
     average = WeightAverage(0.9)
     average.build([variable])
     variable.assign([3.0, 4.0])
-    with pytest.raises(KeyError), average.swapped_in([variable]):
-        assert variable.numpy().tolist() == [1.0, 2.0]
-        raise KeyError
+
+    def fail():
+        with average.swapped_in([variable]):
+            raise KeyError(variable.numpy().tolist())
+
+    with pytest.raises(KeyError, match=r"1.0, 2.0"):
+        fail()
     assert variable.numpy().tolist() == [3.0, 4.0]
     assert average.shadows[0].numpy().tolist() == [1.0, 2.0]

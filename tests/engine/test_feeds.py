@@ -1,6 +1,6 @@
-"""Each example of an epoch reaches replica code exactly once, whichever way the data goes and on any number of replicas.
+"""Each example of an epoch reaches replica code exactly once, whichever way the data goes, on any replicas.
 
-Examples are their own ids; replica code writes the ids that it sees into a variable, which is read back.
+Examples are their own ids, from 1 on (0 is the stand-in of a replica without any); replica code writes the ids that it sees into a variable, which is read back.
 """
 
 import collections
@@ -39,7 +39,7 @@ class Recorder(Trainer):
 
 
 def arrays(examples):
-    ids = np.arange(examples, dtype=np.int64)
+    ids = np.arange(1, examples + 1, dtype=np.int64)
     return {"id": ids, "value": np.stack([ids, -ids], 1).astype(np.float32)}, ids
 
 
@@ -50,7 +50,7 @@ def dataset(examples):
 def seen(bench):
     """[steps][replicas] lists of ids, in the order in which they came."""
     copies = bench.copies(bench.trainer.seen)
-    return [[row[row >= 0].tolist() for row in (copy[step] for copy in copies)] for step in range(bench.state.step)]
+    return [[row[row > 0].tolist() for row in (copy[step] for copy in copies)] for step in range(bench.state.step)]
 
 
 def joined(steps):
@@ -65,7 +65,7 @@ def assert_each_once(bench, examples, batch_size, epochs=2):
     for epoch in range(epochs):
         of_epoch = batches[epoch * steps : (epoch + 1) * steps]
         counts = collections.Counter(i for batch in of_epoch for i in batch)
-        assert counts == dict.fromkeys(range(examples), 1)
+        assert counts == dict.fromkeys(range(1, examples + 1), 1)
         assert [len(batch) for batch in of_epoch[:-1]] == [batch_size] * (steps - 1)
 
 
@@ -93,7 +93,7 @@ def in_files(folder, examples, files):
     for i in range(files):
         paths.append(str(folder / f"{i}.txt"))
         with open(paths[-1], "w") as file:
-            file.writelines(f"{n}\n" for n in range(i, examples, files))
+            file.writelines(f"{n}\n" for n in range(i + 1, examples + 1, files))
 
     def parse(line):
         number = tf.strings.to_number(line, tf.int64)
@@ -178,7 +178,7 @@ def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
     source = dataset(25) if kind == "dataset" else arrays(25)
     feed = STREAMED if kind == "streamed" else RESIDENT
     made = bench(Recorder(), source, 6, replicas, feed=feed, eval_source=source, eval_batch_size=8, block_steps=2)
-    ids = np.arange(25)
+    ids = np.arange(1, 26)
     for _ in range(3):
         assert made.strategy.evaluate().values() == {"loss": (ids.sum(), 25), "square": ((ids**2).sum(), 25)}
 
@@ -186,4 +186,4 @@ def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
 def test_evaluation_keeps_the_examples_own_order(bench):
     made = bench(Recorder(), arrays(13), 4, 2, shuffle=False)
     made.train(8)
-    assert joined(seen(made)) == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
+    assert joined(seen(made)) == 2 * [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13]]

@@ -1,10 +1,13 @@
 """Batch normalisation and dropout on replicas: statistics equal everywhere, masks different, no example no harm."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from engine import Trainer, mean
+from engine.accumulation import accumulate
 from models.cnn import Model as Cnn
 from models.mlp import Model as Mlp
 
@@ -28,7 +31,7 @@ def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench
     for step, batch in enumerate((features[:5], features[5:])):
         made.train(step + 1)
         cuts = [len(batch) * r // replicas for r in range(replicas + 1)]
-        parts = [batch[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True) if b > a]
+        parts = [batch[a:b] for a, b in itertools.pairwise(cuts) if b > a]
         weigh = [len(part) / len(batch) for part in parts]
         moving_mean = 0.5 * moving_mean + 0.5 * sum(w * p.mean(0) for w, p in zip(weigh, parts, strict=True))
         moving_variance = 0.5 * moving_variance + 0.5 * sum(w * p.var(0) for w, p in zip(weigh, parts, strict=True))
@@ -48,7 +51,7 @@ def images(examples):
 @pytest.mark.parametrize("kind", ["resident", "dataset"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_replica_without_examples_does_no_harm(bench, precision, kind):
-    """9 examples by 4: the last batch is one example, for one of two replicas; convolutions, norms and pools meet none."""
+    """9 examples by 4: the last batch is one example: one of two replicas has none, nor have its layers."""
     source = tf.data.Dataset.from_tensor_slices(images(9)) if kind == "dataset" else images(9)
     made = bench(
         Cnn(batch_norm=True, dropout=0.5), source, 4, 2, num_classes=4, precision=precision, eval_source=source, seed=2
@@ -119,8 +122,6 @@ class MicroMasks(Masks):
     """The mask of each micro-batch, by `accumulate_steps`."""
 
     def train_step(self, batch):
-        from engine.accumulation import accumulate
-
         def compute(part):
             mask = self.model.layers[0](tf.ones([1, self.UNITS]), training=True)[0]
             return [], {"mask": tf.one_hot(part[1][0], 4)[:, tf.newaxis] * mask}
