@@ -24,6 +24,8 @@ def check(config: Config) -> None:
     if config.run_dir:
         _check_run_dir(config)
     if config.result_json:
+        if os.path.isdir(config.result_json):
+            raise UsageError(f"--result_json={config.result_json} is a folder; give the path of a file")
         _check_writable("result_json", os.path.dirname(os.path.abspath(config.result_json)))
     source = config.init_from
     if source and not (os.path.exists(source) or os.path.exists(f"{source}.index")):

@@ -91,12 +91,12 @@ def _run(trainer_class, data, hooks) -> int:
             with process.without_start_up_noise():
                 session = _start(asked, trainer_class, data)
             result, code = _work(session, hooks)
+            result.setdefault("wall_seconds", time.monotonic() - started)
+            _write_result(asked, result)
         except (KeyboardInterrupt, SystemExit):
             raise
         except Exception as error:  # the border of the program: every failure becomes one line here
             return _explain(error, asked.debug)
-        result.setdefault("wall_seconds", time.monotonic() - started)
-        _write_result(asked, result)
         _say_where(asked)
         return code
 
