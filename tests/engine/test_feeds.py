@@ -1,6 +1,7 @@
 """Each example of an epoch reaches replica code exactly once, whichever way the data goes, on any replicas.
 
-Examples are their own ids, from 1 on (0 is the stand-in of a replica without any); replica code writes the ids that it sees into a variable, which is read back.
+Examples are their own ids, from 1 on (0 is the stand-in of a replica that has none); replica code writes the ids that
+it sees into a variable, which is read back.
 """
 
 import collections
