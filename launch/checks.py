@@ -69,6 +69,15 @@ def _check_amounts(config: Config) -> None:
         name = "train_steps" if config.train_steps == 0 else "train_epochs"
         if training:
             raise UsageError(f"--{name}=0 trains nothing; use 1 or more, or --mode=eval")
+    if training and config.train_steps and config.warmup_steps >= config.train_steps:
+        raise UsageError(
+            f"--warmup_steps={config.warmup_steps} leaves nothing of --train_steps={config.train_steps}; use fewer"
+        )
+    try:
+        re.compile(config.weight_decay_exclude)
+    except re.error as error:
+        found = f"--weight_decay_exclude={config.weight_decay_exclude} is no regular expression"
+        raise UsageError(f"{found}: {error}; use e.g. bias|gamma") from None
     if config.ema_decay >= 1:
         raise UsageError(f"--ema_decay={config.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
     if config.reduce_lr_patience and not 0 < config.reduce_lr_factor < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 
@@ -24,9 +25,8 @@ def explain(error: Exception) -> tuple[int, str]:
     place = _users_place(error)
     what = f"{type(error).__name__}: {_first_line(error)}"
     if place is None:
-        if isinstance(error, ValueError):  # a value that TensorFlow or Keras refused
-            return EXIT_USAGE, " ".join(str(error).split())
-        return EXIT_FAILED, f"{what}; --debug shows where"
+        # A value that TensorFlow or Keras refused, it will refuse again.
+        return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}; --debug shows where"
     return EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
 
 
@@ -39,8 +39,8 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
 
     if isinstance(error, DeviceError):
         return EXIT_USAGE, str(error)
-    if isinstance(error, CheckpointError):
-        return EXIT_USAGE, str(error)
+    if isinstance(error, CheckpointError):  # a full disk may have room the next time
+        return EXIT_FAILED if "could not be written" in str(error) else EXIT_USAGE, str(error)
     if isinstance(error, numerics.NonfiniteError):
         return EXIT_FAILED, str(error)
     if line := numerics.explain(error):
@@ -57,7 +57,8 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
 
 def _first_line(error: Exception) -> str:
     """The line of a message that says what is wrong: TensorFlow and Keras put others around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras writes in bold
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     around = ("in user code", "File ", "Detected at node", "Exception enc", "Graph execution error")
     lines = [line for line in lines if not line.startswith(around)]
     return lines[0] if lines else "no message"

@@ -24,6 +24,7 @@ from engine.strategies.replicated import FeedOptions, Replicated
 from launch import checks
 from launch.config import Config
 from launch.errors import UsageError
+from models.classification import Classifier
 
 
 @dataclasses.dataclass
@@ -77,6 +78,11 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         train_steps = max(1, math.ceil(config.train_epochs * per_epoch))
     if trainer_class is None:
         trainer_class = importlib.import_module(f"models.{config.model_entry.name}").Model
+    if num_classes is None and issubclass(trainer_class, Classifier):
+        raise UsageError(
+            f"{config.model_entry.name} needs num_classes, and the data has none; return (train, eval, num_classes) "
+            "from the data function"
+        )
     example = _example(train)
     with strategy.scope():
         trainer = trainer_class(**config.model_arg)

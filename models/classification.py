@@ -10,14 +10,6 @@ from engine import Mean, Trainer, mean
 class Classifier(Trainer):
     """A trainer whose model gives logits [batch, classes] and whose labels are int [batch]."""
 
-    def build(self) -> None:
-        if self.num_classes is None:
-            raise ValueError(
-                "a classifier needs num_classes, and the data has none; return (train, eval, num_classes) from the "
-                "data function"
-            )
-        super().build()
-
     def loss(self, outputs, batch) -> Mean:
         _, labels = batch
         if self.options.debug:

@@ -65,6 +65,12 @@ MISTAKES = {
     "xla with checks": ([*RUN, "--jit=on", "--check_numerics"], ["--jit=on", "--check_numerics", "--jit=auto or off"]),
     "a strategy that is to come": ([*RUN, "--strategy=multi_worker"], ["=multi_worker is not there yet", "mirrored"]),
     "another that is to come": ([*RUN, "--strategy=parameter_server"], ["=parameter_server is not there yet"]),
+    "a warm-up as long as the run": (
+        [*RUN, "--train_steps=5", "--warmup_steps=5"],
+        ["--warmup_steps=5 leaves nothing of --train_steps=5"],
+    ),
+    "no regular expression": ([*RUN, "--weight_decay_exclude=("], ["--weight_decay_exclude=( is no", "bias|gamma"]),
+    "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
     "an average that never moves": ([*RUN, "--ema_decay=1"], ["--ema_decay=1", "up to, not including, 1"]),
     "a plateau that raises the rate": (

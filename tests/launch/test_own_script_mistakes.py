@@ -178,6 +178,21 @@ def test_tpu_without_a_tpu_says_so_within_seconds(crank, address):
     assert outcome.seconds < 30  # on a quiet machine five, most of them TensorFlow's start
 
 
+def test_a_layer_that_does_not_fit_is_said_in_plain_letters_with_its_place(inside):
+    tiny = ("--input=synthetic", "--input_arg=shape=3,3,1", "--input_arg=examples=9")
+    outcome = inside("--model=cnn", *tiny, *RUN)
+    assert outcome.code == 2
+    assert "output size would be zero or negative" in outcome.error
+    assert "\x1b" not in outcome.error
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside, tmp_path):
+    (tmp_path / "checkpoints").touch()
+    outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=data)
+    assert outcome.code == 1  # not 2: the next try may find room
+    assert f"ckpt-4 could not be written to {tmp_path}/checkpoints" in outcome.error
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_path):
     class Exploding(Line):
         def loss(self, outputs, batch):

@@ -158,9 +158,9 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
     hidden, logits = (
         (weights[layer.format(number, "_kernel")], weights[layer.format(number, "bias")]) for number in (2, 3)
     )
-    expected = np.maximum(features.reshape(5, -1) @ hidden[0] + hidden[1], 0) @ logits[0] + logits[1]
-    # Sums of 784 float32 products in another order.
-    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-5)
+    batches = [batch.reshape(len(batch), -1) for batch in np.split(features, [1])]
+    expected = [tf.nn.relu(batch @ tf.constant(hidden[0]) + hidden[1]) @ logits[0] + logits[1] for batch in batches]
+    np.testing.assert_allclose(served, np.concatenate(expected), rtol=1e-6, atol=1e-6)
 
     again = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served")
     assert again.code == 2

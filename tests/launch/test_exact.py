@@ -1,0 +1,216 @@
+"""A run that was ended and resumed gives the bits of one that was not, wherever its loops were cut. Real processes end.
+
+Runs have 60 steps of digits, 23 an epoch. `gradient_norm` is left out of the comparison: it is looked at once a call of
+the inner loop, and the length of a call is fitted to the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+ONE = ()
+TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
+MLP = ("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3")
+CNN = ("--model=cnn", "--model_arg=batch_norm=true")
+RUN = ("--input=digits", "--train_steps=60", "--progress=plain")
+
+# The launcher, with a hook that sends its own process a signal after a step: the moment is known, the end is real.
+ENDED = """
+import os, signal, sys
+from engine.hooks import every_steps
+from launch import train
+
+name, step, *flags = sys.argv[1:]
+
+def end(moment, means):
+    os.kill(os.getpid(), signal.Signals[name])
+
+train.main(hooks=[every_steps(int(step), end)], argv=[sys.argv[0], *flags])
+"""
+
+
+def last(run_dir, name="checkpoints") -> dict:
+    """The manifest of the newest checkpoint."""
+    manifests = [json.loads(path.read_text()) for path in (run_dir / name).glob("ckpt-*.manifest.json")]
+    return max(manifests, key=lambda manifest: manifest["serial"])
+
+
+def tensors(run_dir) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(run_dir / "checkpoints" / f"ckpt-{last(run_dir)['step']}"))
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return {name: reader.get_tensor(name) for name in names if not name.startswith("save_counter")}
+
+
+def assert_equal_bits(run_dir, other_dir) -> None:
+    """Variables, slots, step, averages, loss scale: the same names, the same bytes."""
+    some, others = tensors(run_dir), tensors(other_dir)
+    assert some.keys() == others.keys()
+    assert len(some) > 8
+    assert some["step/.ATTRIBUTES/VARIABLE_VALUE"] == 60
+    differing = [name for name in some if some[name].tobytes() != others[name].tobytes()]
+    assert differing == []
+    assert last(run_dir)["host_state"]["state"] == last(other_dir)["host_state"]["state"]
+
+
+def metrics(run_dir) -> dict:
+    found = json.loads((run_dir / "result.json").read_text())
+    return {split: {k: v for k, v in found[split].items() if k != "gradient_norm"} for split in ("train", "eval")}
+
+
+@pytest.fixture
+def ended(crank, tmp_path):
+    """`ended(signal, step, *flags)`: how a process ended that got this signal after that step of its run."""
+    script = tmp_path / "ended.py"
+    script.write_text(ENDED)
+    return lambda name, step, *flags: crank(name, step, *flags, script=script)
+
+
+def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, inside, crank, tmp_path):
+    run = (*MLP, *ONE, *RUN, "--jit=on")
+    outcome = ended("SIGTERM", 30, *run, f"--run_dir={tmp_path}/run")
+    assert outcome.code == 143
+    assert "stopped at step 30: SIGTERM" in outcome.out
+    assert f"the same command resumes from {tmp_path}/run" in outcome.out
+    assert "error: " not in outcome.err
+    assert last(tmp_path / "run")["step"] == 30
+    assert last(tmp_path / "run")["host_state"]["state"]["jit"] is True
+    resumed = crank(*run, f"--run_dir={tmp_path}/run").ok()
+    assert f"resumed at step 30 of 60 from {tmp_path}/run" in resumed.out
+    inside(*run, f"--run_dir={tmp_path}/straight").ok()
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, inside, tmp_path):
+    run = (*CNN, *ONE, *RUN)
+    outcome = ended("SIGKILL", 40, *run, "--checkpoint_every_steps=15", f"--run_dir={tmp_path}/run")
+    assert outcome.code == -signal.SIGKILL
+    kept = last(tmp_path / "run")
+    assert kept["step"] in (15, 30)  # of 30, the writing may have been under way
+    jit = kept["host_state"]["state"]["jit"]
+    assert jit in (True, False)
+    resumed = inside(*run, "--steps_per_loop=4", f"--run_dir={tmp_path}/run").ok()
+    assert f"resumed at step {kept['step']} of 60" in resumed.out
+    assert f"XLA {'on' if jit else 'off'}, as this run began" in resumed.out
+    inside(*run, f"--jit={'on' if jit else 'off'}", f"--run_dir={tmp_path}/straight").ok()
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+def test_cnn_on_replicas_after_ctrl_c_within_an_epoch(ended, inside, tmp_path):
+    run = (*CNN, *TWO, *RUN)
+    outcome = ended("SIGINT", 31, *run, f"--run_dir={tmp_path}/run")
+    assert outcome.code == 130
+    assert "stopped at step 31: SIGINT" in outcome.out
+    assert f"the same command resumes from {tmp_path}/run" in outcome.out
+    inside(*run, "--checkpoint_every_steps=7", f"--run_dir={tmp_path}/run").ok()
+    inside(*run, f"--run_dir={tmp_path}/straight").ok()
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, inside, crank, tmp_path):
+    run = (*MLP, *TWO, *RUN, "--ema_decay=0.9", "--learning_rate_schedule=cosine", "--warmup_steps=5")
+    outcome = ended("SIGKILL", 25, *run, "--checkpoint_every_steps=10", f"--run_dir={tmp_path}/run")
+    assert outcome.code == -signal.SIGKILL
+    crank(*run, f"--run_dir={tmp_path}/run").ok()
+    inside(*run, "--steps_per_loop=3", f"--run_dir={tmp_path}/straight").ok()
+    assert sum("average" in name for name in tensors(tmp_path / "run")) >= 6
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("place", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("model", [MLP, CNN], ids=["mlp", "cnn"])
+def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_path, model, place):
+    run = (*model, *place, *RUN, "--jit=off")
+    inside(*run, f"--run_dir={tmp_path}/straight").ok()
+    often = ("--steps_per_loop=4", "--eval_every_steps=13", "--checkpoint_every_steps=9", "--summary_every_steps=5")
+    inside(*run, *often, "--histogram_every_steps=20", f"--run_dir={tmp_path}/often").ok()
+    assert_equal_bits(tmp_path / "often", tmp_path / "straight")
+    assert metrics(tmp_path / "often")["eval"] == metrics(tmp_path / "straight")["eval"]
+
+
+def test_measuring_xla_changes_no_bit(inside, tmp_path):
+    run = (*MLP, *RUN)
+    inside(*run, f"--run_dir={tmp_path}/measured").ok()
+    chosen = last(tmp_path / "measured")["host_state"]["state"]["jit"]
+    inside(*run, f"--jit={'on' if chosen else 'off'}", f"--run_dir={tmp_path}/asked").ok()
+    assert_equal_bits(tmp_path / "measured", tmp_path / "asked")
+
+
+def test_the_loss_scale_of_float16_goes_on_where_it_was(inside, tmp_path):
+    run = (*MLP, "--input=digits", "--jit=off", "--precision=float16", f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=29").ok()
+    inside(*run, "--train_steps=60").ok()
+    inside(*run[:-1], "--train_steps=60", f"--run_dir={tmp_path}/straight").ok()
+    assert any("loss_scale" in name for name in tensors(tmp_path / "run"))
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_early_stopping_counts_on_over_a_restart(inside, tmp_path):
+    run = (*MLP, "--input=digits", "--jit=off", "--learning_rate=0", "--early_stopping_patience=3")
+    run += ("--eval_every_steps=5", f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=10").ok()  # the best one, and one evaluation without improvement
+    outcome = inside(*run, "--train_steps=60").ok()
+    assert "stopped at step 20" in outcome.out
+    again = inside(*run, "--train_steps=60").ok()
+    assert "stopped at step 20" in again.out  # and not five steps later each time
+
+
+ASLEEP = """
+import os, pathlib, sys, time
+import tensorflow as tf
+from engine import mean
+from launch import train
+from models.mlp import Model
+
+def sleep(x):
+    pathlib.Path(sys.argv[0]).with_suffix(".asleep").touch()
+    time.sleep(60)
+    return x
+
+class Asleep(Model):
+    def loss(self, outputs, batch):
+        return super().loss(tf.ensure_shape(tf.numpy_function(sleep, [outputs], tf.float32), outputs.shape), batch)
+
+    def build(self):
+        self.num_classes = 10
+        super().build()
+
+train.main(Asleep)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_process_at_once_within_a_long_step(crank, tmp_path, number):
+    (tmp_path / "script.py").write_text(ASLEEP)
+    program = crank.start("--input=digits", "--jit=off", f"--run_dir={tmp_path}/run", script=tmp_path / "script.py")
+    program.until((tmp_path / "script.asleep").exists)
+    program.send(number)
+    with pytest.raises(Exception, match="timed out"):
+        program.wait(1)  # the first asks for the end of the step
+    program.send(number)
+    outcome = program.wait(10)
+    # Either a thread sees it and exits, or the kernel ends the process: a shell shows the same code for both.
+    assert outcome.code in (128 + number, -number)
+    assert "Traceback" not in outcome.err
+
+
+def test_ended_runs_leave_event_files_without_gaps_or_repetitions(inside, tmp_path):
+    run = (*MLP, "--input=digits", "--jit=off", "--summary_every_steps=5", f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=12").ok()
+    inside(*run, "--train_steps=30").ok()
+    steps = []
+    for path in sorted((tmp_path / "tensorboard" / "train").glob("*tfevents*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            steps += [event.step for value in event.summary.value if re.fullmatch("(epoch_)?loss", value.tag)]
+    assert sorted(steps) == sorted(set(steps))
+    assert {5, 10, 15, 20, 25, 30} <= set(steps)

@@ -1,0 +1,109 @@
+"""kill -9 at any moment, while a checkpoint is written too: the next start works, and the run ends on the same bits."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import re
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.2", "--input=digits", "--jit=off")
+KEPT = ("--eval_every_steps=10", "--keep_checkpoints=3", "--summary_every_steps=4", "--progress=off")
+
+# The launcher, with a hook that notes each step that was done. What a killed process wrote is not lost.
+NOTING = """
+import sys
+from engine.hooks import every_steps
+from launch import train
+
+noted, *flags = sys.argv[1:]
+notes = open(noted, "a", buffering=1)
+train.main(hooks=[every_steps(1, lambda moment, means: print(moment.step, file=notes))], argv=[sys.argv[0], *flags])
+"""
+
+
+def manifests(run_dir) -> list[dict]:
+    return [json.loads(path.read_text()) for path in (run_dir / "checkpoints").glob("ckpt-*.manifest.json")]
+
+
+def newest(run_dir) -> int:
+    return max((manifest["step"] for manifest in manifests(run_dir)), default=0)
+
+
+def tensors(run_dir) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(run_dir / "checkpoints" / f"ckpt-{newest(run_dir)}"))
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return {name: reader.get_tensor(name) for name in names if not name.startswith("save_counter")}
+
+
+def steps_noted(path: pathlib.Path) -> list[int]:
+    """Whole lines: the last one may be cut."""
+    return [int(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def kill_again_and_again(crank, tmp_path, kills: int, every_steps: int) -> pathlib.Path:
+    """Starts the same run `kills` times, kills each, and checks what is left. Returns the run_dir."""
+    moments = random.Random(0)
+    script, run_dir, noted = tmp_path / "noting.py", tmp_path / "run", tmp_path / "noted"
+    script.write_text(NOTING)
+    flags = (*RUN, *KEPT, "--train_steps=1000000", f"--checkpoint_every_steps={every_steps}", f"--run_dir={run_dir}")
+    while_training = 0
+    for number in range(kills):
+        before, resumed_from = len(steps_noted(noted)), newest(run_dir)
+        program = crank.start(noted, *flags, script=script)
+        if number % 4 == 3:  # some in the start: the import, the restore, the first compilation
+            time.sleep(moments.uniform(0.5, 4.0))
+        else:
+            program.until(lambda before=before: len(steps_noted(noted)) > before)
+            time.sleep(moments.uniform(0.0, 0.8))
+        program.process.kill()
+        assert program.wait().code == -9
+        assert "error: " not in program.err
+        if "steps an epoch" in program.out:
+            assert (f"resumed at step {resumed_from:,} of" in program.out) == bool(resumed_from)
+        mine = steps_noted(noted)[before:]
+        if mine:
+            while_training += 1
+            assert mine == list(range(resumed_from + 1, mine[-1] + 1))
+            # The last checkpoint due before this step may have been under way; it began when the one before was whole.
+            assert newest(run_dir) >= max(resumed_from, ((mine[-1] - 1) // every_steps - 1) * every_steps)
+        for manifest in manifests(run_dir):
+            for name, file in manifest["files"].items():
+                path = run_dir / "checkpoints" / name
+                assert not path.exists() or path.stat().st_size == file["bytes"]
+    assert while_training >= kills // 2
+    return run_dir
+
+
+def assert_goes_on_to_the_same_bits(inside, run_dir) -> None:
+    resumed_from = newest(run_dir)
+    assert resumed_from > 0
+    until = resumed_from + 9
+    run = (*RUN, f"--train_steps={until}")
+    outcome = inside(*run, *KEPT, "--checkpoint_every_steps=3", f"--run_dir={run_dir}").ok()
+    assert re.search(f"resumed at step {resumed_from:,} of {until:,}", outcome.out)
+    straight = run_dir.parent / "straight"
+    inside(*run, "--checkpoint_every_steps=0", "--eval_every_steps=10", f"--run_dir={straight}").ok()
+    some, others = tensors(run_dir), tensors(straight)
+    assert some.keys() == others.keys()
+    assert [name for name in some if some[name].tobytes() != others[name].tobytes()] == []
+    evaluations = [json.loads((each / "result.json").read_text())["eval"] for each in (run_dir, straight)]
+    assert evaluations[0] == evaluations[1]
+    left = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    assert not [name for name in left if "_temp" in name or ".tmp" in name]
+    assert len([name for name in left if name.endswith(".index")]) == 3
+
+
+def test_a_run_killed_three_times_ends_on_the_same_bits(crank, inside, tmp_path):
+    assert_goes_on_to_the_same_bits(inside, kill_again_and_again(crank, tmp_path, kills=3, every_steps=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every_steps", [1, 7])
+def test_a_run_killed_ten_times_ends_on_the_same_bits(crank, inside, tmp_path, every_steps):
+    assert_goes_on_to_the_same_bits(inside, kill_again_and_again(crank, tmp_path, kills=10, every_steps=every_steps))
