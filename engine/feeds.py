@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from engine.order import Order
+from engine.order import Order, replica_part
 
 _NO_END = np.iinfo(np.int64).max
 
@@ -61,11 +61,13 @@ class ResidentFeed:
         context = tf.distribute.get_replica_context()
         mine = indices[place]
         if context.num_replicas_in_sync > 1:
-            size = tf.shape(mine)[0]
-            replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
-            mine = mine[size * replica // replicas : size * (replica + 1) // replicas]
-            if self.order.remainder == 0 and self.order.batch_size % replicas == 0:
-                mine = tf.ensure_shape(mine, [self.order.batch_size // replicas])
+            # A block's batches are of one size, known where it is traced; so then is this replica's part.
+            replica = tf.get_static_value(context.replica_id_in_sync_group)
+            if replica is None:  # one program for all replicas, as on TPUs: their parts are of one size too
+                part = mine.shape[0] // context.num_replicas_in_sync
+                mine = tf.slice(mine, [context.replica_id_in_sync_group * part], [part])
+            else:
+                mine = mine[slice(*replica_part(mine.shape[0], int(replica), context.num_replicas_in_sync))]
         return tf.nest.map_structure(lambda array: tf.gather(array, mine), arrays)
 
     def _indices(self, first_block: int) -> tf.data.Dataset:
@@ -150,12 +152,10 @@ class DatasetFeed:
         self._next_step = None
 
     def take(self, step: int, limit: int) -> Run:
-        in_epoch = step % self.order.steps_per_epoch
-        if step != self._next_step or in_epoch == 0:
-            self._iterator = iter(self._epoch(step // self.order.steps_per_epoch, in_epoch))
-        steps = min(limit, self.order.steps_per_epoch - in_epoch)
-        self._next_step = step + steps
-        return Run((self._iterator,), 0, steps)
+        if step != self._next_step:
+            self._iterator = iter(self._batches_from(step))
+        self._next_step = step + limit
+        return Run((self._iterator,), 0, limit)
 
     def next_operands(self, operands, place: tf.Tensor):
         (iterator,) = operands
@@ -164,18 +164,25 @@ class DatasetFeed:
     def batch(self, batch):
         return batch
 
-    def _epoch(self, epoch: int, first_step: int):
-        order, dataset = self.order, self._dataset
-        if order.seed is not None:
-            dataset = dataset.shuffle(self._shuffle_buffer, seed=order.seed + epoch, reshuffle_each_iteration=False)
-        batches = dataset.batch(order.batch_size, drop_remainder=order.drop_remainder)
-        batches = batches.skip(first_step).prefetch(tf.data.AUTOTUNE)
+    def _batches_from(self, step: int):
+        """Epoch after epoch, without end: an iterator for each epoch would be let go of at its end (see `_untuned`)."""
+        first_epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
+        batches = tf.data.Dataset.range(first_epoch, _NO_END).flat_map(self._epoch).skip(in_epoch).prefetch(4)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = self._auto_shard
         batches = _untuned(batches.with_options(options))
         if self._strategy.num_replicas_in_sync == 1:
             return batches
         return self._strategy.experimental_distribute_dataset(batches)
+
+    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        order, dataset = self.order, self._dataset
+        if order.seed is not None:
+            # Of this function's graph alone. TensorFlow mixes it in, and compares it with 0 in a way that fails where
+            # the other seed is a tensor.
+            tf.compat.v1.set_random_seed(1)
+            dataset = dataset.shuffle(self._shuffle_buffer, seed=order.seed + epoch, reshuffle_each_iteration=False)
+        return dataset.batch(order.batch_size, drop_remainder=order.drop_remainder)
 
 
 class _Blocks:
@@ -201,8 +208,9 @@ class _Blocks:
 def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The dataset without the thread that tunes its parallelism, unless its options ask for that.
 
-    An iterator that is let go, as at the end of an epoch, waits for that thread, which now and then sleeps for
-    seconds, up to a minute (TensorFlow 2.21).
+    An iterator that is let go of waits for that thread, which now and then sleeps for seconds, up to a minute
+    (TensorFlow 2.21). Those that TensorFlow makes for the devices of a distributed dataset have such a thread all the
+    same, so iterators are kept as long as they can be.
     """
     if dataset.options().autotune.enabled is not None:
         return dataset

@@ -104,6 +104,6 @@ class Order:
         return tf.reshape(places, [steps, batch])
 
 
-def replica_sizes(batch_size: int, num_replicas: int) -> list[int]:
-    """How a batch is divided over replicas: contiguous parts, in order, that differ by one example at most."""
-    return [batch_size * (r + 1) // num_replicas - batch_size * r // num_replicas for r in range(num_replicas)]
+def replica_part(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
+    """[start, stop) of a replica's part of a batch: contiguous, in order, of sizes that differ by one at most."""
+    return batch_size * replica // num_replicas, batch_size * (replica + 1) // num_replicas
