@@ -54,18 +54,13 @@ def run() -> None:
 def _parse(argv: list[str]) -> None:
     own = [flag.name for flag in flags.FLAGS.flags_by_module_dict().get(argv[0], [])]
     is_ours = os.path.abspath(argv[0]) == os.path.abspath(__file__)
-    doc = (
-        "\n\n".join(__doc__.split("\n\n")[:2])
-        if is_ours
-        else getattr(sys.modules["__main__"], "__doc__", None) or __doc__
-    )
+    of_script = None if is_ours else getattr(sys.modules["__main__"], "__doc__", None)
+    doc = of_script or "\n\n".join(__doc__.split("\n\n")[:2])
     program = "python -m launch.train" if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        print(our_flags.help_text(program, doc, own))
-        sys.exit(0)
+        _show(our_flags.help_text(program, doc, own))
     if "--helpshort" in argv[1:]:
-        print(our_flags.short_help_text(program, doc))
-        sys.exit(0)
+        _show(our_flags.short_help_text(program, doc))
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -76,6 +71,15 @@ def _parse(argv: list[str]) -> None:
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
     logging.use_absl_handler()
+
+
+def _show(text: str) -> None:
+    """Prints a text and exits; a reader that has seen enough, such as `head`, is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
+    sys.exit(0)
 
 
 def _run(trainer_class, data, hooks) -> int:

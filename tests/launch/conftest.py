@@ -142,4 +142,7 @@ def inside(capfd):
         out, err = capfd.readouterr()
         return Outcome(exit.value.code or 0, out, err, time.monotonic() - started)
 
-    return run
+    yield run
+    # What a run sets for its process, and a process has for itself.
+    tf.keras.config.set_dtype_policy("float32")
+    logging.get_absl_handler().python_handler.setStream(sys.__stderr__)

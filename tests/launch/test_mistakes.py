@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN = ("--model=mlp", "--input=digits")
 MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=8")
 
@@ -176,7 +177,7 @@ def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
     holding = f"from launch import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
     holder = subprocess.Popen(
         [sys.executable, "-c", holding],
-        cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -204,6 +205,14 @@ def test_help_names_every_flag_once_by_group(crank):
     assert shown == [name for names in GROUPS.values() for name in names]
     assert len(shown) == len(set(shown))
     assert [line[:-1] for line in lines if line in {f"{title}:" for title in GROUPS}] == list(GROUPS)
+
+
+def test_help_may_be_cut_short_by_its_reader():
+    command = [sys.executable, "-m", "launch.train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        process.stdout.close()  # as `head` does, only sooner
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_every_flag_that_launch_defines_is_in_a_group():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import numpy as np
@@ -191,6 +192,17 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside
     outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=data)
     assert outcome.code == 1  # not 2: the next try may find room
     assert f"ckpt-4 could not be written to {tmp_path}/checkpoints" in outcome.error
+
+
+def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_path):
+    def interrupted():
+        signal.raise_signal(signal.SIGINT)
+        return data()
+
+    outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=interrupted)
+    assert outcome.code == 130
+    assert "interrupted" in outcome.error
+    assert not (tmp_path / "config.json").exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_path):
