@@ -6,12 +6,6 @@ import contextlib
 
 from engine.hooks import Periodic
 from engine.loop import Moment
-from engine.optimizer import Optimizer
-
-
-def optimizers_of(trainer) -> dict[str, Optimizer]:
-    """The engine optimizers among a trainer's attributes, by attribute name, in order."""
-    return {name: value for name, value in sorted(vars(trainer).items()) if isinstance(value, Optimizer)}
 
 
 @contextlib.contextmanager
@@ -22,10 +16,10 @@ def averaged_weights(trainer):
     nothing.
     """
     with contextlib.ExitStack() as stack:
-        for optimizer in optimizers_of(trainer).values():
+        for optimizer in trainer.optimizers.values():
             average = getattr(optimizer, "weight_average", None)
             if average is not None:
-                stack.enter_context(average.swapped_in([target.variable for target in optimizer._targets]))
+                stack.enter_context(average.swapped_in(optimizer.updated_variables))
         yield
 
 

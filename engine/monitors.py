@@ -6,7 +6,6 @@ import math
 
 from absl import logging
 
-from engine.evaluation import optimizers_of
 from engine.hooks import Periodic
 from engine.loop import Moment
 from engine.metrics import Sums
@@ -159,7 +158,7 @@ class ReduceLearningRate(Patient):
 
     def act_on_plateau(self, moment: Moment) -> None:
         self.waited = 0
-        for name, optimizer in optimizers_of(moment.state.trainer).items():
+        for name, optimizer in moment.state.trainer.optimizers.items():
             scale = float(optimizer.learning_rate_scale.numpy())
             lower = max(scale * self.factor, self.min_scale)
             if lower < scale:

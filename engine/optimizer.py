@@ -58,6 +58,11 @@ class Optimizer(tf.Module):
             target.decays = self._decays(target)
         self._targets = targets
 
+    @property
+    def updated_variables(self):
+        """The tf.Variables given to `build`, in order."""
+        return [target.variable for target in self._targets]
+
     def current_learning_rate(self):
         """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         rate = self._learning_rate

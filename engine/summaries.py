@@ -7,7 +7,6 @@ import tensorflow as tf
 from absl import logging
 
 from engine import event_values
-from engine.evaluation import optimizers_of
 from engine.event_files import EventFiles
 from engine.hooks import Windowed
 from engine.loop import Moment
@@ -139,7 +138,7 @@ class _Rates:
         self._seconds = self._input_seconds = 0.0
 
     def build(self, trainer) -> None:
-        self._optimizers = optimizers_of(trainer)
+        self._optimizers = trainer.optimizers
         self._loss_scale = getattr(trainer.loss_scale, "value", None)
         # One compiled call: a schedule is a dozen ops, each of which costs as much by itself.
         self._read = tf.function(self._read_variables, autograph=False).get_concrete_function()

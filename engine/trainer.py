@@ -87,7 +87,7 @@ class Trainer(tf.Module):
         gradients = self.clip_by_global_norm(gradients, norm)
         self.apply_gradients(self.optimizer, gradients, variables, finite)
         self.end_update(finite)
-        return {**metrics, **self.step_metrics(norm, finite)}
+        return self.step_metrics(metrics, norm, finite)
 
     def eval_step(self, batch) -> dict[str, Mean]:
         """The metrics of one batch, this replica's part of it. Replica code."""
@@ -184,16 +184,17 @@ class Trainer(tf.Module):
 
         tf.cond(finite, lambda: None, restore)
 
-    def step_metrics(self, norm: tf.Tensor, finite: tf.Tensor | None) -> dict[str, Mean]:
-        """`gradient_norm` over the steps that computed it; `skipped`, the share of steps left out."""
+    def step_metrics(self, metrics: dict[str, Mean], norm: tf.Tensor, finite: tf.Tensor | None) -> dict[str, Mean]:
+        """The step's metrics with `gradient_norm` and, where steps may be left out, the share that was, `skipped`.
+
+        The norm counts at the steps that computed it. A step left out counts in no other metric.
+        """
         seen = tf.constant(1.0) if self._needs_norm else tf.cast(self.observed, tf.float32)
+        metrics = {**metrics, "gradient_norm": Mean(norm, seen)}
         if finite is None:
-            return {"gradient_norm": Mean(norm, seen)}
-        good = tf.cast(finite, tf.float32)
-        return {
-            "gradient_norm": Mean(tf.where(finite, norm, 0.0), seen * good),
-            "skipped": Mean(1.0 - good, tf.constant(1.0)),
-        }
+            return metrics
+        applied = {name: Mean(*(tf.where(finite, x, 0.0) for x in pair)) for name, pair in metrics.items()}
+        return {**applied, "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
 
     def stateless_seed(self, salt: int = 0) -> tf.Tensor:
         """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt."""
@@ -221,6 +222,11 @@ class Trainer(tf.Module):
     def models(self) -> list[tf.keras.Model]:
         """The Keras models among this object's attributes, in the order of their names."""
         return [m for _, m in sorted(vars(self).items()) if isinstance(m, tf.keras.Model)]
+
+    @property
+    def optimizers(self) -> dict[str, optimizers.Optimizer]:
+        """The engine's optimizers among this object's attributes, by attribute name, in order."""
+        return {name: value for name, value in sorted(vars(self).items()) if isinstance(value, optimizers.Optimizer)}
 
     @property
     def moving_statistics(self) -> list[tf.Variable]:

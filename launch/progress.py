@@ -186,4 +186,9 @@ def _step(moment: Moment) -> str:
 def _metrics(means: dict[str, float]) -> str:
     """The loss first, the others by name."""
     names = sorted((name for name in means if name not in _HIDDEN), key=lambda name: (name != "loss", name))
-    return "  ".join(f"{name} {means[name]:.4f}" for name in names)
+    return "  ".join(f"{name} {_number(means[name])}" for name in names)
+
+
+def _number(value: float) -> str:
+    """Four places, or four digits of what is too small to be seen in them."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.3e}"

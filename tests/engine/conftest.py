@@ -35,11 +35,12 @@ class Bench:
         return sums.values()
 
     def curve(self, until: int, name: str = "loss") -> np.ndarray:
-        """The metric's mean of each step up to `until`."""
+        """The metric's mean of each step up to `until`, but for steps that were left out."""
         values = []
         while self.state.step < until:
             total, count = self.strategy.run_train_steps(1).sums.read()[name]
-            values.append(total / count)
+            if count:
+                values.append(total / count)
         return np.array(values)
 
     def jump(self, step: int) -> None:

@@ -143,7 +143,7 @@ class Gan(Trainer):
         self.apply_gradients(self.generator_optimizer, gradients[: len(ours)], ours, finite)
         self.apply_gradients(self.discriminator_optimizer, gradients[len(ours) :], theirs, finite)
         self.end_update(finite)
-        return {"loss": generator, "discriminator_loss": discriminator, **self.step_metrics(norm, finite)}
+        return self.step_metrics({"loss": generator, "discriminator_loss": discriminator}, norm, finite)
 
     def eval_step(self, batch):
         generator, discriminator = self.losses(batch)
