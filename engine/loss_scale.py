@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from engine.gradients import Gradients
+
 
 class NoLossScale(tf.Module):
     """The loss scale of float32 and bfloat16, whose exponents need none: it changes nothing."""
@@ -22,8 +24,8 @@ class NoLossScale(tf.Module):
     def scale(self, total: tf.Tensor) -> tf.Tensor:
         return total
 
-    def unscale(self, gradients: Sequence) -> list:
-        return list(gradients)
+    def unscale(self, gradients: Sequence) -> Gradients:
+        return Gradients(gradients)
 
     def update(self, finite: tf.Tensor) -> None:
         pass
@@ -53,10 +55,9 @@ class DynamicLossScale(tf.Module):
     def scale(self, total: tf.Tensor) -> tf.Tensor:
         return total * tf.cast(self.value, total.dtype)
 
-    def unscale(self, gradients: Sequence) -> list:
+    def unscale(self, gradients: Sequence) -> Gradients:
         """Gradients of the true loss, in float32; overflows stay inf or nan."""
-        factor = 1.0 / tf.convert_to_tensor(self.value)
-        return [multiply(g, factor) for g in gradients]
+        return Gradients(gradients).times(1.0 / tf.convert_to_tensor(self.value))
 
     def update(self, finite: tf.Tensor) -> None:
         """After a step: `finite` is a scalar bool, whether all its gradients were finite."""
@@ -67,15 +68,6 @@ class DynamicLossScale(tf.Module):
         scale = tf.where(finite, tf.where(grow, tf.minimum(scale * 2, 2.0**24), scale), tf.maximum(scale / 2, 1.0))
         assign_local(self.value, scale)
         assign_local(self.good_steps, tf.where(grow, tf.zeros_like(good), good))
-
-
-def multiply(gradient, factor: tf.Tensor):
-    """A dense or sparse gradient (or None) times a scalar."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
 
 
 def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:

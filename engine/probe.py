@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from engine.averaging import raw
 from engine.event_values import Histogram, histogram
-from engine.loss_scale import multiply
 
 
 class Probe:
@@ -67,8 +66,7 @@ class Probe:
         trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True))
         gradients, metrics = trainer.compute_gradients(batch)
         gradients, count = trainer.reduction.sum(gradients, metrics["loss"].count)
-        gradients = [multiply(g, tf.math.divide_no_nan(1.0, count)) for g in gradients]
-        gradients = trainer.loss_scale.unscale(gradients)
+        gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
         for variable, value in zip(moved, kept, strict=True):
             tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
         paths = [v.path for v in trainer.model.trainable_variables]

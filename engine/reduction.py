@@ -50,7 +50,8 @@ class Reduction:
         """
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
-            return list(gradients), count
+            return gradients, count
+        gradients = list(gradients)
         present = self._present.get(_replica_key())
         if present is not None:
             count = tf.where(present, count, 0.0)

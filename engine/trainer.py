@@ -10,9 +10,9 @@ import tensorflow as tf
 from engine import optimizers, randomness, schedules
 from engine.accumulation import accumulate
 from engine.averaging import WeightAverage
-from engine.loss_scale import DynamicLossScale, NoLossScale, assign_local, multiply
+from engine.gradients import Gradients
+from engine.loss_scale import DynamicLossScale, NoLossScale, assign_local
 from engine.metrics import Mean
-from engine.optimizer import sum_duplicate_rows
 from engine.options import StepOptions
 from engine.reduction import Reduction
 
@@ -113,11 +113,16 @@ class Trainer(tf.Module):
 
     def compute_gradients(self, batch):
         """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics."""
+        # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
+        # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
+        alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
         with tf.GradientTape() as tape:
             outputs = self.model(batch[0], training=True)
             loss = self.checked_loss(outputs, batch)
             total = self.loss_scale.scale(loss.total)
+            total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
         gradients = tape.gradient(total, self.model.trainable_variables)
+        gradients = Gradients(gradients, (loss.count,) if alone else ())
         return gradients, {"loss": loss, **self.metrics(outputs, batch)}
 
     def checked_loss(self, outputs, batch) -> Mean:
@@ -130,34 +135,27 @@ class Trainer(tf.Module):
             )
         return Mean(*loss)
 
-    def divide(self, gradients, count: tf.Tensor) -> list:
+    def divide(self, gradients, count: tf.Tensor) -> Gradients:
         """Gradients of the mean from those of the sum over `count` examples; zeros where nothing was counted."""
-        return [multiply(g, tf.math.divide_no_nan(1.0, count)) for g in gradients]
+        return Gradients(gradients).over(count)
 
     def global_norm(self, gradients) -> tf.Tensor:
         """sqrt(sum of squares) over all gradients, float32; 0 at a step where neither options nor anyone asks."""
-
-        def norm():
-            # Rows that occur more than once are one row of the gradient; TensorFlow's norm would take them as many.
-            return tf.linalg.global_norm(
-                [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-            )
-
+        gradients = Gradients(gradients)
         if self._needs_norm:
-            return norm()
-        # One more pass over all gradients: up to a tenth of a wide model's step on a CPU, so only when looked at.
-        return tf.cond(self.observed, norm, lambda: 0.0)
+            return gradients.norm()
+        # One more pass over all gradients, so only when looked at.
+        return tf.cond(self.observed, gradients.norm, lambda: 0.0)
 
     def check_finite(self, norm: tf.Tensor) -> tf.Tensor | None:
         """Whether every gradient is finite, the same on all replicas; None where a step is applied regardless."""
         return tf.math.is_finite(norm) if self._may_skip else None
 
-    def clip_by_global_norm(self, gradients, norm: tf.Tensor) -> list:
+    def clip_by_global_norm(self, gradients, norm: tf.Tensor) -> Gradients:
         """Scales the gradients so that their global norm is `clip_norm` at most (Pascanu et al. 2013)."""
         if not self.options.clip_norm:
-            return gradients
-        factor = self.options.clip_norm / tf.maximum(norm, self.options.clip_norm)
-        return [multiply(g, factor) for g in gradients]
+            return Gradients(gradients)
+        return Gradients(gradients).times(self.options.clip_norm / tf.maximum(norm, self.options.clip_norm))
 
     def apply_gradients(self, optimizer, gradients, variables, finite: tf.Tensor | None = None) -> None:
         """Updates the variables, and their average; nothing where `finite` is false."""

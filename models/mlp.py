@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from engine.layers import Dense
 from models.classification import Classifier
 
 
@@ -23,8 +24,8 @@ class Model(Classifier):
     def build_model(self) -> tf.keras.Model:
         layers = [tf.keras.layers.Flatten()]
         for units in self.hidden_units:
-            layers.append(tf.keras.layers.Dense(units, activation="relu"))
+            layers.append(Dense(units, activation="relu"))
             if self.dropout:
                 layers.append(tf.keras.layers.Dropout(self.dropout))
-        layers.append(tf.keras.layers.Dense(self.num_classes, name="logits"))
+        layers.append(Dense(self.num_classes, name="logits"))
         return tf.keras.Sequential(layers, name="mlp")

@@ -248,6 +248,4 @@ def test_function_is_too_long_only_past_its_limit(tmp_path):
     just = "def just():\n" + "    a = 1\n" * (MAX_FUNCTION_LINES - 1)
     over = "class A:\n    async def over():\n" + "        a = 1\n" * MAX_FUNCTION_LINES
     plant(tmp_path, "launch/a.py", just + over)
-    assert length_faults(tmp_path) == [
-        "launch/a.py:62 over has 61 lines, over 60; make it two functions"
-    ]
+    assert length_faults(tmp_path) == ["launch/a.py:62 over has 61 lines, over 60; make it two functions"]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.loss_scale import DynamicLossScale, multiply
+from engine.gradients import Gradients
+from engine.loss_scale import DynamicLossScale
 from models.cnn import Model as Cnn
 from models.mlp import Model as Mlp
 
@@ -36,7 +37,7 @@ def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():
     gradient = tf.constant([1.0 / 3, -7.0])
     slices = tf.IndexedSlices(gradient[:, tf.newaxis], tf.constant([4, 2]), tf.constant([6, 1]))
     dense, sparse, absent, infinite = scale.unscale(
-        [scale.scale(gradient), multiply(slices, 1024.0), None, tf.constant([np.inf])]
+        [scale.scale(gradient), Gradients([slices]).times(tf.constant(1024.0))[0], None, tf.constant([np.inf])]
     )
     np.testing.assert_array_equal(dense, gradient)
     np.testing.assert_array_equal(sparse.values[:, 0], gradient)

@@ -262,9 +262,7 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
         assert name in message
 
 
-@pytest.mark.skipif(
-    not os.path.isdir(DEBIAN_FOLDER), reason="Debian's dataset-fashion-mnist is not installed"
-)
+@pytest.mark.skipif(not os.path.isdir(DEBIAN_FOLDER), reason="Debian's dataset-fashion-mnist is not installed")
 def test_debians_fashion_mnist_is_whole_and_balanced():
     splits = fashion_mnist.load(DEBIAN_FOLDER, 0)
     for (features, labels), count in [(splits.train, 60000), (splits.eval, 10000)]:

@@ -8,9 +8,7 @@ from input.splits import InputError
 
 
 def load(seed=0, *, shape=(4, 3), classes=5, examples=2500, eval_examples=40):
-    return synthetic.load(
-        None, seed, shape=shape, classes=classes, examples=examples, eval_examples=eval_examples
-    )
+    return synthetic.load(None, seed, shape=shape, classes=classes, examples=examples, eval_examples=eval_examples)
 
 
 def test_same_seed_same_bits():
