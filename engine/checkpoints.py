@@ -30,6 +30,10 @@ from engine.manifest import CheckpointError, Manifest
 __all__ = ["CheckpointError", "Checkpoints", "Manifest", "load_weights"]
 
 
+# Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
+_NICENESS = 15
+
+
 class Checkpoints:
     """The checkpoints of one state in one directory on a file system that renames atomically.
 
@@ -163,6 +167,8 @@ class Checkpoints:
 
     def _write(self, step: int, tree: dict, record: dict) -> None:
         """Runs in the thread, which is outside any strategy's scope."""
+        with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             os.makedirs(self.directory, exist_ok=True)
             manager = self._manager(snapshot.to_checkpoint(tree))

@@ -1,0 +1,90 @@
+"""What the loop around the steps costs, and checkpoints beside them: the same steps with and without, in turn.
+
+Run as a script: `python tests/benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s with nothing but the inner
+loop, with all the hooks of a run (TensorBoard scalars each 500 steps, progress, guards), and with checkpoints each 200.
+"""
+
+import argparse
+import logging
+import statistics
+import sys
+import tempfile
+import time
+
+from absl import flags
+
+from engine import loop
+from engine.hooks import Hook, StopRequest
+from launch import checks, config, modes, process, session
+from launch.data import load
+
+
+class Stopwatch(Hook):
+    """Stands last among the hooks: what they do before the first step is not timed, what they have to finish is."""
+
+    name = "stopwatch"
+
+    def begin(self, moment):
+        self.began = time.perf_counter()
+
+    def end(self, moment):
+        moment.sums.read()
+        self.ended = time.perf_counter()
+
+
+WORKLOADS = {"mlp 784-128-10": ("128", 40_000), "mlp 784-2048-2048-10": ("2048,2048", 1000)}
+
+
+def make(units: str, run_dir: str) -> session.Session:
+    """A session as `launch.train` makes it, in a run_dir of its own."""
+    flags.FLAGS.unparse_flags()
+    of_the_run = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain"]
+    of_the_work = ["--model=mlp", f"--model_arg=hidden_units={units}", "--input=synthetic"]
+    flags.FLAGS(["overhead", *of_the_run, *of_the_work, "--input_arg=examples=60032"])
+    asked = config.from_flags(None, has_data=False)
+    checks.check(asked)
+    strategy = session.make_strategy(asked)
+    made = session.create(asked, None, load(asked), strategy)
+    print(session.choose_jit(made), file=sys.stderr)
+    return made
+
+
+def rate(made: session.Session, steps: int, hooks: list) -> float:
+    """Steps a second of `steps` more steps with these hooks, from the first to the last of them done."""
+    watch = Stopwatch()
+    loop.train(made.strategy, made.state, [*hooks, watch], made.state.step + steps)
+    return steps / (watch.ended - watch.began)
+
+
+def measure(units: str, steps: int, rounds: int) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {"the inner loop alone": [], "all hooks": [], "all hooks, checkpoints": []}
+    with tempfile.TemporaryDirectory() as run_dir:
+        made = make(units, run_dir)
+        rate(made, steps, [])
+        for _ in range(rounds):
+            rates["the inner loop alone"].append(rate(made, steps, []))
+            for name, every in (("all hooks", 0), ("all hooks, checkpoints", 200 if steps < 5000 else 5000)):
+                made.config.values["checkpoint_every_steps"] = every
+                hooks = modes.compose_hooks(made, [], modes.TrainMetrics(500), StopRequest())
+                rates[name].append(rate(made, steps, hooks if every else hooks[:-1]))
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    process.tune_allocator()  # as every run does
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    print("| workload | steps/s | alone | cost |\n|---|---|---|---|")
+    for name, (units, steps) in WORKLOADS.items():
+        measured = measure(units, steps, rounds)
+        alone = measured.pop("the inner loop alone")
+        for what, with_it in measured.items():
+            cost = statistics.median(a / b for a, b in zip(alone, with_it, strict=True)) - 1
+            rates = f"{statistics.median(with_it):,.0f} | {statistics.median(alone):,.0f}"
+            print(f"| {name}, {what} | {rates} | {cost:.1%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
