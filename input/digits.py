@@ -58,10 +58,7 @@ def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
         cause = " ".join(str(error).split())
         raise InputError(f"{path}: expected the bundled digits, found: {cause}") from error
     if table.shape != (_SCANS, columns):
-        raise InputError(
-            f"{path}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x"
-            f"{table.shape[1]}"
-        )
+        raise InputError(f"{path}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x{table.shape[1]}")
     scans = table[:, :-1].reshape(-1, _SCAN_SIZE, _SCAN_SIZE)
     return scans, table[:, -1].astype(np.int32)
 

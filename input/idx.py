@@ -43,9 +43,7 @@ def find_idx(data_dir: str, name: str) -> str:
     except OSError as error:
         raise InputError(f"data_dir={data_dir} cannot be read: {error.strerror}") from error
     shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
-    raise InputError(
-        f"{os.path.join(data_dir, name)}[.gz] is missing: found {shown or 'an empty folder'}"
-    )
+    raise InputError(f"{os.path.join(data_dir, name)}[.gz] is missing: found {shown or 'an empty folder'}")
 
 
 def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
@@ -69,10 +67,7 @@ def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
     _check_type(path, content, rank)
     header_bytes = 4 + 4 * rank
     if len(content) < header_bytes:
-        raise InputError(
-            f"{path} is truncated: expected a header of {header_bytes} bytes, "
-            f"found {len(content)} bytes"
-        )
+        raise InputError(f"{path} is truncated: expected a header of {header_bytes} bytes, found {len(content)} bytes")
     found_shape = tuple(int(n) for n in np.frombuffer(content, ">u4", count=rank, offset=4))
     _check_shape(path, found_shape, shape)
     expected_bytes = header_bytes + math.prod(found_shape)
@@ -98,9 +93,7 @@ def _read_bytes(path: str) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, OSError, zlib.error) as error:
-        raise InputError(
-            f"{path} is not a whole gzip file: expected one that unpacks, found: {error}"
-        ) from error
+        raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
 
 
 def _check_type(path: str, content: bytes, rank: int) -> None:
@@ -123,8 +116,7 @@ def _check_shape(path: str, found: tuple[int, ...], expected: tuple[int | None, 
         raise InputError(f"{path} holds no examples: expected at least 1, found 0")
     if any(e is not None and e != f for e, f in zip(expected, found, strict=True)):
         raise InputError(
-            f"{path} holds examples of another size: expected {_times(expected[1:])}, "
-            f"found {_times(found[1:])}"
+            f"{path} holds examples of another size: expected {_times(expected[1:])}, found {_times(found[1:])}"
         )
 
 

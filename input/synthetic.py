@@ -81,9 +81,7 @@ def _draw(
         features = np.empty((examples, *prototypes.shape[1:]), np.float32)
     except (MemoryError, ValueError) as error:
         gigabytes = 4 * examples * math.prod(prototypes.shape[1:]) / 1e9
-        raise InputError(
-            f"examples={examples} of this shape need {gigabytes:.0f} GB of memory; use fewer"
-        ) from error
+        raise InputError(f"examples={examples} of this shape need {gigabytes:.0f} GB of memory; use fewer") from error
     labels = np.empty(examples, np.int32)
     for chunk, start in enumerate(range(0, examples, _CHUNK_EXAMPLES)):
         # Both draws fill in order, so a chunk that is cut short is a prefix of the whole one.
