@@ -12,10 +12,8 @@ state for good, does not see variables made after the first save, and tells of a
 
 import contextlib
 import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import threading
@@ -23,8 +21,8 @@ import threading
 import tensorflow as tf
 from absl import logging
 
+from engine import environment, snapshot
 from engine import manifest as manifests
-from engine import snapshot
 from engine.manifest import CheckpointError, Manifest
 
 __all__ = ["CheckpointError", "Checkpoints", "Manifest", "load_weights"]
@@ -217,7 +215,7 @@ class Checkpoints:
                 prefix=prefix,
                 step=step,
                 serial=1 + max((each.serial for each in known), default=0),
-                versions=_versions(),
+                versions=environment.versions(),
                 files=manifests.describe_files(prefix),
                 time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                 **record,
@@ -289,17 +287,6 @@ def _jsonable(name: str, value: dict) -> dict:
         return json.loads(json.dumps(value, default=scalar))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{name}={value!r} can't be kept in a manifest: {error}") from error
-
-
-def _versions() -> dict[str, str]:
-    def version(distribution):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            return "not installed"
-
-    found = {name: version(name) for name in ("tensorflow", "keras", "crankshaft")}
-    return found | {"python": platform.python_version()}
 
 
 def _reason(error: Exception) -> str:
