@@ -27,9 +27,9 @@ def check(config: Config) -> None:
         if os.path.isdir(config.result_json):
             raise UsageError(f"--result_json={config.result_json} is a folder; give the path of a file")
         _check_writable("result_json", os.path.dirname(os.path.abspath(config.result_json)))
-    source = config.init_from
-    if source and not (os.path.exists(source) or os.path.exists(f"{source}.index")):
-        raise UsageError(f"--init_from={source} does not exist; give a run's folder or a checkpoint, .../ckpt-1000")
+    if config.mode == "export":
+        _check_writable("export_dir", config.export_folder)
+    _check_init_from(config)
     if config.data_dir and not os.path.exists(config.data_dir):
         raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
 
@@ -55,21 +55,19 @@ def _check_strategy(config: Config) -> None:
         check_batch(config.global_batch_size, virtual)
         if virtual > 1 and config.jit == "on":
             raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
-    checking = "debug" if config.debug else "check_numerics" if config.check_numerics else None
-    if config.jit == "on" and checking:
-        raise UsageError(f"--jit=on: XLA leaves the checks of --{checking} out; use --jit=auto or off")
+    if config.jit == "on" and config.why_no_jit:
+        raise UsageError(f"--jit=on: {config.why_no_jit}; use --jit=auto or off")
 
 
 def _check_amounts(config: Config) -> None:
     for name, value in config.values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name}={value} is not finite; use a number that is")
-    training = config.mode in ("train", "train_and_eval")
     if config.train_steps == 0 or config.train_epochs == 0:
         name = "train_steps" if config.train_steps == 0 else "train_epochs"
-        if training:
+        if config.trains:
             raise UsageError(f"--{name}=0 trains nothing; use 1 or more, or --mode=eval")
-    if training and config.train_steps and config.warmup_steps >= config.train_steps:
+    if config.trains and config.train_steps and config.warmup_steps >= config.train_steps:
         raise UsageError(
             f"--warmup_steps={config.warmup_steps} leaves nothing of --train_steps={config.train_steps}; use fewer"
         )
@@ -108,13 +106,28 @@ def _check_checkpoints(config: Config) -> None:
     if not os.path.isdir(config.run_dir):
         raise UsageError(f"--run_dir={config.run_dir} does not exist; give the folder of a run")
     which = config.eval_checkpoint
-    folder = os.path.join(config.run_dir, "best" if which == "best" else "checkpoints")
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    steps = sorted(int(m[1]) for name in names if (m := re.fullmatch(r"ckpt-(\d+)\.manifest\.json", name)))
+    folder = "best" if which == "best" else "checkpoints"
+    steps = _checkpoint_steps(config.run_dir, folder)
     if not steps:
-        raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {os.path.basename(folder)}/; train first")
+        raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {folder}/; train first")
     if which not in ("latest", "best", "all", *map(str, steps)):
         raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
+
+
+def _checkpoint_steps(run_dir: str, folder: str) -> list[int]:
+    """Steps of the checkpoints that have a manifest."""
+    folder = os.path.join(run_dir, folder)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"ckpt-(\d+)\.manifest\.json", name)))
+
+
+def _check_init_from(config: Config) -> None:
+    source = config.init_from
+    if not source or os.path.exists(source) or os.path.exists(f"{source}.index"):
+        return
+    if config.run_dir and _checkpoint_steps(config.run_dir, "checkpoints"):
+        return  # the run has weights of its own by now
+    raise UsageError(f"--init_from={source} does not exist; give a run's folder or a checkpoint, .../ckpt-1000")
 
 
 def _check_run_dir(config: Config) -> None:

@@ -18,7 +18,11 @@ FILE_NAME = "config.json"
 DECIDING = (
     "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
     "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
-    "ema_decay accumulate_steps precision on_nonfinite reduce_dtype"
+    "ema_decay accumulate_steps precision on_nonfinite reduce_dtype shuffle_buffer"
+).split()
+# What a call that reads a run does not take from it.
+_OF_THIS_CALL = (
+    "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config"
 ).split()
 # Schedules that reach their end at the run's end: for them its length decides too.
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
@@ -42,6 +46,22 @@ class Config:
             return self.__dict__["values"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the mode changes the run."""
+        return self.mode in ("train", "train_and_eval")
+
+    @property
+    def why_no_jit(self) -> str | None:
+        """Why XLA can't be used with these flags, or None if it can."""
+        checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
+        return checking and f"XLA leaves the checks of --{checking} out"
+
+    @property
+    def export_folder(self) -> str:
+        """Where --mode=export writes, a folder for each step."""
+        return self.export_dir or os.path.join(self.run_dir, "export")
 
     def deciding(self) -> dict[str, Any]:
         """The values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
@@ -112,10 +132,11 @@ def _fill_from_run(values: dict[str, Any]) -> None:
     run = values["run_dir"] and read(values["run_dir"])
     if not run:
         return
-    of_this_call = ("mode", "run_dir", "result_json", "progress", "export_dir", "eval_checkpoint", "debug")
-    for name, value in run["flags"].items():
-        if name in values and name not in of_this_call and not flags.FLAGS[name].present:
-            values[name] = value
+    given = {name for name in values if flags.FLAGS[name].present} | set(_OF_THIS_CALL)
+    length = {"train_steps", "train_epochs"}  # either one says it
+    if given & length:
+        given |= length
+    values.update({name: value for name, value in run["flags"].items() if name in values and name not in given})
 
 
 def read(run_dir: str) -> dict[str, Any] | None:

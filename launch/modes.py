@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
 
 from engine import benchmark as benchmarks
 from engine import evaluation, loop, saving
-from engine.checkpoints import Manifest
+from engine.checkpoints import CheckpointError, Manifest
 from engine.hooks import Hook, StopRequest, Windowed
 from engine.loop import Moment
 from engine.monitors import EarlyStopping, ReduceLearningRate
@@ -34,19 +38,28 @@ class TrainMetrics(Windowed):
     def __init__(self, every_steps: int):
         super().__init__(every_steps, at_end=True)
         self.means: dict[str, float] = {}
-        self.seconds = self.steps = self.examples = 0
-        self._calls = 0
+        self._first = np.zeros(3)  # of the first call, which compiles: seconds, steps, examples
+        self._later = np.zeros(3)
 
     def __call__(self, moment: Moment) -> None:
         super().__call__(moment)
-        self._calls += 1
-        if self._calls > 1:  # the first call compiles
-            self.seconds += moment.seconds
-            self.steps += moment.steps
-            self.examples += moment.examples
+        done = np.array([moment.seconds, moment.steps, moment.examples], float)
+        if self._first[1]:
+            self._later += done
+        else:
+            self._first = done
 
     def act(self, moment: Moment) -> None:
-        self.means = self.window.means()
+        # The gradient's norm is measured at the last step of each call: its mean depends on where calls were cut.
+        self.means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
+
+    def rates(self) -> dict[str, float | None]:
+        """Steps and examples per second after the first call; of that one if it was all, None if there was no step."""
+        seconds, steps, examples = self._later if self._later[0] else self._first
+        return {
+            "steps_per_sec": float(steps / seconds) if seconds else None,
+            "examples_per_sec": float(examples / seconds) if seconds else None,
+        }
 
     def host_state(self) -> dict:
         return {**super().host_state(), "means": self.means}
@@ -71,12 +84,9 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
         if state.step < session.train_steps:
             print(choose_jit(session), flush=True)
         moment = loop.train(session.strategy, state, hooks, session.train_steps)
-    result = _result(session, train=metrics.means, resumed_from=manifest.step if manifest else None)
-    if metrics.seconds:
-        result["steps_per_sec"] = metrics.steps / metrics.seconds
-        result["examples_per_sec"] = metrics.examples / metrics.seconds
+    result = _result(session, train=metrics.means, resumed_from=manifest.step if manifest else None, **metrics.rates())
     if config.mode == "train_and_eval" and not signals.exit_code:
-        result["eval"] = _last_evaluation(hooks) or evaluation.evaluate(session.strategy, session.trainer)
+        result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
         print(f"evaluation at step {state.step}: {_line(result['eval'])}")
     if moment.stop:
         result["stop"] = moment.stop
@@ -137,9 +147,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
 def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results = {}
-    for manifest in _chosen_checkpoints(session):
-        session.checkpoints.restore(manifest, strict=False)
-        session.state.restore_host_state(manifest.host_state.get("state", {}))
+    for manifest in _restored_checkpoints(session):
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
         print(f"evaluation at step {manifest.step}: {_line(results[manifest.step])}")
     result = _result(session, eval=results[session.state.step])
@@ -162,35 +170,50 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
 
 def export(session: Session) -> tuple[dict[str, Any], int]:
     """Writes the latest (or chosen) checkpoint's model as a SavedModel."""
-    manifest = _chosen_checkpoints(session)[-1]
-    session.checkpoints.restore(manifest, strict=False)
-    session.state.restore_host_state(manifest.host_state.get("state", {}))
-    folder = session.config.export_dir or os.path.join(session.config.run_dir, "export")
-    path = exports.save(session.trainer, session.example, os.path.join(folder, str(session.state.step)))
+    for _ in _restored_checkpoints(session):
+        pass  # of several, the last one stays
+    path = os.path.join(session.config.export_folder, str(session.state.step))
+    exports.save(session.trainer, session.example, path)
     print(f"SavedModel of step {session.state.step}: {path}")
     return {**_result(session), "export": path}, 0
 
 
-def _chosen_checkpoints(session: Session) -> list[Manifest]:
-    config = session.config
-    if session.checkpoints is None:
-        raise UsageError(f"--mode={config.mode} needs --run_dir, the folder of a run")
-    which = config.eval_checkpoint
+def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
+    """Restores the checkpoints that were asked for, the oldest first, each when the one before is done with.
+
+    One that a live run sweeps meanwhile is left out; for `latest` and `best` there is a newer one then.
+    """
+    config, state = session.config, session.state
+    which = "latest" if (config.mode, config.eval_checkpoint) == ("export", "all") else config.eval_checkpoint
+    restored = 0
     if which in ("latest", "best"):
-        found = (session.checkpoints if which == "latest" else session.best).latest()
-        found = [found] if found else []
+        manifest = saving.restore(session.checkpoints if which == "latest" else session.best, state)
+        if manifest is not None:
+            restored += 1
+            yield manifest
     else:
-        found = session.checkpoints.all()
-        if which != "all":
-            steps = [manifest.step for manifest in found]
-            found = [manifest for manifest in found if str(manifest.step) == which]
-            if not found:
-                raise UsageError(
-                    f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}"
-                )
-    if not found:
+        for manifest in _listed_checkpoints(session, which):
+            try:
+                saving.restore(session.checkpoints, state, manifest=manifest)
+            except (CheckpointError, tf.errors.OpError):
+                if manifest.problem(content=False) is None:
+                    raise
+                logging.warning("%s was removed before it could be read", manifest.name)
+                continue
+            restored += 1
+            yield manifest
+    if not restored:
         raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); train first")
-    return found
+
+
+def _listed_checkpoints(session: Session, which: str) -> list[Manifest]:
+    found = session.checkpoints.all()
+    if which == "all":
+        return found
+    if chosen := [manifest for manifest in found if str(manifest.step) == which]:
+        return chosen
+    steps = ", ".join(str(manifest.step) for manifest in found)
+    raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {steps}")
 
 
 def _eval_period(session: Session) -> int:
@@ -198,8 +221,10 @@ def _eval_period(session: Session) -> int:
     return session.strategy.train_order.steps_per_epoch if asked is None else asked
 
 
-def _last_evaluation(hooks: Sequence[Hook]) -> dict[str, float] | None:
-    return next((hook.result for hook in hooks if isinstance(hook, evaluation.Evaluation)), None)
+def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:
+    """The evaluation that was made at this step; None where a run was stopped between evaluations."""
+    made = (hook for hook in hooks if isinstance(hook, evaluation.Evaluation))
+    return next((hook.result for hook in made if hook.step == step), None)
 
 
 def _line(metrics: Mapping[str, float]) -> str:
@@ -215,7 +240,10 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
     if manifest is None:
         return text
     if manifest.step >= session.train_steps:
-        return f"{text}\nresumed at step {manifest.step:,}: this run is complete; more --train_steps or epochs go on"
+        more = "with more --train_steps or --train_epochs it goes on"
+        if "train_steps" in config.deciding():
+            more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
+        return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
     return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.run_dir}"
 
 
@@ -228,7 +256,7 @@ def _result(session: Session, **more) -> dict[str, Any]:
         "strategy": config.strategy,
         "num_replicas": place["replicas"],
         "step": session.state.step,
-        "jit": session.state.jit,
+        "jit": False if session.strategy.without_jit else session.state.jit,
         "precision": config.precision,
         "run_dir": config.run_dir,
         **more,

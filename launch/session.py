@@ -75,7 +75,8 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     per_epoch = train_feed.order.steps_per_epoch
     train_steps = config.train_steps
     if train_steps is None:
-        train_steps = max(1, math.ceil(config.train_epochs * per_epoch))
+        train_steps = math.ceil(config.train_epochs * per_epoch)
+    train_steps = max(1, train_steps)
     if trainer_class is None:
         trainer_class = importlib.import_module(f"models.{config.model_entry.name}").Model
     if num_classes is None and issubclass(trainer_class, Classifier):
@@ -107,12 +108,12 @@ def start_weights(session: Session) -> None:
 def choose_jit(session: Session) -> str:
     """Decides `state.jit`, measuring if that is asked for and open, and says what it is and why."""
     config, state, strategy = session.config, session.state, session.strategy
-    checking = "debug" if config.debug else "check_numerics" if config.check_numerics else None
-    reason = f"XLA leaves the checks of --{checking} out" if checking else strategy.why_no_jit
-    if reason:
+    if reason := config.why_no_jit or strategy.why_no_jit:
         if config.jit == "on":
             raise UsageError(f"--jit=on: {reason}; use --jit=auto or off")
-        state.jit = False
+        strategy.without_jit = True
+        if state.jit is None:
+            state.jit = False  # what the run began with; a choice that was made before is kept for the next process
         return f"XLA off: {reason}"
     if config.jit != "auto":
         state.jit = config.jit == "on"
@@ -148,7 +149,8 @@ def _step_options(config: Config, train_steps: int) -> StepOptions:
         schedule=config.learning_rate_schedule,
         schedule_args=config.learning_rate_schedule_arg,
         warmup_steps=config.warmup_steps,
-        total_steps=train_steps,
+        # Modes that do not train take any length, and a schedule wants a step after its warm-up.
+        total_steps=train_steps if config.trains else max(train_steps, config.warmup_steps + 1),
         weight_decay=config.weight_decay,
         weight_decay_exclude=config.weight_decay_exclude,
         clip_norm=config.clip_norm,

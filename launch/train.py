@@ -89,7 +89,7 @@ def _run(trainer_class, data, hooks) -> int:
     if asked.tune_allocator:
         process.tune_allocator()
     with contextlib.ExitStack() as stack:
-        if asked.run_dir and asked.mode in ("train", "train_and_eval"):
+        if asked.run_dir and asked.trains:
             stack.enter_context(process.lock(asked.run_dir))
         try:
             with process.without_start_up_noise():
@@ -137,13 +137,13 @@ def _work(session, hooks):
 def _write_result(asked: config.Config, result: dict) -> None:
     from launch.session import write_json
 
-    paths = {os.path.join(asked.run_dir, "result.json")} if asked.run_dir else set()
+    paths = {os.path.join(asked.run_dir, "result.json")} if asked.run_dir and asked.trains else set()
     for path in paths | ({asked.result_json} if asked.result_json else set()):
         write_json(path, result)
 
 
 def _say_where(asked: config.Config) -> None:
-    if asked.run_dir and asked.mode in ("train", "train_and_eval"):
+    if asked.run_dir and asked.trains:
         board = os.path.join(asked.run_dir, "tensorboard")
         print(
             f"The run's files: {asked.run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}"

@@ -41,6 +41,9 @@ class Replicated:
       distribution: the `tf.distribute.Strategy`.
       feed_options: how data reaches the devices.
       steps_per_loop: steps in one compiled call; 0 fits them to about a tenth of a second.
+
+    Attributes:
+      without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
     """
 
     BLOCK_STEPS = 256  # indices of so many steps travel at once; a call of the loop may use a part of them
@@ -56,6 +59,7 @@ class Replicated:
         self.distribution = distribution
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
+        self.without_jit = False
         self._pace = Pace(steps_per_loop)
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
 
@@ -85,19 +89,17 @@ class Replicated:
           global_batch_size: examples a step, over all replicas.
           seed: shuffles each epoch anew; None keeps the examples' own order.
         """
-        options = self.feed_options
-        if self._static_shapes and seed is None and not isinstance(source, tf.data.Dataset):
-            examples = len(tf.nest.flatten(source)[0])
+        options, is_dataset = self.feed_options, isinstance(source, tf.data.Dataset)
+        examples = count_examples(source) if is_dataset else len(tf.nest.flatten(source)[0])
+        if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
-        if isinstance(source, tf.data.Dataset):
-            order = self._order(count_examples(source), global_batch_size, 1, seed)
+        if is_dataset:
+            order = self._order(examples, global_batch_size, 1, seed)
             policy = getattr(tf.data.experimental.AutoShardPolicy, options.auto_shard.upper())
             return DatasetFeed(
                 self.distribution, source, order, shuffle_buffer=options.shuffle_buffer, auto_shard=policy
             )
-        arrays = tf.nest.flatten(source)
-        examples = len(arrays[0])
-        total_bytes = sum(array.nbytes for array in arrays)
+        total_bytes = sum(array.nbytes for array in tf.nest.flatten(source))
         if total_bytes <= options.resident_bytes:
             steps = self.steps_per_loop or self.BLOCK_STEPS
             return ResidentFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
@@ -155,7 +157,7 @@ class Replicated:
     def run_train_steps(self, limit: int) -> LoopResult:
         """Trains for at most `limit` steps, and at least one, in one compiled call."""
         if self._train_loop is None:
-            self._train_loop = self.train_loop(bool(self._state.jit))
+            self._train_loop = self.train_loop(bool(self._state.jit) and not self.without_jit)
         result = self._pace.run(self._train_loop, self._state.step, limit)
         self._state.advance(result.steps)
         return result
@@ -181,10 +183,11 @@ class Replicated:
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:
     """The largest batch up to `limit` that divides over the replicas and leaves no smaller last batch.
 
-    For devices that want one shape for all batches, and an evaluation that is to see each example. `limit` itself if
-    there is none: then the last, smaller batch is left out, and a warning says so.
+    For devices that want one shape for all batches, and an evaluation that is to see each example. If there is none,
+    the largest that divides over the replicas: then the last, smaller batch is left out, and a warning says so.
     """
-    for batch in range(limit // replicas * replicas, 0, -replicas):
+    limit = max(replicas, limit // replicas * replicas)
+    for batch in range(limit, 0, -replicas):
         if examples % batch == 0:
             return batch
     logging.warning(
