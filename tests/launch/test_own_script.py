@@ -186,6 +186,20 @@ def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
     assert found_in(tmp_path / "result.json")["stop"] == "three are enough"
 
 
+def test_a_run_stopped_between_evaluations_shows_the_evaluation_of_its_last_step(inside, tmp_path):
+    from engine.hooks import every_steps
+
+    def stop(moment, means):
+        moment.stop = "far enough" if moment.step == 5 else None
+
+    flags = (*QUIET, "--train_epochs=9", "--global_batch_size=32", "--learning_rate=0.05", f"--run_dir={tmp_path}")
+    inside(*flags, trainer=Regression, data=arrays, hooks=[every_steps(1, stop)]).ok()
+    evaluated = ("--mode=eval", f"--run_dir={tmp_path}", f"--result_json={tmp_path}/eval.json")
+    inside(*evaluated, trainer=Regression, data=arrays).ok()
+    assert found_in(tmp_path / "eval.json")["step"] == found_in(tmp_path / "result.json")["step"] == 5
+    assert found_in(tmp_path / "eval.json")["eval"] == found_in(tmp_path / "result.json")["eval"]
+
+
 def test_an_own_train_step_is_taken(inside, tmp_path):
     class Two(Regression):
         """Two models, two optimizers: one learns the features' part, the other the constant."""
