@@ -87,9 +87,14 @@ class StreamedFeed:
         self.order = order
         self._strategy = strategy
         self._arrays = arrays
+        self._tensors = None
         self._blocks = _Blocks(order, self._iterator)
 
     def take(self, step: int, limit: int) -> Run:
+        if self._tensors is None:
+            # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
+            with tf.device("CPU:0"):
+                self._tensors = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
         block, start, stop = self._blocks.take(step, limit)
         return Run((block,), start, stop)
 
@@ -120,7 +125,7 @@ class StreamedFeed:
             indices = self.order.examples(block)
             size = tf.shape(indices, tf.int64)[1]
             indices = indices[:, size * replica // n : size * (replica + 1) // n]
-            return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._arrays)
+            return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._tensors)
 
         numbers = tf.data.Dataset.range(_NO_END)
         return _untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
@@ -219,7 +224,7 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _host_gather(array, indices: tf.Tensor) -> tf.Tensor:
+def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     with tf.device("CPU:0"):
         return tf.gather(array, indices)
 

@@ -184,6 +184,17 @@ def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
         assert made.strategy.evaluate().values() == {"loss": (ids.sum(), 25), "square": ((ids**2).sum(), 25)}
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_streamed_arrays_are_in_no_graph(bench, replicas):
+    """An array in a graph is a copy of it, and a graph takes none of 2 GiB; this one has 8 MB."""
+    features, ids = arrays(1 << 18)
+    made = bench(Recorder(), (features, ids), 4, replicas, feed=STREAMED)
+    made.train(1)
+    mapped = made.strategy.train_feed._share(0, range(1))._input_dataset._input_dataset  # before prefetch and options
+    assert mapped._functions()
+    assert all(f.function.graph.as_graph_def().ByteSize() < 1 << 20 for f in mapped._functions())
+
+
 def test_evaluation_keeps_the_examples_own_order(bench):
     made = bench(Recorder(), arrays(13), 4, 2, shuffle=False)
     made.train(8)
