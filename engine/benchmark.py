@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from engine import environment
-from engine.order import Order
 from engine.state import TrainState
 
 _MAD_TO_DEVIATION = 1.4826  # 1 / the normal distribution's third quartile: makes jitter a standard deviation there
@@ -103,20 +102,13 @@ def timed_calls(strategy, state: TrainState, steps: int, clock=time.perf_counter
     while state.step < end:
         first = state.step
         result = strategy.run_train_steps(end - first)
-        examples = examples_before(order, first + result.steps) - examples_before(order, first)
+        examples = order.examples_before(first + result.steps) - order.examples_before(first)
         after = clock()
         times.append(Call(result.steps, examples, after - before, result.input_seconds))
         before = after
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     times[-1] = times[-1]._replace(seconds=times[-1].seconds + clock() - before)
     return times, {name: total / count for name, (total, count) in sums.items() if count}
-
-
-def examples_before(order: Order, step: int) -> int:
-    """Examples in the first `step` steps: an epoch's last batch may be a smaller one."""
-    an_epoch = order.whole_steps * order.batch_size + order.remainder
-    epochs, in_epoch = divmod(step, order.steps_per_epoch)
-    return epochs * an_epoch + min(in_epoch * order.batch_size, an_epoch)
 
 
 def summarize(calls: Sequence[Call]) -> dict:

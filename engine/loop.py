@@ -22,7 +22,7 @@ class Moment:
       step: global steps (updates) done.
       until_step: where the run ends.
       steps: steps done by this call.
-      examples: examples of a full batch times `steps`.
+      examples: in the batches of this call; an epoch's last batch may be a smaller one.
       steps_per_epoch: of the training data.
       sums: this call's metrics, unread: reading waits for the device.
       seconds, input_seconds: wall time of this call, and its part spent waiting for input.
@@ -68,13 +68,14 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
     before = clock()
     while state.step < until_step and not moment.stop:
         due = min([until_step, *(d for hook in hooks if (d := hook.next_due(state.step, moment)) is not None)])
-        result = strategy.run_train_steps(due - state.step)
+        first = state.step
+        result = strategy.run_train_steps(due - first)
         after = clock()
         moment = dataclasses.replace(
             moment,
             step=state.step,
             steps=result.steps,
-            examples=result.steps * feed_order.batch_size,
+            examples=feed_order.examples_before(first + result.steps) - feed_order.examples_before(first),
             sums=result.sums,
             seconds=after - before,
             input_seconds=result.input_seconds,

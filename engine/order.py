@@ -56,6 +56,12 @@ class Order:
     def steps_per_epoch(self) -> int:
         return self.whole_steps + (1 if self.remainder else 0)
 
+    def examples_before(self, step: int) -> int:
+        """Examples in the first `step` steps."""
+        an_epoch = self.whole_steps * self.batch_size + self.remainder
+        epochs, in_epoch = divmod(step, self.steps_per_epoch)
+        return epochs * an_epoch + min(in_epoch * self.batch_size, an_epoch)
+
     @property
     def _whole_blocks(self) -> int:
         return math.ceil(self.whole_steps / self.block_steps)

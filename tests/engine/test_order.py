@@ -50,6 +50,13 @@ def test_epochs_and_seeds_differ_and_are_repeated_by_the_same_seed():
     assert batches(one, 40)[20:] != batches(other, 20)
 
 
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_examples_before_a_step_are_those_of_the_batches_before_it(drop_remainder):
+    order = Order(10, 4, 2, drop_remainder=drop_remainder)
+    sizes = [4, 4] if drop_remainder else [4, 4, 2]
+    assert [order.examples_before(step) for step in range(8)] == np.cumsum([0, *(3 * sizes + [4])])[:8].tolist()
+
+
 def test_without_a_seed_the_order_is_the_examples_own_in_every_epoch():
     order = Order(10, 4, 2)
     assert batches(order, 6) == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
