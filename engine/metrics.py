@@ -49,10 +49,11 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
 class Sums:
     """Host code: the sums of some steps, held as the device returned them until somebody reads them.
 
-    Adding never waits for a device. Reading does.
+    Adding does not wait for a device: it reads none but steps that are long done. Reading waits.
     """
 
-    COLLAPSE_AT = 64  # so many unread tensors are added up, which bounds the memory of a long window
+    COLLAPSE_AT = 64  # of so many unread tensors all but the newest are added up: it bounds a long window's memory
+    IN_FLIGHT = 2  # tensors that a device may be at work on yet
 
     def __init__(self, values: dict[str, tuple[float, float]] | None = None):
         self._values = dict(values or {})
@@ -61,27 +62,24 @@ class Sums:
     def add(self, sums: LoopSums) -> None:
         self._unread.append(sums)
         if len(self._unread) >= self.COLLAPSE_AT:
-            self.values()
+            self._read_all_but(self.IN_FLIGHT)
 
     def values(self) -> dict[str, tuple[float, float]]:
         """Name to (total, count), float64. Waits for the steps that were added."""
-        for sums in self._unread:
+        self._read_all_but(0)
+        return dict(self._values)
+
+    def _read_all_but(self, newest: int) -> None:
+        done = len(self._unread) - newest
+        for sums in self._unread[:done]:
             for name, (total, count) in sums.read().items():
                 old_total, old_count = self._values.get(name, (0.0, 0.0))
                 self._values[name] = (old_total + total, old_count + count)
-        self._unread.clear()
-        return dict(self._values)
+        del self._unread[:done]
 
     def means(self) -> dict[str, float]:
         """Name to total / count; a metric that nothing was counted for is left out. Waits as `values` does."""
         return {name: total / count for name, (total, count) in self.values().items() if count}
-
-    def count(self, name: str) -> float:
-        return self.values().get(name, (0.0, 0.0))[1]
-
-    def clear(self) -> None:
-        self._values.clear()
-        self._unread.clear()
 
 
 class LoopSums:
