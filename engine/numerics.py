@@ -13,6 +13,7 @@ from absl import logging
 from engine.hooks import Hook
 from engine.loop import Moment
 from engine.metrics import LoopSums
+from engine.options import StepOptions
 
 
 class NonfiniteError(ArithmeticError):
@@ -27,11 +28,6 @@ def enable() -> None:
     https://www.tensorflow.org/api_docs/python/tf/debugging/enable_check_numerics
     """
     tf.debugging.enable_check_numerics()
-
-
-def disable() -> None:
-    """Undoes `enable` for what is traced afterwards."""
-    tf.debugging.disable_check_numerics()
 
 
 def explain(error: Exception) -> str | None:
@@ -127,7 +123,8 @@ class NanGuard(Hook):
         self._check_all(moment)
         weights = [v for model in moment.state.trainer.models for v in model.trainable_variables]
         if path := first_nonfinite(weights):
-            raise NonfiniteError(f"step {moment.step}: variable {path} is not finite; {_CURE}")
+            cure = _cure(moment.state.trainer.options)
+            raise NonfiniteError(f"step {moment.step}: variable {path} is not finite; {cure}")
 
     def end(self, moment: Moment) -> None:
         self._check_all(moment)
@@ -138,11 +135,12 @@ class NanGuard(Hook):
             self._check(moment, *unchecked)
 
     def _check(self, moment: Moment, first: int, last: int, sums: LoopSums) -> None:
+        options = moment.state.trainer.options
         found = sums.read()
         skipped, steps = found.get("skipped", (0.0, 0.0))
         if steps:
-            self._count_skipped(first, last, int(skipped), int(steps))
-        if moment.state.trainer.options.on_nonfinite == "skip":
+            self._count_skipped(first, last, int(skipped), int(steps), options)
+        if options.on_nonfinite == "skip":
             return
         for name, (total, _) in sorted(found.items()):
             if (name == "gradient_norm" or "loss" in name.split("_")) and not math.isfinite(total):
@@ -150,16 +148,16 @@ class NanGuard(Hook):
                 path = first_nonfinite_variable(moment.state)
                 which = f"the first such variable is {path}" if path else "all variables are finite"
                 value = "nan" if math.isnan(total) else "inf"
-                raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_CURE}")
+                raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")
 
-    def _count_skipped(self, first: int, last: int, skipped: int, steps: int) -> None:
+    def _count_skipped(self, first: int, last: int, skipped: int, steps: int, options: StepOptions) -> None:
         # Sums say how many of a call's steps were left out, not which: a call with one good step starts anew.
         self.skipped += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + skipped if skipped == steps else 0
         if self.skipped_in_a_row >= self.max_skipped:
             raise NonfiniteError(
                 f"step {last}: the gradients of the last {self.skipped_in_a_row} steps were not finite, so nothing is "
-                f"learned; {_CURE}"
+                f"learned; {_cure(options)}"
             )
         if skipped and self._clock() - self._warned_at >= self._warn_seconds:
             self._warned_at = self._clock()
@@ -178,10 +176,9 @@ class NanGuard(Hook):
         self.skipped_in_a_row = values.get("skipped_in_a_row", 0)
 
 
-_CURE = (
-    "lower the learning rate, set clip_norm, leave such updates out with on_nonfinite=skip, or name the op with "
-    "check_numerics"
-)
+def _cure(options: StepOptions) -> str:
+    skip = "" if options.on_nonfinite == "skip" else "leave such updates out with on_nonfinite=skip, "
+    return f"lower the learning rate, set clip_norm, {skip}or name the op with check_numerics"
 
 
 def _steps(first: int, last: int) -> str:
