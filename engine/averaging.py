@@ -22,12 +22,24 @@ class WeightAverage(tf.Module):
     def build(self, variables: Sequence) -> None:
         """Makes a shadow for each variable, equal to it. Host code, in the strategy's scope."""
         self.shadows = [tf.Variable(raw(v), trainable=False, name=f"average_{i}") for i, v in enumerate(variables)]
+        self._pairs = _Pairs(variables, self.shadows)
+
+    def reset(self) -> None:
+        """Starts the average anew from what the variables hold now. Host code, after weights came from elsewhere."""
+        for variable, shadow in self._pairs:
+            shadow.assign(tf.identity(variable))
 
     def update(self, variables: Sequence, updates: tf.Tensor) -> None:
-        """One step, after the variables' update; `updates` is the scalar int64 number of updates so far."""
+        """One step, after the variables' update. Replica code.
+
+        Args:
+          variables: among those `build` was given, in any order.
+          updates: scalar int64, the number of updates so far.
+        """
         t = tf.cast(updates, tf.float32)
         rate = 1.0 - tf.minimum(self.decay, (1.0 + t) / (10.0 + t))
-        for shadow, variable in zip(self.shadows, variables, strict=True):
+        for variable in variables:
+            shadow = self._pairs.shadow_of(variable)
             difference = tf.convert_to_tensor(raw(variable)) - shadow
             tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
 
@@ -41,10 +53,32 @@ class WeightAverage(tf.Module):
             self._swap(variables)
 
     def _swap(self, variables: Sequence) -> None:
-        for shadow, variable in zip(self.shadows, variables, strict=True):
+        for variable in variables:
+            shadow = self._pairs.shadow_of(variable)
             value = tf.identity(raw(variable))
             raw(variable).assign(tf.identity(shadow))
             shadow.assign(value)
+
+
+class _Pairs:
+    """Variables with their shadows. A class of its own, because a list or dictionary on a `tf.Module` would put the
+    model's variables into the checkpoint a second time."""
+
+    def __init__(self, variables: Sequence, shadows: Sequence[tf.Variable]):
+        self._pairs = [(raw(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]
+        self._by_id = {id(variable): shadow for variable, shadow in self._pairs}
+
+    def __iter__(self):
+        return iter(self._pairs)
+
+    def shadow_of(self, variable) -> tf.Variable:
+        try:
+            return self._by_id[id(raw(variable))]
+        except KeyError:
+            path = getattr(variable, "path", None) or variable.name
+            raise ValueError(
+                f"weight average was built without variable {path}; pass every variable to make_optimizer"
+            ) from None
 
 
 def raw(variable) -> tf.Variable:

@@ -47,6 +47,40 @@ def test_swap_evaluates_the_average_and_gives_the_weights_back_to_the_bit(bench,
     assert made.strategy.evaluate().means()["loss"] == own
 
 
+def test_any_order_and_part_of_the_variables_find_their_own_averages():
+    one, two, three = (tf.Variable([float(i)]) for i in range(3))
+    average = WeightAverage(0.0)  # follows at once
+    average.build([one, two, three])
+    for variable in (one, two, three):
+        variable.assign_add([10.0])
+    average.update([three, one], tf.constant(1, tf.int64))
+    assert [s.numpy()[0] for s in average.shadows] == [10.0, 1.0, 12.0]
+    with average.swapped_in([two]):
+        assert (two.numpy()[0], one.numpy()[0]) == (1.0, 10.0)
+    with pytest.raises(ValueError, match=r"without variable stranger.*; pass every variable"):
+        average.update([tf.Variable([0.0], name="stranger")], tf.constant(1, tf.int64))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reset_starts_the_average_from_the_weights(bench, replicas):
+    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.9)
+    average = made.trainer.optimizer.weight_average
+    made.train(3)
+    average.reset()
+    for variable, shadow in zip(made.trainer.model.trainable_variables, average.shadows, strict=True):
+        for copy in made.copies(shadow):
+            np.testing.assert_array_equal(copy, variable.numpy())
+
+
+def test_a_checkpoint_of_an_average_holds_its_shadows_and_nothing_twice(tmp_path):
+    variable = tf.Variable([1.0])
+    average = WeightAverage(0.9)
+    average.build([variable])
+    path = tf.train.Checkpoint(average=average).write(str(tmp_path / "average"))
+    names = [name for name, _ in tf.train.list_variables(path) if "OBJECT_GRAPH" not in name]
+    assert names == ["average/shadows/0/.ATTRIBUTES/VARIABLE_VALUE"]
+
+
 def test_weights_come_back_after_an_error():
     variable = tf.Variable([1.0, 2.0])
     average = WeightAverage(0.9)
