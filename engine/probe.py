@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from engine.accumulation import accumulate
 from engine.averaging import raw
 from engine.event_values import Histogram, histogram
+from engine.strategies.stand_in import with_stand_in
 
 
 class Probe:
@@ -63,8 +65,9 @@ class Probe:
         moved = [raw(v) for model in trainer.models for v in model.non_trainable_variables]
         kept = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in moved]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True))
-        gradients, metrics = trainer.compute_gradients(batch)
+        batch, present = with_stand_in(batch)
+        trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True), present)
+        gradients, metrics = accumulate(trainer.compute_gradients, batch, trainer.options.accumulate_steps)
         gradients, count = trainer.reduction.sum(gradients, metrics["loss"].count)
         gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
         for variable, value in zip(moved, kept, strict=True):

@@ -154,6 +154,34 @@ def test_gradient_histograms_are_those_of_the_next_step_over_all_replicas(made, 
         assert float(histogram.high) == pytest.approx(float(tf.reduce_max(gradient)), rel=1e-4, abs=1e-7)
 
 
+def ranges(histograms):
+    return np.array([(float(h.low), float(h.high)) for h in histograms.values()])
+
+
+def test_probe_takes_a_replica_without_examples_as_training_does(bench):
+    """17 images by 16: the second step's one example is on one of two replicas. Kernels do not bear no examples."""
+    source = tuple(array[:17] for array in data())
+    found = [
+        ranges(probe_of(bench(Cnn(), source, 16, replicas, num_classes=3, shuffle=False)).gradients(1))
+        for replicas in (1, 2)
+    ]
+    assert np.isfinite(found[1]).all()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)  # one example's: rounding of kernels alone
+
+
+def test_probe_takes_micro_batches_as_training_does(bench):
+    """Batch normalisation makes them tell: its mean is that of a micro-batch."""
+    learning_rate = 0.5
+    options = {"num_classes": 3, "accumulate_steps": 4, "optimizer": "sgd", "learning_rate": learning_rate}
+    made = bench(Cnn(batch_norm=True), data(), 16, **options)
+    variables = made.trainer.model.trainable_variables
+    found, before = probe_of(made).gradients(0), [v.numpy() for v in variables]
+    made.train(1)
+    gradients = [(then - v.numpy()) / learning_rate for then, v in zip(before, variables, strict=True)]
+    wanted = [(g.min(), g.max()) for g in gradients]
+    np.testing.assert_allclose(ranges(found), wanted, rtol=1e-3, atol=1e-6)  # differences of float32 weights
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
     """Dropout draws and batch normalisation moves in the probe too: both are put back on each replica."""
