@@ -29,11 +29,11 @@ class Reduction:
     def __init__(self, dtype: str = "float32", pack_bytes: int = 4 << 20):
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
-        self._present: dict[int | None, tf.Tensor | None] = {}
+        self._present = ByReplica()
 
     def begin_step(self, present: tf.Tensor | None) -> None:
         """Before a step's sums: whether this replica has examples (scalar bool), or None if it always has."""
-        self._present[_replica_key()] = present
+        self._present.note(present)
 
     def sum(self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = ()):
         """Sums over all replicas, and keeps replica-local averages (moving statistics) equal on all of them.
@@ -52,7 +52,7 @@ class Reduction:
         if context.num_replicas_in_sync == 1:
             return gradients, count
         gradients = list(gradients)
-        present = self._present.get(_replica_key())
+        present = self._present.noted()
         if present is not None:
             count = tf.where(present, count, 0.0)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
@@ -115,10 +115,27 @@ class Reduction:
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _replica_key() -> int | None:
-    """Which replica is being traced; None where one trace serves all. Replicas are traced in threads, in turn."""
-    number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-    return None if number is None else int(number)
+class ByReplica:
+    """What each replica notes while its step is traced, for later in that step.
+
+    Replicas are traced in threads that take turns at each sum: after one, an attribute would hold what the last
+    replica had put there.
+    """
+
+    def __init__(self):
+        self._values = {}
+
+    def note(self, value) -> None:
+        self._values[self._key()] = value
+
+    def noted(self):
+        """What this replica noted last, or None."""
+        return self._values.get(self._key())
+
+    def _key(self) -> int | None:
+        """Which replica is being traced; None where one trace serves all."""
+        number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        return None if number is None else int(number)
 
 
 def _of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ from engine.gradients import Gradients
 from engine.loss_scale import DynamicLossScale, NoLossScale, assign_local
 from engine.metrics import Mean
 from engine.options import StepOptions
-from engine.reduction import Reduction
+from engine.reduction import ByReplica, Reduction
 
 
 class Trainer(tf.Module):
@@ -31,7 +31,6 @@ class Trainer(tf.Module):
 
     Attributes that the engine sets while a step is traced:
       step: scalar int64, steps done before this one.
-      replica: scalar int32, this replica's id.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at.
     """
 
@@ -39,8 +38,7 @@ class Trainer(tf.Module):
     reduction = Reduction()
     num_classes: int | None = None
     example = None
-    step = replica = observed = None
-    _statistics_before = ()
+    step = observed = None
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -112,28 +110,46 @@ class Trainer(tf.Module):
             model(tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=x.dtype), features))
 
     def compute_gradients(self, batch):
-        """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics."""
+        """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics.
+
+        What the model's layers add to the loss (Keras's regularizers and `add_loss`) is added to the mean over the
+        global batch, once: here times this replica's count, which the division by the global count undoes. The metric
+        `loss` is that of `loss` alone, so that training and evaluation compare.
+        """
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
         alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
         with tf.GradientTape() as tape:
             outputs = self.model(batch[0], training=True)
             loss = self.checked_loss(outputs, batch)
-            total = self.loss_scale.scale(loss.total)
+            total = loss.total
+            if added := self.model.losses:
+                total += loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added])
+            total = self.loss_scale.scale(total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
         gradients = tape.gradient(total, self.model.trainable_variables)
         gradients = Gradients(gradients, (loss.count,) if alone else ())
         return gradients, {"loss": loss, **self.metrics(outputs, batch)}
 
     def checked_loss(self, outputs, batch) -> Mean:
-        """`loss`, which has to be a (total, count) pair."""
+        """`loss`, which has to be a (total, count) pair; its values are checked where `options.debug` asks for it."""
         loss = self.loss(outputs, batch)
         if not (isinstance(loss, tuple) and len(loss) == 2):
             raise TypeError(
                 f"{type(self).__name__}.loss returned a {type(loss).__name__}; return engine.mean(losses), the pair "
                 "(total, count) of this replica's examples"
             )
-        return Mean(*loss)
+        loss = Mean(*loss)
+        if self.options.debug:
+            self._check(loss)
+        return loss
+
+    def _check(self, loss: Mean) -> None:
+        for name, value in loss._asdict().items():
+            tf.debugging.assert_scalar(value, f"{type(self).__name__}.loss: its {name} is not a scalar; sum it up")
+        message = f"{type(self).__name__}.loss: its count is negative or not finite; count examples, or add weights up"
+        count = tf.cast(loss.count, tf.float32)
+        tf.debugging.Assert(tf.logical_and(count >= 0, tf.math.is_finite(count)), [message, count])
 
     def divide(self, gradients, count: tf.Tensor) -> Gradients:
         """Gradients of the mean from those of the sum over `count` examples; zeros where nothing was counted."""
@@ -176,8 +192,10 @@ class Trainer(tf.Module):
             return
         self.loss_scale.update(finite)
 
+        statistics = self._statistics_before.noted()
+
         def restore():  # the forward pass has put what was not finite into them
-            for variable, before in zip(self.moving_statistics, self._statistics_before, strict=True):
+            for variable, before in zip(self.moving_statistics, statistics, strict=True):
                 assign_local(variable, before)
 
         tf.cond(finite, lambda: None, restore)
@@ -198,6 +216,11 @@ class Trainer(tf.Module):
         """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt."""
         return randomness.step_seed(self.options.seed, self.step, self.replica, -1 - salt)
 
+    @property
+    def replica(self) -> tf.Tensor:
+        """Scalar int32, this replica's id. Replica code."""
+        return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+
     # -- what the engine calls ----------------------------------------------------------------------------------------
 
     def prepare(self, options: StepOptions, reduction: Reduction, example, num_classes: int | None = None) -> None:
@@ -208,6 +231,7 @@ class Trainer(tf.Module):
         self.num_classes = num_classes
         self.loss_scale = DynamicLossScale() if options.precision == "float16" else NoLossScale()
         self.loss_scale.build()
+        self._statistics_before = ByReplica()
         self._may_skip = self.loss_scale.dynamic or options.on_nonfinite == "skip"
         self._needs_norm = self._may_skip or options.clip_norm > 0
         # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model.
@@ -228,9 +252,20 @@ class Trainer(tf.Module):
 
     @property
     def moving_statistics(self) -> list[tf.Variable]:
-        """The models' non-trainable float variables, such as batch normalisation's moving mean and variance."""
-        variables = [v.value for model in self.models for v in model.non_trainable_variables]
-        return [v for v in variables if v.dtype.is_floating]
+        """Float variables that layers move in the forward pass, such as batch normalisation's mean and variance.
+
+        Those that a layer made as non-trainable. Frozen weights are not among them, nor is what a frozen
+        `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round what is constant.
+        """
+        found = {}
+        for model in self.models:
+            for layer in model._flatten_layers():
+                constant = isinstance(layer, tf.keras.layers.Normalization)
+                constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
+                for variable in () if constant else layer._non_trainable_variables:
+                    if variable.value.dtype.is_floating:
+                        found[id(variable.value)] = variable.value
+        return list(found.values())
 
     def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None) -> None:
         """Replica code, before each train step: where we are, and this step's randomness.
@@ -238,7 +273,7 @@ class Trainer(tf.Module):
         `present` is a scalar bool, whether this replica has examples at all; None if it always has.
         """
         self.reduction.begin_step(present)
-        self.step, self.replica, self.observed = step, replica, observed
+        self.step, self.observed = step, observed
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
-            self._statistics_before = [tf.identity(v) for v in self.moving_statistics]
+            self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])

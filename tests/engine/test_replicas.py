@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
+from engine import Mean, Trainer, mean
 from engine.accumulation import accumulate
 from models.cnn import Model as Cnn
 from models.mlp import Model as Mlp
@@ -67,6 +67,71 @@ def test_a_replica_without_examples_does_no_harm(bench, precision, kind):
     loss, count = made.strategy.evaluate().values()["loss"]
     assert np.isfinite(loss)
     assert count == 9
+
+
+class Frozen(Trainer):
+    """A frozen layer, a frozen batch normalisation, constants of a normalisation, and one that learns."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        self.constants = layers.Normalization()
+        self.constants.adapt(np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32))
+        self.frozen = layers.Dense(4)
+        self.frozen.trainable = False
+        start = tf.keras.initializers.RandomNormal(seed=1)
+        self.at_rest = layers.BatchNormalization(moving_mean_initializer=start, trainable=False)
+        self.moving = layers.BatchNormalization()
+        return tf.keras.Sequential([self.constants, self.frozen, self.at_rest, self.moving])
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.square(outputs), 1))
+
+
+def test_what_no_layer_moves_keeps_its_bits_on_uneven_batches(bench):
+    """A mean over replicas of 1, 2 and 2 examples would round it."""
+    features = np.random.default_rng(0).normal(3, 2, size=(5, 4)).astype(np.float32)
+    made = bench(Frozen(), (features, np.zeros(5, np.int32)), 5, 3)
+    trainer = made.trainer
+    constant = [*trainer.constants.variables, *trainer.frozen.variables, *trainer.at_rest.variables]
+    before = [copy for v in constant for copy in made.copies(v)]
+    start = trainer.moving.moving_mean.numpy()
+    made.train(7)
+    for then, now in zip(before, [copy for v in constant for copy in made.copies(v)], strict=True):
+        np.testing.assert_array_equal(then, now)
+    first, *others = made.copies(trainer.moving.moving_mean)
+    assert not np.array_equal(first, start)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+    assert len(trainer.moving_statistics) == 2
+
+
+class Seeds(Trainer):
+    """Notes its stateless seeds before and after a sum over replicas: [step, before or after, word]."""
+
+    def build(self):
+        self.seeds = tf.Variable(tf.zeros([8, 2, 2], tf.int64), trainable=False)
+
+    def train_step(self, batch):
+        before = self.stateless_seed()
+        _, count = self.reduction.sum([], mean(batch[1]).count)
+        seeds = tf.stack([before, self.stateless_seed()])
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self.seeds.handle, indices=tf.reshape(self.step, [1]), updates=seeds[tf.newaxis]
+        )
+        return {"loss": mean(batch[1]), "count": Mean(count, tf.constant(1.0))}
+
+
+def test_a_stateless_seed_is_its_replicas_own_after_a_sum_too_and_the_same_after_a_restart(bench):
+    def seeds(start):
+        made = bench(Seeds(), (np.zeros((8, 1), np.float32), np.zeros(8, np.int32)), 4, 2)
+        made.jump(start)
+        made.train(8)
+        return np.stack(made.copies(made.trainer.seeds))
+
+    drawn = seeds(0)
+    np.testing.assert_array_equal(drawn[:, :, 0], drawn[:, :, 1])
+    assert len({seed.tobytes() for seed in drawn[:, :, 1].reshape(-1, 2)}) == 2 * 8
+    np.testing.assert_array_equal(seeds(3)[:, 3:], drawn[:, 3:])
 
 
 class Masks(Trainer):

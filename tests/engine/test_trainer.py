@@ -49,6 +49,66 @@ def test_a_row_that_occurs_twice_is_one_row_of_the_norm(bench, replicas):
     np.testing.assert_allclose(total / count, 2.0, rtol=1e-6)
 
 
+class Penalised(Trainer):
+    """A kernel's regularizer, and a layer that adds the mean of its inputs' squares times its weight to the loss."""
+
+    class Adds(tf.keras.layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+
+        def call(self, x):
+            self.add_loss(0.3 * self.weight * tf.reduce_mean(tf.square(x)))
+            return x
+
+    def build_model(self):
+        start = tf.keras.initializers.Constant(0.5)
+        dense = tf.keras.layers.Dense(
+            1, kernel_initializer=start, use_bias=False, kernel_regularizer=tf.keras.regularizers.L2(0.1)
+        )
+        return tf.keras.Sequential([self.Adds(), dense])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - 1))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(1, {}), (1, {"accumulate_steps": 2}), (2, {}), (3, {}), (3, {"accumulate_steps": 2, "clip_norm": 1e3})],
+)
+def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, replicas, options):
+    """7 examples: uneven parts. The added mean is each part's own, weighted by its examples: the whole batch's."""
+    features = np.random.default_rng(0).normal(1, 1, size=(7, 3)).astype(np.float32)
+    source = features, np.zeros(7, np.int32)
+    made = bench(Penalised(), source, 7, replicas, optimizer="sgd", learning_rate=1.0, **options)
+    values = made.train(1)
+    kernel = np.full(3, 0.5)
+    wrong = features @ kernel - 1
+    by_name = {v.path.split("/")[-1]: v.numpy() for v in made.trainer.model.trainable_variables}
+    gradient = 2 * features.T @ wrong / 7 + 2 * 0.1 * kernel
+    np.testing.assert_allclose(kernel - by_name["kernel"][:, 0], gradient, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(1 - by_name["weight"], 0.3 * np.mean(features**2), rtol=1e-5)
+    np.testing.assert_allclose(values["loss"], [np.sum(wrong**2), 7], rtol=1e-5)  # of the data alone
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (lambda x: (tf.reduce_sum(x), tf.constant(-2.0)), "its count is negative or not finite"),
+        (lambda x: (tf.reduce_sum(x), tf.reduce_sum(x) / 0.0), "its count is negative or not finite"),
+        (lambda x: (x, tf.constant(4.0)), "its total is not a scalar"),
+    ],
+    ids=["negative", "infinite", "vector"],
+)
+def test_debug_checks_the_pair_that_any_loss_returns(bench, pair, message):
+    class Wrong(Linear):
+        def loss(self, outputs, batch):
+            return pair(tf.abs(outputs[:, 0]) + 1)
+
+    made = bench(Wrong(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4, debug=True)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"Wrong.loss: {message}"):
+        made.train(1)
+
+
 def test_gradient_norm_is_taken_at_a_calls_last_step_only_unless_it_is_needed(bench):
     source = np.ones((24, 3), np.float32), np.zeros(24, np.int32)
     assert bench(Linear(), source, 4).train(6, calls_of=3)["gradient_norm"][1] == 2
