@@ -8,6 +8,7 @@ import textwrap
 
 from absl import flags
 
+from launch import registry
 from launch.errors import nearest
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
@@ -169,7 +170,23 @@ def help_text(program: str, doc: str, own: list[str]) -> str:
             if flag.default not in (None, "", []):
                 about += f" [{flag.default}]"
             parts.append(_entry(f"--{_usage(flag)}", about))
+    parts += _found("model", registry.models()) + _found("input", registry.inputs())
     return "\n".join(parts)
+
+
+def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
+    """A section of --help: the models or inputs, with their arguments and defaults."""
+    parts = ["", f"{kind.capitalize()}s (--{kind}):"]
+    for name, entry in entries.items():
+        arguments = [*entry.required, *(f"{name}={_as_given(value)}" for name, value in entry.defaults.items())]
+        about = f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
+        parts.append(_entry(name, about))
+    return parts
+
+
+def _as_given(value) -> str:
+    """A default as it would be written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def short_help_text(program: str, doc: str) -> str:

@@ -62,12 +62,14 @@ def make_strategy(config: Config) -> Replicated:
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
     )
     checks.check_batch(config.global_batch_size, strategy.num_replicas)
+    tf.config.list_logical_devices()  # starts them: what TensorFlow says then is said now
     return strategy
 
 
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
     """Makes everything and restores nothing."""
-    train, evaluation, num_classes = splits
+    *both, num_classes = splits
+    train, evaluation = (_as_arrays(split) for split in both)
     _check_split("train", train)
     _check_split("eval", evaluation)
     train_feed = strategy.feed(train, config.global_batch_size, config.seed)
@@ -102,6 +104,10 @@ def start_weights(session: Session) -> None:
         for model in session.trainer.models:
             name = next(n for n, value in vars(session.trainer).items() if value is model)
             load_weights(source, model, f"trainer.{name}")
+        for optimizer in session.trainer.optimizers.values():
+            average = getattr(optimizer, "weight_average", None)
+            if average is not None:
+                average.reset()  # else it would still hold the weights that the model was made with
         logging.info("weights taken from %s", source)
 
 
@@ -172,11 +178,17 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated):
     return checkpoints, best
 
 
+def _as_arrays(split):
+    """A split's eager tensors as NumPy arrays; all else as it is."""
+    if not isinstance(split, (tuple, list)):
+        return split
+    return tf.nest.map_structure(lambda x: np.asarray(x) if tf.is_tensor(x) else x, split)
+
+
 def _check_split(name: str, split) -> None:
     """A split is a `tf.data.Dataset`, or (features, labels) of as many examples each, and not empty."""
     if isinstance(split, tf.data.Dataset):
-        if split.cardinality() == 0:
-            raise UsageError(f"the {name} data is an empty dataset; give at least one example")
+        _check_dataset(name, split)
         return
     if not (isinstance(split, (tuple, list)) and len(split) == 2):
         raise UsageError(f"the {name} data is a {type(split).__name__}; give (features, labels) or a tf.data.Dataset")
@@ -190,6 +202,23 @@ def _check_split(name: str, split) -> None:
         raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
     if counts[0] == 0:
         raise UsageError(f"the {name} data has no examples; give at least one")
+
+
+def _check_dataset(name: str, dataset: tf.data.Dataset) -> None:
+    if dataset.cardinality() == 0:
+        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
+    spec = dataset.element_spec
+    if not (isinstance(spec, tuple) and len(spec) == 2):
+        found = f"{len(spec)} values" if isinstance(spec, tuple) else f"a {type(spec).__name__}"
+        raise UsageError(f"the {name} dataset's elements are {found}; give pairs (features, labels), one example each")
+    for part in tf.nest.flatten(spec):
+        if not isinstance(part, tf.TensorSpec):
+            raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
+        if not part.shape.is_fully_defined():
+            raise UsageError(
+                f"the {name} dataset's examples are of shape {part.shape}; give single examples of a known shape: "
+                "dataset.unbatch(), or tf.ensure_shape in dataset.map"
+            )
 
 
 def _example(split):

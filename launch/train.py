@@ -92,8 +92,7 @@ def _run(trainer_class, data, hooks) -> int:
         if asked.run_dir and asked.trains:
             stack.enter_context(process.lock(asked.run_dir))
         try:
-            with process.without_start_up_noise():
-                session = _start(asked, trainer_class, data)
+            session = _start(asked, trainer_class, data)
             result, code = _work(session, hooks)
             result.setdefault("wall_seconds", time.monotonic() - started)
             _write_result(asked, result)
@@ -108,13 +107,14 @@ def _run(trainer_class, data, hooks) -> int:
 def _start(asked: config.Config, trainer_class, data):
     """Everything up to the first step; TensorFlow starts here."""
     splits = datas.load(asked) if asked.input_entry else None
-    from launch import session as sessions
+    with process.without_start_up_noise():
+        from launch import session as sessions
 
-    if asked.check_numerics:
-        from engine import numerics
+        if asked.check_numerics:
+            from engine import numerics
 
-        numerics.enable()
-    strategy = sessions.make_strategy(asked)
+            numerics.enable()
+        strategy = sessions.make_strategy(asked)
     if splits is None:  # the user's function may use TensorFlow, whose devices are split by now
         splits = datas.call(data)
     return sessions.create(asked, trainer_class, splits, strategy)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from engine.strategies.replicated import FeedOptions, Replicated
 
 _CONNECT_SECONDS = 5
+_FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 
 
 class DeviceError(Exception):
@@ -23,7 +26,7 @@ def create(
     Args:
       name: one_device, mirrored or tpu.
       num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
-      tpu_address: the TPU's name or grpc:// address; empty for the one that the environment names.
+      tpu_address: the TPU's name or grpc:// address; empty for the local one.
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: `FeedOptions`.
     """
@@ -64,8 +67,7 @@ def split(kind: str, parts: int) -> None:
         return
     if kind == "GPU":
         # Of what is free, leave a tenth for libraries' own workspace.
-        free_mb = tf.config.experimental.get_memory_info("GPU:0").get("limit", 0) >> 20 or 8192 * parts
-        each = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_mb / parts))
+        each = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / parts))
     else:
         each = tf.config.LogicalDeviceConfiguration()
     try:
@@ -74,6 +76,28 @@ def split(kind: str, parts: int) -> None:
         raise DeviceError(
             f"--num_virtual_devices={parts} came too late: this script used TensorFlow's devices before train.main; "
             "move that into build_model or the data function"
+        ) from None
+
+
+def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
+    """MiB that are free on the machine's GPU, of several the fullest, by the driver's own program.
+
+    TensorFlow tells only once its context is there, and then a device can't be split any more.
+
+    Args:
+      command: prints one whole number of MiB a line, a line for each GPU.
+
+    Raises:
+      DeviceError: the program is not there, fails, or prints something else.
+    """
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return min(int(line) for line in printed.split("\n") if line.strip())
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip().split("\n")[0]
+        raise DeviceError(
+            f"--num_virtual_devices: {command[0]} did not say how much memory the GPU has free ({reason}); "
+            "install it, or leave --num_virtual_devices out"
         ) from None
 
 
