@@ -13,6 +13,8 @@ from engine import Trainer
 from engine.evaluation import averaged_weights
 from launch.errors import UsageError
 
+_WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
+
 
 def save(trainer: Trainer, example, path: str) -> str:
     """Writes `path` (a version folder, as TensorFlow Serving wants it), whole or not at all, and returns it.
@@ -22,8 +24,13 @@ def save(trainer: Trainer, example, path: str) -> str:
     """
     if os.path.exists(path):
         raise UsageError(f"--export_dir: {path} exists; remove it or use another --export_dir")
+    if getattr(trainer, "model", None) is None:
+        found = type(trainer).__name__
+        raise UsageError(f"--mode=export serves {found}.model, and there is none; name the model to serve self.model")
     features, _ = example
     named = isinstance(features, dict)
+    if not all(hasattr(x, "dtype") for x in (features.values() if named else [features])):
+        raise UsageError("--mode=export takes features that are one array, or a dictionary of arrays by name")
     inputs = features if named else {"features": features}
     specs = {
         name: tf.TensorSpec([None, *np.shape(value)[1:]], tf.as_dtype(value.dtype), name=name)
@@ -49,13 +56,28 @@ def save(trainer: Trainer, example, path: str) -> str:
 
 def _readme(trainer: Trainer, inputs: dict) -> str:
     shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {x.dtype}" for name, x in inputs.items())
-    request = json.dumps({"inputs": dict.fromkeys(inputs, "[one array a feature]")})
-    arrays = ", ".join(
-        f'{name}=tf.zeros([1, {", ".join(map(str, np.shape(x)[1:]))}], "{x.dtype}")' for name, x in inputs.items()
-    )
+    arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{x.dtype}")' for name, x in inputs.items())
     return (
         f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, `outputs` out.\n\n"
-        f"Python: `tf.saved_model.load(FOLDER).signatures['serving_default']({arrays})['outputs']`\n\n"
-        f"TensorFlow Serving, this folder's parent as the model's base path: `POST /v1/models/NAME:predict` of "
-        f"`{request}`\n"
+        "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
+        "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
+        f"print(serve({arrays})['outputs'])\n```\n\n"
+        "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of one "
+        f"example, zeros:\n\n```sh\n{_request(inputs)}\n```\n"
     )
+
+
+def _request(inputs: dict) -> str:
+    """A shell command that asks TensorFlow Serving's REST API (https://www.tensorflow.org/tfx/serving/api_rest)."""
+    url = "http://localhost:8501/v1/models/NAME:predict"
+    if sum(np.size(x) for x in inputs.values()) <= _WRITTEN_OUT:
+        zeros = {name: np.asarray(x).tolist() for name, x in inputs.items()}
+        return f"curl -d '{json.dumps({'inputs': zeros})}' {url}"
+    # JSON tells whole numbers from others, and so does the server.
+    zeros = ", ".join(f'"{name}": np.zeros({list(np.shape(x))}, {_kind(x)}).tolist()' for name, x in inputs.items())
+    build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{zeros}}}}}))'
+    return f"python -c '{build}' | curl -d @- {url}"
+
+
+def _kind(x) -> str:
+    return {"b": "bool", "i": "int", "u": "int"}.get(np.dtype(x.dtype).kind, "float")

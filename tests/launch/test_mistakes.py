@@ -207,6 +207,27 @@ def test_help_names_every_flag_once_by_group(crank):
     assert [line[:-1] for line in lines if line in {f"{title}:" for title in GROUPS}] == list(GROUPS)
 
 
+def test_help_names_every_model_and_input_with_its_arguments(crank):
+    from launch import registry
+
+    out = " ".join(crank("--help", tensorflow=False).ok().out.split())
+    models, inputs = out.split("Models (--model):")[1].split("Inputs (--input):")
+    for shown, entries in ((models, registry.models()), (inputs, registry.inputs())):
+        for name, entry in entries.items():
+            assert f" {name} {' '.join(entry.summary.split())}" in shown
+            assert all(f" {argument}=" in shown for argument in entry.defaults)
+
+
+def test_a_folder_for_exports_that_cannot_be_written(crank, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "ckpt-9.manifest.json").touch()
+    export = ("--mode=export", f"--run_dir={tmp_path}", f"--export_dir={tmp_path}/file")
+    outcome = crank(*RUN, *export, tensorflow=False)
+    assert outcome.code == 2
+    assert f"--export_dir: {tmp_path}/file can't be written" in outcome.error
+
+
 def test_help_may_be_cut_short_by_its_reader():
     command = [sys.executable, "-m", "launch.train", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:

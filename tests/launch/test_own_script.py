@@ -139,6 +139,9 @@ def test_features_may_be_a_dictionary(inside, tmp_path, place):
     serve = tf.saved_model.load(str(tmp_path / "run" / "export" / "120")).signatures["serving_default"]
     outputs = serve(left=tf.constant(FEATURES[:5, :2]), right=tf.constant(FEATURES[:5, 2:]))["outputs"]
     np.testing.assert_allclose(outputs[:, 0], LABELS[:5], atol=0.3)
+    readme = (tmp_path / "run" / "export" / "120" / "README.md").read_text()
+    request = json.loads(re.search(r"^curl -d '(.*)' http", readme, re.MULTILINE)[1])
+    assert request == {"inputs": {"left": [[0.0, 0.0]], "right": [[0.0]]}}
 
 
 def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path):
@@ -166,6 +169,30 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
     )
     outcome = crank("--model=logistic", *place, "--train_steps=2", script=script).ok()
     assert "mirrored, 2 replica(s)" in outcome.out
+
+
+def test_data_may_be_tensors(inside, tmp_path):
+    def data():
+        return tuple(tuple(tf.constant(array) for array in split) for split in arrays())
+
+    for name, each in {"tensors": data, "arrays": arrays}.items():
+        inside(*QUIET, "--train_steps=4", f"--result_json={tmp_path}/{name}.json", trainer=Regression, data=each).ok()
+    assert found_in(tmp_path / "tensors.json")["eval"] == found_in(tmp_path / "arrays.json")["eval"]
+
+
+def test_an_average_begins_with_the_weights_that_were_brought(inside, tmp_path):
+    flags = (*QUIET, "--mode=train", "--optimizer=sgd", "--global_batch_size=32")
+    trained = ("--train_epochs=40", "--learning_rate=0.1", f"--run_dir={tmp_path}/source")
+    inside(*flags, *trained, trainer=Regression, data=arrays).ok()
+    still = ("--train_steps=1", "--learning_rate=0", "--ema_decay=0.99", f"--init_from={tmp_path}/source")
+    inside(*flags, *still, f"--run_dir={tmp_path}/run", trainer=Regression, data=arrays).ok()
+    losses = []
+    for run in ("source", "run"):  # the second by its average
+        to = tmp_path / f"{run}.json"
+        evaluated = ("--mode=eval", f"--run_dir={tmp_path}/{run}", f"--result_json={to}")
+        inside(*evaluated, trainer=Regression, data=arrays).ok()
+        losses.append(found_in(to)["eval"]["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):

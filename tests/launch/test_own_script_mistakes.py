@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from engine import Trainer, mean
+from engine.strategies import devices
+from engine.strategies.replicated import largest_divisor
 
 RUN = ("--train_steps=4", "--global_batch_size=8", "--jit=off", "--progress=off")
 FEATURES = np.linspace(-1, 1, 32, dtype=np.float32).reshape(32, 1)
@@ -133,6 +135,61 @@ def test_an_empty_or_endless_dataset_is_refused(inside):
     assert outcome.code == 2
     assert "never ends" in outcome.error
     assert "dataset.take" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda whole: whole.map(lambda x, y: x), "the train dataset's elements are a TensorSpec; give pairs"),
+        (lambda whole: whole.map(lambda x, y: (x, y, y)), "the train dataset's elements are 3 values; give pairs"),
+        (lambda whole: whole.batch(4), "the train dataset's examples are of shape (None, 1); give single examples"),
+        (
+            lambda whole: whole.map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x, [1]), y)),
+            "the train dataset holds a RaggedTensorSpec; give dense tensors",
+        ),
+    ],
+)
+def test_a_dataset_of_other_elements_is_described(inside, change, says):
+    whole = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
+    outcome = inside(*RUN, trainer=Line, data=lambda: (change(whole), whole))
+    assert says in outcome.error
+    assert outcome.code == 2
+
+
+def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
+    class Named(Line):
+        def build(self):
+            super().build()
+            self.line = self.model
+            del self.model
+
+        def train_step(self, batch):
+            return {"loss": self.loss(self.line(batch[0]), batch)}
+
+        eval_step = train_step
+
+    inside(*RUN, "--mode=train", f"--run_dir={tmp_path}", trainer=Named, data=data).ok()
+    outcome = inside("--mode=export", f"--run_dir={tmp_path}", trainer=Named, data=data)
+    assert outcome.code == 2
+    assert "--mode=export serves Named.model, and there is none" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("prints", "says"), [("[N/A]", "invalid literal"), (None, "No such file"), ("", "empty")], ids=str
+)
+def test_a_gpu_is_split_by_what_the_driver_says_is_free(prints, says):
+    assert devices.free_gpu_memory_mb(("printf", "81000\\n79000\\n")) == 79000
+    with pytest.raises(devices.DeviceError) as failed:
+        devices.free_gpu_memory_mb(("no-such-program",) if prints is None else ("printf", prints))
+    assert says in str(failed.value)
+    assert "leave --num_virtual_devices out" in str(failed.value)
+
+
+def test_an_evaluation_batch_of_one_shape_divides_over_the_replicas():
+    assert largest_divisor(360, 512, 8) == 360
+    assert largest_divisor(1000, 100, 8) == 40
+    assert largest_divisor(997, 100, 8) == 96  # a prime: its last 37 are left out
+    assert largest_divisor(997, 3, 8) == 8
 
 
 def test_a_bug_in_the_data_function_names_its_file_and_line(inside):
