@@ -131,8 +131,7 @@ def _check_init_from(config: Config) -> None:
 
 
 def _check_run_dir(config: Config) -> None:
-    reading = config.mode in ("eval", "export")
-    if not reading or config.mode == "eval":
+    if config.trains:
         _check_writable("run_dir", config.run_dir)
     before = configs.read(config.run_dir)
     if before is None or config.allow_changed_config or config.mode == "benchmark":

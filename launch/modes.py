@@ -157,7 +157,7 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
 
 
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
-    """Times the training loop, from new weights; nothing of the run_dir is read or changed but its result."""
+    """Times the training loop, from new weights; nothing of the run_dir is read or changed."""
     before = time.perf_counter()
     print(choose_jit(session), flush=True)
     choosing_seconds = time.perf_counter() - before

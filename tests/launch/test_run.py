@@ -221,6 +221,16 @@ def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_
     assert inside("--mode=benchmark", *MLP, "--train_steps=0", "--warmup_steps=3", "--benchmark_steps=3").ok()
 
 
+def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
+    run = (*MLP, "--mode=train", "--learning_rate_schedule=cosine", f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=2").ok()
+    assert (
+        "--allow_changed_config: --learning_rate_schedule=cosine ends here" in inside(*run, "--train_steps=2").ok().out
+    )
+    assert "--allow_changed_config" in inside(*run, "--train_steps=4").error
+    assert "resumed at step 2 of 4" in inside(*run, "--train_steps=4", "--allow_changed_config").ok().out
+
+
 def test_eval_leaves_out_a_checkpoint_that_a_live_run_removes_meanwhile(digits_run, inside, tmp_path, monkeypatch):
     source, _ = digits_run
     shutil.copytree(source, tmp_path / "run")
