@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from engine.hooks import Periodic
-from engine.loop import Moment
+from engine.hooks import Moment, Periodic
 
 
 @contextlib.contextmanager

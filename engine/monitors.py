@@ -6,8 +6,7 @@ import math
 
 from absl import logging
 
-from engine.hooks import Periodic
-from engine.loop import Moment
+from engine.hooks import Moment, Periodic
 from engine.metrics import Sums
 
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}

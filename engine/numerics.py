@@ -10,8 +10,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 from absl import logging
 
-from engine.hooks import Hook
-from engine.loop import Moment
+from engine.hooks import Hook, Moment
 from engine.metrics import LoopSums
 from engine.options import StepOptions
 

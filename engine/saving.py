@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.checkpoints import Checkpoints, Manifest
-from engine.hooks import Hook, Periodic
-from engine.loop import Moment
+from engine.hooks import Hook, Moment, Periodic
 from engine.monitors import Monitor
 from engine.state import TrainState
 

@@ -8,8 +8,7 @@ from absl import logging
 
 from engine import event_values
 from engine.event_files import EventFiles
-from engine.hooks import Windowed
-from engine.loop import Moment
+from engine.hooks import Moment, Windowed
 from engine.metrics import Sums
 from engine.probe import Probe
 

@@ -14,8 +14,7 @@ from absl import logging
 from engine import benchmark as benchmarks
 from engine import evaluation, loop, saving
 from engine.checkpoints import CheckpointError, Manifest
-from engine.hooks import Hook, StopRequest, Windowed
-from engine.loop import Moment
+from engine.hooks import Hook, Moment, StopRequest, Windowed
 from engine.monitors import EarlyStopping, ReduceLearningRate
 from engine.numerics import NanGuard
 from engine.probe import Probe

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from engine.hooks import Hook
-from engine.loop import Moment
+from engine.hooks import Hook, Moment
 from engine.metrics import Sums
 
 MODES = ("auto", "bar", "plain", "off")
