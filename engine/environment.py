@@ -63,6 +63,7 @@ def describe(variables: Mapping[str, str]) -> dict:
 
 
 def versions() -> dict[str, str | None]:
+    """Versions by name; None for crankshaft where it runs from its sources."""
     try:
         crankshaft = importlib.metadata.version("crankshaft")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
@@ -77,11 +78,13 @@ def versions() -> dict[str, str | None]:
 
 
 def gpu_names() -> list[str]:
+    """The GPUs' names as their driver gives them."""
     gpus = tf.config.list_physical_devices("GPU")
     return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
 
 def cpu_model(proc: Path = Path("/proc")) -> str:
+    """The processor's name as the kernel gives it; None if it gives none."""
     for line in _lines(proc / "cpuinfo"):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -89,6 +92,7 @@ def cpu_model(proc: Path = Path("/proc")) -> str:
 
 
 def memory_mb(proc: Path = Path("/proc")) -> int | None:
+    """The memory of the machine, in 2**20 bytes; None where /proc does not say."""
     for line in _lines(proc / "meminfo"):
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024 // _MEBIBYTE

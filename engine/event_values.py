@@ -95,6 +95,7 @@ def images(tag: str, pictures: np.ndarray) -> list[Summary.Value]:
 
 
 def text(tag: str, markdown: str) -> list[Summary.Value]:
+    """One text, shown as Markdown."""
     return [Summary.Value(tag=tag, metadata=_TEXT, tensor=tf.make_tensor_proto(markdown.encode()))]
 
 

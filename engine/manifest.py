@@ -149,6 +149,7 @@ def leftovers(directory: str) -> list[str]:
 
 
 def step_of(name: str) -> int:
+    """The step in the name of one of a checkpoint's files."""
     return int(re.match(r"ckpt-(\d+)", name)[1])
 
 
@@ -161,6 +162,7 @@ def listdir(directory: str) -> list[str]:
 
 
 def sha256(path: str) -> str:
+    """A file's hash in hexadecimal, read in pieces."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(_READ_BYTES):

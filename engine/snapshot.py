@@ -85,6 +85,7 @@ def walk(root) -> Iterator[tuple[tuple[str, ...], object]]:
 
 
 def is_variable(node) -> bool:
+    """Whether a trackable holds a value that a checkpoint keeps."""
     return isinstance(node, (tf.Variable, tf.keras.Variable))
 
 
