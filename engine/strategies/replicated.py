@@ -46,7 +46,7 @@ class Replicated:
       without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
     """
 
-    BLOCK_STEPS = 256  # indices of so many steps travel at once; a call of the loop may use a part of them
+    BLOCK_STEPS = 1000  # indices of so many steps travel at once; a call of the loop may use a part of them
 
     def __init__(
         self,
@@ -108,6 +108,7 @@ class Replicated:
         return StreamedFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
 
     def _order(self, examples: int, batch_size: int, block_steps: int, seed: int | None) -> Order:
+        block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding
         return Order(examples, batch_size, block_steps, seed, drop_remainder=self._static_shapes)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
