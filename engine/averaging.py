@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from engine.optimizer import tf_variable
+
 
 class WeightAverage(tf.Module):
     """Shadows of trainable variables: shadow += (1 - decay) x (variable - shadow) after each update.
@@ -21,7 +23,9 @@ class WeightAverage(tf.Module):
 
     def build(self, variables: Sequence) -> None:
         """Makes a shadow for each variable, equal to it. Host code, in the strategy's scope."""
-        self.shadows = [tf.Variable(raw(v), trainable=False, name=f"average_{i}") for i, v in enumerate(variables)]
+        self.shadows = [
+            tf.Variable(tf_variable(v), trainable=False, name=f"average_{i}") for i, v in enumerate(variables)
+        ]
         self._pairs = _Pairs(variables, self.shadows)
 
     def reset(self) -> None:
@@ -40,7 +44,7 @@ class WeightAverage(tf.Module):
         rate = 1.0 - tf.minimum(self.decay, (1.0 + t) / (10.0 + t))
         for variable in variables:
             shadow = self._pairs.shadow_of(variable)
-            difference = tf.convert_to_tensor(raw(variable)) - shadow
+            difference = tf.convert_to_tensor(tf_variable(variable)) - shadow
             tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
 
     @contextlib.contextmanager
@@ -55,8 +59,8 @@ class WeightAverage(tf.Module):
     def _swap(self, variables: Sequence) -> None:
         for variable in variables:
             shadow = self._pairs.shadow_of(variable)
-            value = tf.identity(raw(variable))
-            raw(variable).assign(tf.identity(shadow))
+            value = tf.identity(tf_variable(variable))
+            tf_variable(variable).assign(tf.identity(shadow))
             shadow.assign(value)
 
 
@@ -65,7 +69,7 @@ class _Pairs:
     model's variables into the checkpoint a second time."""
 
     def __init__(self, variables: Sequence, shadows: Sequence[tf.Variable]):
-        self._pairs = [(raw(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]
+        self._pairs = [(tf_variable(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]
         self._by_id = {id(variable): shadow for variable, shadow in self._pairs}
 
     def __iter__(self):
@@ -73,14 +77,9 @@ class _Pairs:
 
     def shadow_of(self, variable) -> tf.Variable:
         try:
-            return self._by_id[id(raw(variable))]
+            return self._by_id[id(tf_variable(variable))]
         except KeyError:
             path = getattr(variable, "path", None) or variable.name
             raise ValueError(
                 f"weight average was built without variable {path}; pass every variable to make_optimizer"
             ) from None
-
-
-def raw(variable) -> tf.Variable:
-    """The `tf.Variable` under a Keras variable; a `tf.Variable` as it is."""
-    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable

@@ -146,7 +146,7 @@ class Target:
 
     def __init__(self, variable, position):
         self.given = variable
-        self.variable = _tf_variable(variable)
+        self.variable = tf_variable(variable)
         self.path = getattr(variable, "path", None) or self.variable.name
         # Keras numbers layers and unnamed variables through the life of a process
         # ("dense_7/kernel", "variable_12"): only the last part without its number is the same in
@@ -189,7 +189,7 @@ class _Targets:
 
     def __getitem__(self, variable):
         try:
-            return self._by_id[id(_tf_variable(variable))]
+            return self._by_id[id(tf_variable(variable))]
         except KeyError:
             path = getattr(variable, "path", None) or variable.name
             raise ValueError(
@@ -197,5 +197,6 @@ class _Targets:
             ) from None
 
 
-def _tf_variable(variable):
+def tf_variable(variable):
+    """The tf.Variable under a Keras variable; a tf.Variable as it is."""
     return variable.value if isinstance(variable, tf.keras.Variable) else variable

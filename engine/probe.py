@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from engine.accumulation import accumulate
-from engine.averaging import raw
 from engine.event_values import Histogram, histogram
+from engine.optimizer import tf_variable
 from engine.strategies.stand_in import with_stand_in
 
 
@@ -62,7 +62,7 @@ class Probe:
     def _replica_gradients(self, batch, step):
         """Replica code: what a forward pass in training moves (statistics, seeds) is put back, on each replica."""
         trainer = self._trainer
-        moved = [raw(v) for model in trainer.models for v in model.non_trainable_variables]
+        moved = [tf_variable(v) for model in trainer.models for v in model.non_trainable_variables]
         kept = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in moved]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         batch, present = with_stand_in(batch)
