@@ -24,12 +24,17 @@ class Reduction:
     Args:
       dtype: what gradients travel as: "float32", "bfloat16" or "float16".
       pack_bytes: a pack is closed when it holds so many bytes; 0 makes one pack.
+
+    Attributes:
+      timed: note how long each step's sums are waited for. Set before a step is traced.
     """
 
     def __init__(self, dtype: str = "float32", pack_bytes: int = 4 << 20):
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
+        self.timed = False
         self._present = ByReplica()
+        self._waited = ByReplica()
 
     def begin_step(self, present: tf.Tensor | None) -> None:
         """Before a step's sums: whether this replica has examples (scalar bool), or None if it always has."""
@@ -60,7 +65,10 @@ class Reduction:
         items = [_Item(_of_examples(gradients[i], count), exact=False) for i in dense]
         items += [_Item(tf.where(count > 0, s * count, 0.0), exact=True) for s in statistics]
         items.append(_Item(count, exact=True))
+        started = _time_after([item.value for item in items]) if self.timed else None
         sums = self._sum_packed(context, items)
+        if self.timed:
+            self._waited.note(_time_after(sums) - started)
 
         summed = [self._gather_slices(context, g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
@@ -69,6 +77,14 @@ class Reduction:
         for variable, total in zip(averages, sums[len(dense) :], strict=False):
             variable.assign(tf.cast(tf.math.divide_no_nan(total, count), variable.dtype))
         return summed, count
+
+    def seconds_waited(self) -> tf.Tensor:
+        """Seconds from when this replica's own values were all there until the sums were, in the step traced last.
+
+        Scalar float64. What travels while the backward pass goes on is not waited for. 0 where nothing was summed.
+        """
+        waited = self._waited.noted()
+        return tf.constant(0.0, tf.float64) if waited is None else waited
 
     def _sum_packed(self, context, items: list[_Item]) -> list[tf.Tensor]:
         reduce_pack = self._all_reduce if self.wire_dtype == tf.float32 else self._all_gather
@@ -136,6 +152,12 @@ class ByReplica:
         """Which replica is being traced; None where one trace serves all."""
         number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
         return None if number is None else int(number)
+
+
+def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The host's clock, in seconds, once all of these are computed."""
+    with tf.control_dependencies(tensors):
+        return tf.timestamp()
 
 
 def _of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
