@@ -1,0 +1,317 @@
+"""What the races beside other programs share: the workloads, processes run to their end, medians, tables.
+
+Code of scripts, not of tests, on the host. Imports neither TensorFlow nor PyTorch: each peer's process brings its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# From the repository, where commands are run, so that they can be copied to another machine.
+PYTHON = os.path.relpath(sys.executable, ROOT) if sys.executable.startswith(f"{ROOT}{os.sep}") else sys.executable
+BATCH_SIZE = 64  # a device's
+EXAMPLES = 60_032  # as many as MNIST has, made a multiple of the batch
+EVAL_EXAMPLES = 4_096
+INPUT_FLAGS = ("--input=synthetic", f"--input_arg=examples={EXAMPLES}", f"--input_arg=eval_examples={EVAL_EXAMPLES}")
+MEASUREMENT_TIMEOUT_SECONDS = 600
+GRACE_SECONDS = 20
+POLL_SECONDS = 0.2
+
+# What changes how fast a peer is: no peer gets these variables, so that each runs as it comes.
+TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "OMP_", "ONEDNN_", "TF_", "XLA_")
+
+
+# -- The work ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model, as Keras layers (`units` of the dense ones; None is the reference CNN) and as Crankshaft's flags."""
+
+    title: str
+    flags: tuple[str, ...]
+    units: tuple[int, ...] | None
+
+
+WORKLOADS = {
+    "mlp": Workload("mlp 784-128-10", ("--model=mlp", "--model_arg=hidden_units=128"), (128,)),
+    "wide": Workload("mlp 784-2048-2048-10", ("--model=mlp", "--model_arg=hidden_units=2048,2048"), (2048, 2048)),
+    "cnn": Workload("reference CNN", ("--model=cnn",), None),
+}
+
+
+def keras_model(workload: Workload):
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    if workload.units:
+        body = [layers.Flatten(), *[layers.Dense(units, activation="relu") for units in workload.units]]
+    else:
+        body = [
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+        ]
+    return tf.keras.Sequential([layers.Input((28, 28, 1)), *body, layers.Dense(10)])
+
+
+def load_data():
+    """The `input.splits.Splits` that `INPUT_FLAGS` ask for: the same examples for all peers."""
+    sys.path.insert(0, str(ROOT))
+    from input import synthetic
+
+    return synthetic.load(None, 0, examples=EXAMPLES, eval_examples=EVAL_EXAMPLES)
+
+
+# -- Processes --------------------------------------------------------------------------------------------------------
+
+
+class MeasurementFailed(Exception):
+    """A process of a measurement failed or did not end; says which, and its last output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """A command, the environment variables that it gets besides, and the cores that it may use (None: all)."""
+
+    command: Sequence[str]
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
+    cores: frozenset[int] | None = None
+
+    def shown(self) -> str:
+        """As one would type it."""
+        pinned = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
+        variables = ["env", *(f"{name}={value}" for name, value in self.variables.items())] if self.variables else []
+        return shlex.join([*pinned, *variables, *self.command])
+
+    def start(self, output: Path) -> subprocess.Popen:
+        """Starts it at the head of a process group of its own, both its streams into the file."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(TUNING)}
+        mine = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores or mine)  # a child inherits it before it counts its cores
+        try:
+            with output.open("wb") as file:
+                return subprocess.Popen(
+                    self.command,
+                    cwd=ROOT,
+                    env=inherited | self.variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        finally:
+            os.sched_setaffinity(0, mine)
+
+
+def run_together(processes: Sequence[Process]) -> None:
+    """Runs the processes side by side to their ends.
+
+    Raises:
+      MeasurementFailed: one failed, or time is up. None of them is left, whatever happened.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # files, since a pipe that nobody reads stops who writes into it
+        outputs = [Path(folder, f"{i}.txt") for i in range(len(processes))]
+        started: list[subprocess.Popen] = []
+        try:
+            for process, output in zip(processes, outputs, strict=True):
+                started.append(process.start(output))
+            why = _wait(started)
+        finally:
+            _end(started)
+        if why:
+            tails = "\n".join(
+                f"{process.shown()}\n{output.read_text(errors='replace')[-6000:]}"
+                for process, output in zip(processes, outputs, strict=True)
+            )
+            raise MeasurementFailed(f"{why}:\n{tails}")
+
+
+def _wait(started: Sequence[subprocess.Popen]) -> str | None:
+    """Until all have ended well (None) or one has not (why)."""
+    deadline = time.monotonic() + MEASUREMENT_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        codes = [child.poll() for child in started]
+        for number, code in enumerate(codes):
+            if code:
+                return f"process {number} of this measurement ended with {code}"
+        if None not in codes:
+            return None
+        time.sleep(POLL_SECONDS)
+    return f"this measurement took longer than {MEASUREMENT_TIMEOUT_SECONDS} s"
+
+
+def _end(started: Sequence[subprocess.Popen]) -> None:
+    """Asks the groups of those that still run to end, and kills what is left of any group after a while."""
+    running = [child for child in started if child.poll() is None]
+    for child in running:
+        _signal_group(child, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(child.poll() is None for child in running) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    for child in started:
+        _signal_group(child, signal.SIGKILL)  # also what a head that has ended left behind
+        child.wait()
+
+
+def _signal_group(child: subprocess.Popen, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
+
+
+def run_process(command: Sequence[str], result_path: Path) -> dict:
+    """Runs one peer to its end and reads the result that it wrote."""
+    run_together([Process(command)])
+    return read_result(result_path)
+
+
+def read_result(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_result(path: str, result: dict) -> None:
+    Path(path).write_text(json.dumps(result), encoding="utf-8")
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Calls `main`; ends the processes of a measurement on SIGTERM too; a failed one is no traceback."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        main()
+    except MeasurementFailed as failure:
+        raise SystemExit(str(failure)) from None
+
+
+# -- The race ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Race:
+    """One workload's peers and what has been measured of each: name to a list, one entry a round."""
+
+    name: str
+    seconds: float
+    quality_steps: int
+    measured: dict[str, list[dict]] = dataclasses.field(default_factory=dict)
+    commands: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def workload(self) -> Workload:
+        return WORKLOADS[self.name]
+
+    def rates(self, peer: str) -> list[float]:
+        return [measurement["steps_per_sec"] for measurement in self.measured.get(peer, [])]
+
+    def rate(self, peer: str) -> float:
+        return statistics.median(self.rates(peer))
+
+    def cell(self, peer: str) -> str:
+        """For a table: median (least-most)."""
+        rates = self.rates(peer)
+        return f"{self.rate(peer):,.0f} ({min(rates):,.0f}–{max(rates):,.0f})"
+
+    def measure(self, peer: str, commands: str, run: Callable[[Path], dict]) -> None:
+        """Keeps what `run` gives, called with an empty folder; `commands` is what the report says of it."""
+        with tempfile.TemporaryDirectory() as folder:
+            started, load_before = time.perf_counter(), os.getloadavg()[0]
+            result = run(Path(folder))
+        self.commands[peer] = commands
+        self.measured.setdefault(peer, []).append({**result, "load_before": load_before})
+        print(
+            f"{self.name:<5} {peer:<20} {result['steps_per_sec']:9.1f} steps/s  "
+            f"(load before {load_before:.2f}, took {time.perf_counter() - started:.0f} s)",
+            file=sys.stderr,
+        )
+
+    def quality(self, peer: str, run: Callable[[], dict]) -> dict:
+        """Loss and accuracy of Crankshaft after some steps: a run of its own, the same each time, so made once."""
+        if peer in self.measured:
+            return {name: self.measured[peer][0][name] for name in ("loss", "accuracy")}
+        return {name: run()["eval"][name] for name in ("loss", "accuracy")}
+
+
+# -- The report -------------------------------------------------------------------------------------------------------
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def quality_table(races: Sequence[Race], steps: int) -> str:
+    """Loss and accuracy of the peers that have them: who computes something else, shows here."""
+    return table(
+        [f"after {steps} steps", "peer", "evaluation loss", "accuracy"],
+        [row for race in races for row in _quality(race)],
+    )
+
+
+def _quality(race: Race) -> Iterator[list[str]]:
+    for peer, (first, *_) in race.measured.items():
+        if "loss" in first:
+            yield [race.workload.title, peer, f"{first['loss']:.4f}", f"{first['accuracy']:.2%}"]
+
+
+def find_about(arguments: argparse.Namespace) -> dict:
+    """When, by which command and on how busy a machine: as it is before the first measurement."""
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
+        "command": shlex.join([".venv/bin/python", *sys.argv]),
+        "load_before": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
+        **{name: getattr(arguments, name) for name in ("rounds", "seconds", "quality_steps")},
+    }
+
+
+def report(races: Sequence[Race], about: dict, note: str, *tables: str) -> str:
+    """In Markdown: the machine, the note, the tables, the commands. `about` needs cpu, usable_cores, versions too."""
+    commands = "\n".join(command for race in races for command in race.commands.values())
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
+    return "\n\n".join(
+        (
+            f"{about['date']}, {about['cpu']}, {about['usable_cores']:g} cores, load before {about['load_before']}; "
+            + versions,
+            note,
+            *tables,
+            f"```\n{about['command']}\n\n# each measurement, in a process of its own:\n{commands}\n```",
+        )
+    )
+
+
+def write_figures(path: str, about: dict, races: Sequence[Race]) -> None:
+    measured = {race.name: race.measured for race in races}
+    Path(path).write_text(json.dumps({**about, "measured": measured}, indent=1), encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of every race."""
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="some of %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each peer (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="steady state of each measurement (%(default)s)")
+    parser.add_argument("--quality_steps", type=int, default=100, help="before loss and accuracy are compared")
+    parser.add_argument("--json", help="write the figures here too")
+
+
+def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    arguments.workloads = arguments.workloads.split(",")
+    if unknown := set(arguments.workloads) - set(WORKLOADS):
+        parser.error(f"--workloads={','.join(sorted(unknown))} is unknown; use some of {', '.join(WORKLOADS)}")
+    if arguments.rounds < 1:
+        parser.error(f"--rounds={arguments.rounds} measures nothing; use 1 or more")
