@@ -1,0 +1,292 @@
+"""The workers of a run as TF_CONFIG lists them, and the wait for the peers before TensorFlow is let in. Host code.
+
+TensorFlow's constructor of a multi-worker strategy waits for all tasks without end, and holds Python's lock meanwhile:
+no thread and no signal handler runs. So the peers are awaited here, before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import faulthandler
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+
+from launch.errors import UsageError
+
+_CURE = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+_JOBS = ("chief", "worker")  # in the order of TensorFlow's ids
+_OTHERS = {
+    "ps": "parameter servers belong to --strategy=parameter_server; use that, or leave ps out",
+    "evaluator": "an evaluator is no part of --strategy=multi_worker; leave it out, and run --mode=eval by itself",
+}
+_POLL_SECONDS = 0.1
+_CONNECT_SECONDS = 2.0  # a host that does not answer at all
+
+
+class ClusterError(Exception):
+    """The cluster did not come together, and may when tried again: which task, what to look at. One line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The tasks of a run and which of them this process is.
+
+    Attributes:
+      addresses: (name, "host:port") of each task, in the order of TensorFlow's ids: the chief if there is one, then
+        the workers. A name is "chief" or, for example, "worker 1".
+      index: this task's place in `addresses`.
+    """
+
+    addresses: tuple[tuple[str, str], ...]
+    index: int
+
+    @property
+    def task(self) -> str:
+        return self.addresses[self.index][0]
+
+    @property
+    def address(self) -> str:
+        return self.addresses[self.index][1]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task writes and prints: the chief, or worker 0 where no task is called chief."""
+        return self.index == 0
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def peers(self) -> tuple[tuple[str, str], ...]:
+        return self.addresses[: self.index] + self.addresses[self.index + 1 :]
+
+
+def from_environment(environment: Mapping[str, str]) -> Cluster:
+    """The cluster that TF_CONFIG describes (https://www.tensorflow.org/guide/distributed_training#TF_CONFIG).
+
+    Raises:
+      UsageError: on any mistake in it.
+    """
+    text = environment.get("TF_CONFIG", "")
+    if not text.strip():
+        raise UsageError(
+            "TF_CONFIG is not set, and --strategy=multi_worker learns from it who the workers are; "
+            "`python -m launch.local --workers=2 -- ...` starts them on this machine and sets it"
+        )
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"TF_CONFIG={_short(text)} is not JSON ({error}); {_CURE}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_CURE}")
+    jobs = _jobs(found)
+    kind, index = _task(found, jobs)
+    addresses = [
+        ("chief" if job == "chief" else f"{job} {place}", address)
+        for job in _JOBS
+        for place, address in enumerate(jobs.get(job, ()))
+    ]
+    _check_addresses(addresses)
+    return Cluster(tuple(addresses), index + (len(jobs.get("chief", ())) if kind == "worker" else 0))
+
+
+def _jobs(found: dict) -> dict[str, list[str]]:
+    if "cluster" not in found:
+        raise UsageError(f"TF_CONFIG has no cluster, only {_names(found)}; {_CURE}")
+    jobs = found["cluster"]
+    if not isinstance(jobs, dict):
+        raise UsageError(f"TF_CONFIG's cluster={_short(jobs)} is not an object of task types; {_CURE}")
+    for job, addresses in jobs.items():
+        if job not in _JOBS:
+            raise UsageError(f"TF_CONFIG's cluster has the task type {job!r}; {_OTHERS.get(job, 'use chief, worker')}")
+        if not isinstance(addresses, list):
+            raise UsageError(f"TF_CONFIG's cluster has {job}={_short(addresses)}, which is not a list; {_CURE}")
+    jobs = {job: addresses for job, addresses in jobs.items() if addresses}
+    if not jobs:
+        raise UsageError(f"TF_CONFIG's cluster is empty; {_CURE}")
+    if len(jobs.get("chief", ())) > 1:
+        raise UsageError(f"TF_CONFIG's cluster has {len(jobs['chief'])} chiefs; list one, and the others as workers")
+    return jobs
+
+
+def _task(found: dict, jobs: dict[str, list[str]]) -> tuple[str, int]:
+    """(task type, index within it) of this process."""
+    task = found.get("task")
+    if not isinstance(task, dict):
+        what = f"task={_short(task)}, which is not an object" if "task" in found else "no task"
+        raise UsageError(f"TF_CONFIG has {what}: it says which of the cluster's tasks this process is; {_CURE}")
+    kind, index = task.get("type"), task.get("index")
+    if kind not in _JOBS:
+        cure = _OTHERS.get(kind, "use chief or worker") if isinstance(kind, str) else "use chief or worker"
+        raise UsageError(f"TF_CONFIG's task has type={_short(kind)}; {cure}")
+    if kind not in jobs:
+        raise UsageError(f"TF_CONFIG's task is a {kind}, but its cluster has only {_names(jobs)}; add {kind} to it")
+    last = len(jobs[kind]) - 1
+    use = "use index 0" if last == 0 else f"use 0 to {last}"
+    if "index" not in task:
+        raise UsageError(f"TF_CONFIG's task has no index; {use}")
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise UsageError(f"TF_CONFIG's task has index={_short(index)}, which is not an integer; {use}")
+    if not 0 <= index <= last:
+        raise UsageError(f"TF_CONFIG's task has index={index}, and its cluster {last + 1} of {kind}; {use}")
+    return kind, index
+
+
+def _check_addresses(addresses: list[tuple[str, str]]) -> None:
+    owners = {}
+    for name, address in addresses:
+        if not isinstance(address, str):
+            raise UsageError(f"TF_CONFIG's {name} is {_short(address)}; write its address as 'host:port'")
+        host, port = split(address) or ("", 0)
+        if not host:
+            raise UsageError(f"TF_CONFIG's {name} is {address!r}; write its address as 'host:port', without a scheme")
+        if not 1 <= port <= 65535:
+            raise UsageError(f"TF_CONFIG's {name} is {address!r}, whose port is out of range; use 1 to 65535")
+        if address in owners:
+            raise UsageError(f"TF_CONFIG's {owners[address]} and {name} are both {address}; give each its own port")
+        owners[address] = name
+
+
+def split(address: str) -> tuple[str, int] | None:
+    """(host, port) of "host:port" or "[IPv6]:port"; None if it is neither."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", address, flags=re.ASCII)
+    return (found[1] or found[2], int(found[3])) if found else None
+
+
+def check_bindable(cluster: Cluster) -> None:
+    """Tries this task's own address, and lets go of it.
+
+    TensorFlow's server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port
+    that a process of a moment ago has left (TIME_WAIT) is free.
+
+    Raises:
+      UsageError: the address is not this host's.
+      ClusterError: its port is in use; it may be free a moment later.
+    """
+    host, _ = split(cluster.address)
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            f"TF_CONFIG's {cluster.task}, this process, is at {cluster.address}, a host that is not known "
+            f"({error.strerror}); use a name or number of this host"
+        ) from None
+    if not any(_is_local(family, where) for family, _, _, _, where in found):
+        raise UsageError(
+            f"TF_CONFIG's {cluster.task}, this process, is at {cluster.address}, which is not this host "
+            f"({socket.gethostname()}); correct the task's index or its address"
+        )
+    _listen(cluster).close()
+
+
+def _is_local(family: int, where: tuple) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind(where)  # port 0: any free one
+        except OSError as error:
+            return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return True
+
+
+def _listen(cluster: Cluster) -> socket.socket:
+    """A listener at this task's port on all interfaces, as TensorFlow's server will be."""
+    _, port = split(cluster.address)
+    dual = socket.has_dualstack_ipv6()
+    try:
+        # create_server sets SO_REUSEADDR, as gRPC does: connections that linger from an earlier process do not matter.
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual, backlog=128
+        )
+    except PermissionError:
+        raise UsageError(
+            f"TF_CONFIG's {cluster.task}, this process, is at {cluster.address}, a port that only root may use; "
+            "use one from 1024 on"
+        ) from None
+    except OSError as error:
+        raise ClusterError(
+            f"TF_CONFIG's {cluster.task}, this process, is at {cluster.address}, and that port is in use "
+            f"({os.strerror(error.errno)}); end the process that has it, or use another port"
+        ) from None
+
+
+def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
+    """Waits until every peer listens at its address; meanwhile listens at this task's own, so that they see it.
+
+    A peer that has gone on into TensorFlow is seen too, by TensorFlow's server at the same port. To be called just
+    before the strategy is made: at the end the port is let go of for TensorFlow's server.
+
+    Raises:
+      ClusterError: names the peers that have not come within `timeout_seconds`.
+    """
+    end = time.monotonic() + timeout_seconds
+    came = set()
+    with _listen(cluster) as listener:
+        listener.setblocking(False)
+        while True:
+            _hang_up(listener)
+            here = {name for name, address in cluster.peers if _answers(address, end)}
+            came |= here
+            if len(here) == len(cluster.peers):
+                return
+            if time.monotonic() >= end:
+                break
+            time.sleep(_POLL_SECONDS)
+    missing = [(name, address) for name, address in cluster.peers if name not in came]
+    # Others give up at the same moment: only where all came once is one that left to blame.
+    gone = [(name, address) for name, address in cluster.peers if name not in here]
+    raise ClusterError(
+        f"{' and '.join(f'{name} ({address})' for name, address in missing or gone)} "
+        f"{'did not come' if missing else 'came, left, and did not come back'} within "
+        f"--cluster_timeout_seconds={timeout_seconds:g}; start {'it' if len(missing or gone) == 1 else 'them'}, "
+        "or look at the output there"
+    )
+
+
+def _hang_up(listener: socket.socket) -> None:
+    """Accepts whoever has called, so that the queue never fills."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listener.accept()[0].close()
+
+
+def _answers(address: str, end: float) -> bool:
+    """Whether somebody listens there; gives up at `end`, by the monotonic clock."""
+    patience = min(_CONNECT_SECONDS, max(end - time.monotonic(), _POLL_SECONDS))
+    try:
+        with socket.create_connection(split(address), timeout=patience) as sock:
+            # A caller may be given the very port that it calls as its own, and so reach itself.
+            return sock.getsockname() != sock.getpeername()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def limited(timeout_seconds: float, stderr: int = 2):
+    """Within, this process ends with exit code 1 and its stacks on `stderr` if the body takes over `timeout_seconds`.
+
+    For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
+    lock held. faulthandler's thread needs no lock. Nests in nothing else that uses `dump_traceback_later`.
+    """
+    file = os.fdopen(os.dup(stderr), "w")  # as it is now: it may be turned elsewhere within
+    faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=file)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        file.close()
+
+
+def _short(value) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return repr(text) if len(text) <= 60 else f"{text[:57]!r}..."
+
+
+def _names(found: Mapping) -> str:
+    return ", ".join(sorted(found)) or "nothing"

@@ -1,0 +1,236 @@
+"""TF_CONFIG's mistakes, each one line; ports really taken; workers as processes that come, come late, or do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from launch import cluster
+from launch.errors import UsageError
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TWO = ["a:1", "b:2"]
+ME = {"type": "worker", "index": 0}
+
+
+def config(jobs, task=ME) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": jobs, "task": task})}
+
+
+MISTAKES = {
+    "none": ({}, ["TF_CONFIG is not set", "launch.local --workers=2"]),
+    "blank": ({"TF_CONFIG": " "}, ["TF_CONFIG is not set"]),
+    "not JSON": ({"TF_CONFIG": "{'cluster': 1}"}, ["TF_CONFIG=\"{'cluster': 1}\" is not JSON", "it looks like {"]),
+    "not an object": ({"TF_CONFIG": "[1]"}, ["'[1]' is not an object"]),
+    "no cluster": ({"TF_CONFIG": '{"task": {}}'}, ["has no cluster, only task"]),
+    "nothing": ({"TF_CONFIG": "{}"}, ["has no cluster, only nothing"]),
+    "a cluster that is a list": (config(TWO), ["cluster=", "not an object of task types"]),
+    "an empty cluster": (config({}), ["cluster is empty"]),
+    "a job without tasks": (config({"worker": []}), ["cluster is empty"]),
+    "a job that is no list": (config({"worker": "a:1"}), ["worker='a:1'", "not a list"]),
+    "parameter servers": (config({"worker": TWO, "ps": ["c:3"]}), ["'ps'", "use that, or leave ps out"]),
+    "an evaluator": (config({"worker": TWO, "evaluator": ["c:3"]}), ["'evaluator'", "--mode=eval"]),
+    "an unknown job": (config({"wroker": TWO}), ["'wroker'", "use chief, worker"]),
+    "two chiefs": (config({"chief": TWO}, {"type": "chief", "index": 0}), ["2 chiefs", "list one"]),
+    "no task": ({"TF_CONFIG": json.dumps({"cluster": {"worker": TWO}})}, ["has no task", "which of"]),
+    "a task that is no object": (config({"worker": TWO}, 1), ["task='1'", "not an object"]),
+    "an unknown task type": (config({"worker": TWO}, {"type": "x", "index": 0}), ["type='x'", "chief or worker"]),
+    "no task type": (config({"worker": TWO}, {"index": 0}), ["type='null'", "chief or worker"]),
+    "a task of a list": (config({"worker": TWO}, {"type": ["worker"], "index": 0}), ["type=", "chief or worker"]),
+    "a ps task": (config({"worker": TWO}, {"type": "ps", "index": 0}), ["type='ps'", "parameter_server"]),
+    "an evaluator task": (config({"worker": TWO}, {"type": "evaluator", "index": 0}), ["type='evaluator'", "leave it"]),
+    "a task of no job": (config({"worker": TWO}, {"type": "chief", "index": 0}), ["is a chief", "only worker", "add"]),
+    "no index": (config({"worker": TWO}, {"type": "worker"}), ["has no index", "use 0 to 1"]),
+    "an index in quotes": (config({"worker": TWO}, {"type": "worker", "index": "1"}), ["index='1'", "not an integer"]),
+    "an index that is true": (config({"worker": TWO}, {"type": "worker", "index": True}), ["index='true'"]),
+    "an index too large": (
+        config({"worker": TWO}, {"type": "worker", "index": 2}),
+        ["index=2", "2 of worker", "0 to 1"],
+    ),
+    "a negative index": (config({"worker": TWO}, {"type": "worker", "index": -1}), ["index=-1", "0 to 1"]),
+    "an address that is a number": (config({"worker": [7]}), ["worker 0 is '7'", "'host:port'"]),
+    "no port": (config({"worker": ["a:1", "b"]}), ["worker 1 is 'b'", "'host:port'"]),
+    "a scheme": (config({"worker": ["grpc://a:1"]}), ["'grpc://a:1'", "without a scheme"]),
+    "a port that is a word": (config({"worker": ["a:http"]}), ["'a:http'", "'host:port'"]),
+    "port 0": (config({"worker": ["a:0"]}), ["'a:0'", "1 to 65535"]),
+    "a port too large": (config({"worker": ["a:65536"]}), ["'a:65536'", "1 to 65535"]),
+    "one address twice": (
+        config({"worker": ["a:1", "b:2", "a:1"]}),
+        ["worker 0 and worker 2 are both a:1", "own port"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line_with_its_cure(mistake):
+    environment, said = MISTAKES[mistake]
+    with pytest.raises(UsageError) as error:
+        cluster.from_environment(environment)
+    line = str(error.value)
+    assert "\n" not in line
+    assert "TF_CONFIG" in line
+    assert [part for part in said if part not in line] == [], line
+
+
+def test_chief_comes_first_whatever_the_order_in_the_object():
+    found = cluster.from_environment(config({"worker": TWO, "chief": ["c:3"]}, {"type": "worker", "index": 1}))
+    assert found.addresses == (("chief", "c:3"), ("worker 0", "a:1"), ("worker 1", "b:2"))
+    assert (found.index, found.task, found.address, found.is_chief, found.num_workers) == (
+        2,
+        "worker 1",
+        "b:2",
+        False,
+        3,
+    )
+    assert found.peers == (("chief", "c:3"), ("worker 0", "a:1"))
+
+
+def test_worker_0_is_the_chief_where_none_is_named():
+    for index in (0, 1):
+        found = cluster.from_environment(config({"worker": TWO}, {"type": "worker", "index": index}))
+        assert found.index == index
+        assert found.is_chief == (index == 0)
+
+
+def test_host_may_be_an_ipv6_number():
+    assert cluster.split("[::1]:22") == ("::1", 22)
+    assert cluster.split("::1:22") is None
+
+
+def test_reading_needs_no_tensorflow():
+    code = "import sys, launch.cluster; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def on_this_host(ports: list[int], index: int = 0) -> cluster.Cluster:
+    return cluster.Cluster(tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports)), index)
+
+
+@pytest.mark.parametrize("where", ["", "127.0.0.1"])
+def test_own_port_in_use_is_named(where):
+    with socket.create_server((where, 0)) as taken:
+        mine = on_this_host([taken.getsockname()[1]])
+        with pytest.raises(cluster.ClusterError, match=f"worker 0, this process, is at {mine.address}.*is in use"):
+            cluster.check_bindable(mine)
+    cluster.check_bindable(mine)
+
+
+def test_port_that_lingers_is_free():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("localhost", port))
+        server.accept()[0].close()  # whoever closes first holds the port in TIME_WAIT
+        client.close()
+    with socket.socket() as naive, pytest.raises(OSError, match="in use"):
+        naive.bind(("", port))
+    cluster.check_bindable(on_this_host([port]))
+
+
+@pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "not this host"), ("nowhere.invalid", "not known")])
+def test_own_address_elsewhere_is_named(host, said):
+    # 192.0.2.0/24 and .invalid are kept for documents (RFC 5737, RFC 2606): no host has them.
+    with pytest.raises(UsageError, match=f"worker 0, this process, is at {host}:2222.*{said}"):
+        cluster.check_bindable(cluster.Cluster((("worker 0", f"{host}:2222"),), 0))
+
+
+WAIT = """
+import sys, time
+from launch import cluster
+ports, index, delay, timeout = eval(sys.argv[1])
+time.sleep(delay)
+tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
+try:
+    cluster.wait_for_peers(cluster.Cluster(tasks, index), timeout)
+except cluster.ClusterError as error:
+    sys.exit(str(error))
+server = cluster._listen(cluster.Cluster(tasks, index))  # TensorFlow's server from here on
+time.sleep(1.0)
+"""
+
+
+def come(ports, delays, timeout) -> list[tuple[int, str]]:
+    """(exit code, what it said) of workers that come after so many seconds; those that never do have None."""
+    here = {
+        index: subprocess.Popen(
+            [sys.executable, "-c", WAIT, repr((ports, index, delay, timeout))],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, delay in enumerate(delays)
+        if delay is not None
+    }
+    try:
+        said = [process.communicate(timeout=30)[1].strip() for process in here.values()]
+    finally:
+        for process in here.values():
+            process.kill()
+            process.wait()
+    return [(process.returncode, line) for process, line in zip(here.values(), said, strict=True)]
+
+
+def test_workers_that_come_late_are_awaited():
+    assert come(free_ports(3), [0.0, 1.5, 0.7], 20) == [(0, "")] * 3
+
+
+def test_workers_that_do_not_come_are_named_by_all_who_did():
+    # The first gives up before the second does: it did come, so the second must not name it.
+    ports = free_ports(3)
+    line = f"worker 2 (localhost:{ports[2]}) did not come within --cluster_timeout_seconds=2; start it, or look at"
+    for code, said in come(ports, [0.0, 0.3, None], 2.0):
+        assert code == 1
+        assert said.startswith(line)
+
+
+def test_worker_that_left_before_the_last_came_is_named():
+    ports = free_ports(3)
+
+    def come_and_leave():
+        with socket.create_server(("", ports[1])):
+            time.sleep(0.5)
+        with socket.create_server(("", ports[2])):
+            time.sleep(2.0)
+
+    others = threading.Thread(target=come_and_leave)
+    others.start()
+    with pytest.raises(cluster.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"):
+        cluster.wait_for_peers(on_this_host(ports), 1.5)
+    others.join()
+
+
+STRATEGY = """
+import os, sys
+from launch import cluster
+found = cluster.from_environment(os.environ)
+import tensorflow as tf
+cluster.wait_for_peers(found, 20)
+with cluster.limited(2.0):
+    tf.distribute.MultiWorkerMirroredStrategy()
+"""
+
+
+def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process():
+    ports = free_ports(2)
+    jobs = {"worker": [f"localhost:{port}" for port in ports]}
+    with socket.create_server(("", ports[1])):  # comes, and is no TensorFlow
+        done = subprocess.run(
+            [sys.executable, "-c", STRATEGY], cwd=ROOT, env=config(jobs), capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert re.search(r"Timeout \(0:00:02\)!", done.stderr)
+    assert "in _initialize_multi_worker" in done.stderr
