@@ -37,11 +37,13 @@ class Checkpoints:
 
     One object writes at a time; any number, in any process, may read. Reading changes nothing on the disk. `keep` is
     how many of the newest stay, None or 0 being all. `about` goes into every manifest: model, input, configuration,
-    anything that `json` takes.
+    anything that `json` takes. Where several processes train one state, one has `writes`: the others call the same
+    methods, and change nothing on the disk.
     """
 
-    def __init__(self, directory, state: tf.train.Checkpoint, *, keep: int | None, about: dict):
+    def __init__(self, directory, state: tf.train.Checkpoint, *, keep: int | None, about: dict, writes: bool = True):
         self.directory = os.path.abspath(directory)
+        self.writes = writes
         self.state = state
         self.keep = keep or None
         self.about = about
@@ -57,7 +59,7 @@ class Checkpoints:
         broken or not, until it is written again or swept by `keep`.
         """
         self.wait()
-        names = manifests.leftovers(self.directory)
+        names = manifests.leftovers(self.directory) if self.writes else []
         for name in names:
             logging.info("removing %s, left by a process that was ended", name)
             _remove(os.path.join(self.directory, name))
@@ -72,6 +74,10 @@ class Checkpoints:
         """
         self.wait()
         if step == self._current_step and not force:
+            return
+        if not self.writes:
+            snapshot.take(self.state)  # its part in gathering what differs by replica
+            self._current_step = step
             return
         about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
         tree, variables = snapshot.take(self.state)
@@ -136,7 +142,7 @@ class Checkpoints:
                 f"{manifest.name} in {self.directory} is of another model or optimizer; "
                 "use another --run_dir, or take its weights only with --init_from\n" + comparison.message()
             )
-        self.state.read(manifest.prefix).expect_partial()
+        snapshot.to_restore(self.state).read(manifest.prefix).expect_partial()
         self._current_step = manifest.step
 
     def _valid(self):

@@ -31,12 +31,12 @@ class EventFiles:
     Files that can't be written end the writing, with one warning, and not the run.
 
     Args:
-      directory: the folders' parent.
+      directory: the folders' parent; None writes nothing, which is for all workers but the chief.
       write_seconds: what was put is in the file after about so many seconds. A thread that woke at each `put` would
         get in the way of the one that trains.
     """
 
-    def __init__(self, directory: str, write_seconds: float = 2.0):
+    def __init__(self, directory: str | None, write_seconds: float = 2.0):
         self.directory = directory
         self._write_seconds = write_seconds
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
@@ -54,6 +54,8 @@ class EventFiles:
             will be written again. None is a run from its start: files of an earlier start are removed.
         """
         self._resumed_at = resumed_at
+        if self.directory is None:
+            return
         try:
             for folder, _, _ in os.walk(self.directory):
                 cut_back(folder, -1 if resumed_at is None else resumed_at)
@@ -65,11 +67,13 @@ class EventFiles:
 
     def put(self, folder: str, step: int, make: Callable[[], Iterable[Summary.Value]]) -> None:
         """Queues one event. `make` returns its values, and is called in the thread."""
-        self._queue.put((folder, time.time(), step, make))
+        if self.directory is not None:
+            self._queue.put((folder, time.time(), step, make))
 
     def put_graph(self, folder: str, make: Callable[[], bytes]) -> None:
         """Queues a graph, a serialised `GraphDef`, at step 0."""
-        self._queue.put((folder, time.time(), 0, make))
+        if self.directory is not None:
+            self._queue.put((folder, time.time(), 0, make))
 
     def flush(self) -> None:
         """Returns when all that was put is in the files."""

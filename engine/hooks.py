@@ -139,22 +139,29 @@ class Windowed(Periodic):
 
 
 class StopRequest(Hook):
-    """Ends the run at the next moment once somebody asks. `request` may be called in a signal handler or a thread."""
+    """Ends the run at the next moment once somebody asks. `request` may be called in a signal handler or a thread.
+
+    Attributes:
+      reason: why the run ends, once all processes that train know; None before.
+    """
 
     name = "stop_request"
 
     def __init__(self):
-        self._reason: str | None = None
+        self._wish: str | None = None
+        self.reason: str | None = None
 
     def request(self, reason: str) -> None:
         """Asks for the end; the first reason stays."""
-        self._reason = self._reason or reason
+        self._wish = self._wish or reason
 
     def begin(self, moment: Moment) -> None:
         self(moment)
 
     def __call__(self, moment: Moment) -> None:
-        moment.stop = moment.stop or self._reason
+        stop = moment.strategy.agree_to_stop(self._wish)
+        if stop and not moment.stop:
+            moment.stop, self.reason = str(stop), stop.reason
 
 
 class _Every(Windowed):

@@ -38,7 +38,7 @@ class TensorBoard(Windowed):
 
     def __init__(
         self,
-        directory: str,
+        directory: str | None,
         every_steps: int,
         histogram_every_steps: int = 0,
         config: dict | None = None,

@@ -7,11 +7,12 @@ import os
 import re
 import tempfile
 
+from launch import cluster as clusters
 from launch import config as configs
 from launch.config import Config
 from launch.errors import UsageError
 
-_NOT_YET = ("multi_worker", "parameter_server")
+_NOT_YET = ("parameter_server",)
 
 
 def check(config: Config) -> None:
@@ -45,7 +46,12 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
 
 def _check_strategy(config: Config) -> None:
     if config.strategy in _NOT_YET:
-        raise UsageError(f"--strategy={config.strategy} is not there yet; use one_device, mirrored or tpu")
+        raise UsageError(
+            f"--strategy={config.strategy} is not there yet; use one_device, mirrored, multi_worker or tpu"
+        )
+    if config.cluster:
+        clusters.check_bindable(config.cluster)
+        check_batch(config.global_batch_size, config.cluster.num_workers)
     virtual = config.num_virtual_devices
     if virtual and config.strategy != "mirrored":
         raise UsageError(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
 
+from launch import cluster as clusters
 from launch import registry
+from launch.cluster import Cluster
 from launch.errors import UsageError, nearest
 from launch.flags import GROUPS
 
@@ -24,6 +27,7 @@ DECIDING = (
 _OF_THIS_CALL = (
     "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config"
 ).split()
+_CLUSTERED = ("multi_worker",)  # strategies of several processes
 # Schedules that reach their end at the run's end: for them its length decides too.
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
@@ -34,12 +38,20 @@ class Config:
     Args:
       values: flag name -> value.
       model, input: the registry's entries of the model and the input.
+      cluster: of a strategy that has one: the workers, and which of them this process is.
     """
 
-    def __init__(self, values: dict[str, Any], model: registry.Entry, input: registry.Entry | None):
+    def __init__(
+        self,
+        values: dict[str, Any],
+        model: registry.Entry,
+        input: registry.Entry | None,
+        cluster: Cluster | None = None,
+    ):
         self.values = values
         self.model_entry = model
         self.input_entry = input
+        self.cluster = cluster
 
     def __getattr__(self, name: str):
         try:
@@ -51,6 +63,16 @@ class Config:
     def trains(self) -> bool:
         """Whether the mode changes the run."""
         return self.mode in ("train", "train_and_eval")
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process, of those that train together, writes files and speaks to people."""
+        return self.cluster is None or self.cluster.is_chief
+
+    @property
+    def writes_run(self) -> bool:
+        """Whether this process writes the run's files."""
+        return bool(self.run_dir) and self.trains and self.is_chief
 
     @property
     def why_no_jit(self) -> str | None:
@@ -79,16 +101,18 @@ class Config:
         return json.loads(json.dumps({"flags": self.values, "deciding": self.deciding()}))
 
 
-def from_flags(trainer_class: type | None, has_data: bool) -> Config:
+def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[str, str]) -> Config:
     """The configuration that the command line asks for. Raises `UsageError`.
 
     Args:
       trainer_class: the user's own Trainer, or None: then --model names one.
       has_data: whether the user's script brings its data: then --input is not needed.
+      environment: the process's variables, where a cluster is described.
     """
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
     if values["mode"] in ("eval", "export"):
-        _fill_from_run(values)
+        _fill_from_run(values, environment)
+    cluster = clusters.from_environment(environment) if values["strategy"] in _CLUSTERED else None
     if trainer_class is None:
         model = registry.find("model", values["model"], registry.models())
     elif values["model"] not in (None, trainer_class.__name__):
@@ -109,7 +133,7 @@ def from_flags(trainer_class: type | None, has_data: bool) -> Config:
         raise UsageError("--train_steps and --train_epochs are both given; use one of them")
     if values["train_steps"] is None and values["train_epochs"] is None:
         values["train_epochs"] = 10.0
-    return Config(values, model, data)
+    return Config(values, model, data, cluster)
 
 
 def _arguments(flag: str, given, entry: registry.Entry) -> dict[str, Any]:
@@ -127,12 +151,14 @@ def _parse_update(values: dict[str, Any]) -> None:
     values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", given, schedule)
 
 
-def _fill_from_run(values: dict[str, Any]) -> None:
+def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Takes what the command line does not say from the run's own configuration."""
     run = values["run_dir"] and read(values["run_dir"])
     if not run:
         return
     given = {name for name in values if flags.FLAGS[name].present} | set(_OF_THIS_CALL)
+    if run["flags"].get("strategy") in _CLUSTERED and "TF_CONFIG" not in environment:
+        given.add("strategy")  # one process can read what several have written
     length = {"train_steps", "train_epochs"}  # either one says it
     if given & length:
         given |= length

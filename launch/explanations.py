@@ -8,6 +8,7 @@ import sys
 import traceback
 
 from input.splits import InputError
+from launch.cluster import ClusterError
 from launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -18,6 +19,8 @@ def explain(error: Exception) -> tuple[int, str]:
     """(exit code, line). The code is 2 where the same command would fail again for the same reason."""
     if isinstance(error, (UsageError, InputError)):
         return EXIT_USAGE, str(error)
+    if isinstance(error, ClusterError):
+        return EXIT_FAILED, str(error)
     if "tensorflow" in sys.modules and (found := _by_engine(error)):
         return found
     if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):

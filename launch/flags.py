@@ -91,6 +91,14 @@ def _define_what_and_where() -> None:
     where(
         _number, "reduce_pack_mb", 4.0, "Gradients travel in packs of about so many MiB; 0 is one pack.", lower_bound=0
     )
+    where(
+        _enum,
+        "communication",
+        "auto",
+        "How sums travel between hosts: ring (TensorFlow's, over gRPC), nccl (GPUs).",
+        enum_values=("auto", "ring", "nccl"),
+    )
+    where(_number, "cluster_timeout_seconds", 300.0, "How long to wait for all workers to come.", lower_bound=0)
     where(_boolean, "tune_allocator", True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.")
 
 

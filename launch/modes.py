@@ -13,7 +13,7 @@ from absl import logging
 
 from engine import benchmark as benchmarks
 from engine import evaluation, loop, saving
-from engine.checkpoints import CheckpointError, Manifest
+from engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from engine.hooks import Hook, Moment, StopRequest, Windowed
 from engine.monitors import EarlyStopping, ReduceLearningRate
 from engine.numerics import NanGuard
@@ -24,7 +24,7 @@ from launch import config as configs
 from launch import export as exports
 from launch import report
 from launch.errors import UsageError
-from launch.process import Signals
+from launch.process import EXIT_CODES, Signals
 from launch.progress import Progress, print_model_summary
 from launch.session import Session, choose_jit, start_weights, write_json
 
@@ -75,27 +75,29 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
     metrics = TrainMetrics(_eval_period(session))
     hooks = compose_hooks(session, user_hooks, metrics, stop_request)
     manifest = restore(session, hooks)
-    if config.run_dir:  # not before: a run that cannot be gone on with stays what it is
+    if config.writes_run:  # not before: a run that cannot be gone on with stays what it is
         write_json(os.path.join(config.run_dir, configs.FILE_NAME), config.about())
-    print_model_summary(session.trainer.models)
-    print(_first_line(session, manifest), flush=True)
-    with Signals(stop_request.request) as signals:
+    if config.is_chief:
+        print_model_summary(session.trainer.models)
+    session.say(_first_line(session, manifest))
+    with Signals(stop_request.request):
         if state.step < session.train_steps:
-            print(choose_jit(session), flush=True)
+            session.say(choose_jit(session))
         moment = loop.train(session.strategy, state, hooks, session.train_steps)
     result = _result(session, train=metrics.means, resumed_from=manifest.step if manifest else None, **metrics.rates())
-    if config.mode == "train_and_eval" and not signals.exit_code:
+    exit_code = EXIT_CODES.get(stop_request.reason, 0)
+    if config.mode == "train_and_eval" and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
-        print(f"evaluation at step {state.step}: {_line(result['eval'])}")
+        session.say(f"evaluation at step {state.step}: {_line(result['eval'])}")
     if moment.stop:
         result["stop"] = moment.stop
-        print(f"stopped at step {state.step}: {moment.stop}")
-    if signals.exit_code:
+        session.say(f"stopped at step {state.step}: {moment.stop}")
+    if exit_code:
         where = (
             f"the same command resumes from {config.run_dir}" if config.run_dir else "nothing is kept without --run_dir"
         )
-        print(f"{where}", flush=True)
-    return result, signals.exit_code or 0
+        session.say(where)
+    return result, exit_code
 
 
 def compose_hooks(
@@ -118,14 +120,14 @@ def compose_hooks(
     if config.run_dir:
         hooks.append(
             TensorBoard(
-                os.path.join(config.run_dir, "tensorboard"),
+                os.path.join(config.run_dir, "tensorboard") if config.is_chief else None,
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
                 config=config.deciding(),
                 probe=Probe(session.strategy.distribution, session.strategy.train_feed, session.trainer),
             )
         )
-    hooks += [Progress(config.progress), stop_request]
+    hooks += [Progress(config.progress if config.is_chief else "off"), stop_request]
     if session.checkpoints:
         hooks.append(Checkpointing(session.checkpoints, config.checkpoint_every_steps, hooks))
     return hooks
@@ -137,9 +139,24 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
     if session.checkpoints:
         session.checkpoints.clean()
         session.best.clean()
-        manifest = saving.restore(session.checkpoints, session.state, hooks)
+        if newest := _newest(session, session.checkpoints):
+            manifest = saving.restore(session.checkpoints, session.state, hooks, newest)
     if manifest is None:
         start_weights(session)
+    return manifest
+
+
+def _newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
+    """The newest whole checkpoint, as the chief finds it, on every worker."""
+    manifest = checkpoints.latest()
+    step = session.strategy.from_chief(-1 if manifest is None else manifest.step)
+    if manifest is None or manifest.step != step:
+        manifest = next((each for each in checkpoints.all() if each.step == step), None)
+        if manifest is None and step >= 0:
+            raise UsageError(
+                f"{session.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
+                "chief restores it; put --run_dir on a file system that all workers see"
+            )
     return manifest
 
 
@@ -148,7 +165,7 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     results = {}
     for manifest in _restored_checkpoints(session):
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
-        print(f"evaluation at step {manifest.step}: {_line(results[manifest.step])}")
+        session.say(f"evaluation at step {manifest.step}: {_line(results[manifest.step])}")
     result = _result(session, eval=results[session.state.step])
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
@@ -158,12 +175,13 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     """Times the training loop, from new weights; nothing of the run_dir is read or changed."""
     before = time.perf_counter()
-    print(choose_jit(session), flush=True)
+    session.say(choose_jit(session))
     choosing_seconds = time.perf_counter() - before
     measured = benchmarks.run(session.strategy, session.state, session.config.benchmark_steps, variables)
     measured["compile_seconds"] += choosing_seconds
     result = {**_result(session), **measured}
-    report.print_benchmark(result)
+    if session.config.is_chief:
+        report.print_benchmark(result)
     return result, 0
 
 
@@ -173,7 +191,7 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
         pass  # of several, the last one stays
     path = os.path.join(session.config.export_folder, str(session.state.step))
     exports.save(session.trainer, session.example, path)
-    print(f"SavedModel of step {session.state.step}: {path}")
+    session.say(f"SavedModel of step {session.state.step}: {path}")
     return {**_result(session), "export": path}, 0
 
 
@@ -186,10 +204,10 @@ def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
     which = "latest" if (config.mode, config.eval_checkpoint) == ("export", "all") else config.eval_checkpoint
     restored = 0
     if which in ("latest", "best"):
-        manifest = saving.restore(session.checkpoints if which == "latest" else session.best, state)
-        if manifest is not None:
+        checkpoints = session.checkpoints if which == "latest" else session.best
+        if newest := _newest(session, checkpoints):
             restored += 1
-            yield manifest
+            yield saving.restore(checkpoints, state, manifest=newest)
     else:
         for manifest in _listed_checkpoints(session, which):
             try:

@@ -22,7 +22,8 @@ _MALLOPT = {
     "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # freed memory stays in the process
     "M_TOP_PAD": (-2, 64 << 20),  # the heap grows by 64 MiB at a time
 }
-_EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+EXIT_CODES = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}  # after the run was saved
+_EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
 _NOISE = re.compile(
     r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
@@ -79,7 +80,7 @@ class Signals:
     def __init__(self, request):
         self._request = request
         self._before = {}
-        self.exit_code: int | None = None
+        self._requested = False
 
     def __enter__(self) -> Signals:
         reading, self._writing = os.pipe()
@@ -97,8 +98,8 @@ class Signals:
         os.close(self._writing)  # ends the thread
 
     def _handle(self, number, _frame) -> None:
-        if self.exit_code is None:
-            self.exit_code = _EXIT_CODES[number]
+        if not self._requested:
+            self._requested = True
             self._request(signal.Signals(number).name)
         for each in _EXIT_CODES:
             signal.signal(each, signal.SIG_DFL)

@@ -20,6 +20,7 @@ from engine.hooks import Hook
 from engine.reduction import Reduction
 from engine.state import TrainState
 from engine.strategies import devices, jit_choice
+from engine.strategies.multi_worker import Place
 from engine.strategies.replicated import FeedOptions, Replicated
 from launch import checks
 from launch.config import Config
@@ -51,6 +52,11 @@ class Session:
     def trainer(self) -> Trainer:
         return self.state.trainer
 
+    def say(self, text: str) -> None:
+        """Prints a line; of several workers, the chief does."""
+        if self.strategy.is_chief:
+            print(text, flush=True)
+
 
 def make_strategy(config: Config) -> Replicated:
     """Takes the devices; before anything else that touches them."""
@@ -58,6 +64,8 @@ def make_strategy(config: Config) -> Replicated:
         config.strategy,
         num_virtual_devices=config.num_virtual_devices,
         tpu_address=config.tpu_address,
+        place=config.cluster and Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True)),
+        communication=config.communication,
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
     )
@@ -173,8 +181,9 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated):
         return None, None
     about = {**config.about(), "strategy": strategy.describe()}
     folder = os.path.join(config.run_dir, "checkpoints")
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about)
-    best = Checkpoints(os.path.join(config.run_dir, "best"), state.checkpoint, keep=1, about=about)
+    common = {"about": about, "writes": strategy.is_chief}
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, **common)
+    best = Checkpoints(os.path.join(config.run_dir, "best"), state.checkpoint, keep=1, **common)
     return checkpoints, best
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from launch import checks, config, errors, explanations, process
+from launch import cluster as clusters
 from launch import data as datas
 from launch import flags as our_flags
 from launch.errors import UsageError, nearest
@@ -84,12 +85,12 @@ def _show(text: str) -> None:
 
 def _run(trainer_class, data, hooks) -> int:
     started = time.monotonic()
-    asked = config.from_flags(trainer_class, data is not None)
+    asked = config.from_flags(trainer_class, data is not None, os.environ)
     checks.check(asked)
     if asked.tune_allocator:
         process.tune_allocator()
     with contextlib.ExitStack() as stack:
-        if asked.run_dir and asked.trains:
+        if asked.writes_run:
             stack.enter_context(process.lock(asked.run_dir))
         try:
             session = _start(asked, trainer_class, data)
@@ -107,6 +108,8 @@ def _run(trainer_class, data, hooks) -> int:
 def _start(asked: config.Config, trainer_class, data):
     """Everything up to the first step; TensorFlow starts here."""
     splits = datas.load(asked) if asked.input_entry else None
+    if asked.cluster:
+        clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
     with process.without_start_up_noise():
         from launch import session as sessions
 
@@ -137,13 +140,13 @@ def _work(session, hooks):
 def _write_result(asked: config.Config, result: dict) -> None:
     from launch.session import write_json
 
-    paths = {os.path.join(asked.run_dir, "result.json")} if asked.run_dir and asked.trains else set()
-    for path in paths | ({asked.result_json} if asked.result_json else set()):
+    paths = {os.path.join(asked.run_dir, "result.json")} if asked.writes_run else set()
+    for path in paths | ({asked.result_json} if asked.result_json and asked.is_chief else set()):
         write_json(path, result)
 
 
 def _say_where(asked: config.Config) -> None:
-    if asked.run_dir and asked.trains:
+    if asked.writes_run:
         board = os.path.join(asked.run_dir, "tensorboard")
         print(
             f"The run's files: {asked.run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from engine.strategies.multi_worker import MultiWorker, Place, connect
 from engine.strategies.replicated import FeedOptions, Replicated
 
 _CONNECT_SECONDS = 5
@@ -19,23 +20,35 @@ class DeviceError(Exception):
 
 
 def create(
-    name: str, *, num_virtual_devices: int = 0, tpu_address: str = "", steps_per_loop: int = 0, feed_options=None
+    name: str,
+    *,
+    num_virtual_devices: int = 0,
+    tpu_address: str = "",
+    place: Place | None = None,
+    communication: str = "auto",
+    steps_per_loop: int = 0,
+    feed_options: FeedOptions | None = None,
 ) -> Replicated:
     """Makes a strategy.
 
     Args:
-      name: one_device, mirrored or tpu.
+      name: one_device, mirrored, multi_worker or tpu.
       num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
+      place: of this process among the workers of multi_worker.
+      communication: how workers' sums travel, see `multi_worker.connect`.
       steps_per_loop: steps in one compiled call; 0 fits them.
-      feed_options: `FeedOptions`.
+      feed_options: how data reaches the devices.
     """
+    feed_options = feed_options or FeedOptions()
+    if name == "multi_worker":
+        return MultiWorker(connect(place, communication), place, feed_options, steps_per_loop)
     makers = {
         "one_device": lambda: _one_device(),
         "mirrored": lambda: _mirrored(num_virtual_devices),
         "tpu": lambda: _tpu(tpu_address),
     }
-    return Replicated(name, makers[name](), feed_options or FeedOptions(), steps_per_loop)
+    return Replicated(name, makers[name](), feed_options, steps_per_loop)
 
 
 def _one_device() -> tf.distribute.Strategy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,11 +11,13 @@ from engine.metrics import LoopSums, stack
 
 
 class LoopResult(NamedTuple):
-    """What one call did: its metrics (unread), its steps, and the seconds that the host waited for input."""
+    """What one call did: its metrics (unread), its steps, the seconds that the host waited for input, and, where there
+    are several workers, what each of them told (`engine.strategies.workers.WorkerRows`)."""
 
     sums: LoopSums
     steps: int
     input_seconds: float
+    workers: Any = None
 
 
 class InnerLoop:
@@ -41,8 +43,11 @@ class InnerLoop:
         self._names: list[str] = []
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
 
-    def __call__(self, step: int, limit: int) -> LoopResult:
-        """Runs at most `limit` steps from global step `step` on; fewer where the operands end."""
+    def __call__(self, step: int, limit: int, *told) -> LoopResult:
+        """Runs at most `limit` steps from global step `step` on; fewer where the operands end.
+
+        `told` is for loops that tell something more: arguments of `_loop`.
+        """
         before = time.perf_counter()
         operands, start, stop = self._feed.take(step, limit)
         input_seconds = time.perf_counter() - before
@@ -51,10 +56,15 @@ class InnerLoop:
             tf.constant(step, tf.int64),
             tf.constant(start, tf.int64),
             tf.constant(stop, tf.int64),
+            *told,
         )
-        return LoopResult(LoopSums(self._names, sums), stop - start, input_seconds)
+        return self._result(sums, stop - start, input_seconds)
+
+    def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
+        return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
     def _loop(self, operands, first_step, start, stop):
+        """What a call computes: the sums of its metrics over this host's replicas, [metrics, 2]."""
         # One trace of the step serves both to learn what it returns and to be called in the loop.
         one_batch = tf.function(self._feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -31,6 +32,16 @@ class FeedOptions:
     resident_bytes: int = 1 << 30
     shuffle_buffer: int = 10_000
     auto_shard: str = "AUTO"
+
+
+class Stop(NamedTuple):
+    """Why a run is to stop, and which worker wants it: empty where there is one alone."""
+
+    reason: str
+    worker: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason} at {self.worker}" if self.worker else self.reason
 
 
 class Replicated:
@@ -66,6 +77,19 @@ class Replicated:
     @property
     def num_replicas(self) -> int:
         return self.distribution.num_replicas_in_sync
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one, of those that train together, that writes files and speaks to people."""
+        return True
+
+    def from_chief(self, value: int) -> int:
+        """The chief's value, on every process that trains; all have to ask for it."""
+        return value
+
+    def agree_to_stop(self, wish: str | None) -> Stop | None:
+        """What all processes know of a wish to stop, at the same step; `wish` is this one's own reason, or None."""
+        return Stop(wish) if wish else None
 
     def scope(self):
         """The context in which variables are made."""
@@ -151,9 +175,13 @@ class Replicated:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             batch, present = with_stand_in(batch)
             trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed, present)
-            return only_if(present, trainer.train_step(batch))
+            return {**only_if(present, trainer.train_step(batch)), **self._own_figures(trainer)}
 
         return self._loop(self.train_feed, step, jit)
+
+    def _own_figures(self, trainer) -> dict:
+        """Figures of a step that are this worker's own, not to be summed over all. Replica code."""
+        return {}
 
     def run_train_steps(self, limit: int) -> LoopResult:
         """Trains for at most `limit` steps, and at least one, in one compiled call."""

@@ -1,0 +1,144 @@
+"""Several hosts in step: `Replicated` on MultiWorkerMirroredStrategy, with what its processes have to agree on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from engine.metrics import Mean
+from engine.state import TrainState
+from engine.strategies.inner_loop import InnerLoop, LoopResult
+from engine.strategies.replicated import FeedOptions, Replicated, Stop
+from engine.strategies.workers import OWN, WorkersLoop
+
+_WIRE_CHUNK = 1 << 16  # bytes
+# Why a worker asks all to stop, as a number that can be summed; what is not here is told as the first.
+_REASONS = ("request", "SIGINT", "SIGTERM")
+
+
+class Place(NamedTuple):
+    """Which of the workers this process is: `worker`, from 0 (the chief) on.
+
+    `names`, what messages call them, and `addresses`, host:port, are in the workers' order.
+    """
+
+    worker: int
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+
+class MultiWorker(Replicated):
+    """Replicas in step on several hosts, one process (worker) each.
+
+    All workers make the same calls in the same order, with the same number of steps: what only one of them knows (a
+    signal, the time that a call took) travels in the rows that end each call, and is acted on when the rows of that
+    call are read, one call later, by all of them.
+
+    Args:
+      distribution: a `tf.distribute.MultiWorkerMirroredStrategy`.
+      place: of this process.
+      feed_options, steps_per_loop: see `Replicated`.
+    """
+
+    def __init__(
+        self,
+        distribution: tf.distribute.MultiWorkerMirroredStrategy,
+        place: Place,
+        feed_options: FeedOptions | None = None,
+        steps_per_loop: int = 0,
+    ):
+        super().__init__("multi_worker", distribution, feed_options, steps_per_loop)
+        self.place = place
+        self._stop: Stop | None = None
+        self._wish = 0  # why this worker wants to stop: 1 + the place in _REASONS
+        self._before: LoopResult | None = None
+        self._steps = self._pace.steps  # of the next call, agreed
+        self._from_chief = None
+
+    @property
+    def is_chief(self) -> bool:
+        return self.place.worker == 0
+
+    def describe(self) -> dict:
+        return {**super().describe(), "hosts": len(self.place.names)}
+
+    @property
+    def why_no_jit(self) -> str | None:
+        return "XLA compiles no sum over workers on a CPU, nor one in a loop"
+
+    def from_chief(self, value: int) -> int:
+        """The chief's value, on every worker, which all have to ask for it."""
+        if self._from_chief is None:
+
+            def share(value):
+                context = tf.distribute.get_replica_context()
+                mine = tf.where(tf.equal(context.replica_id_in_sync_group, 0), value, 0)
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+
+            self._from_chief = tf.function(lambda value: self.distribution.run(share, args=(value,)), autograph=False)
+        shared = self._from_chief(tf.constant(value, tf.int64))
+        return int(self.distribution.experimental_local_results(shared)[0])
+
+    def agree_to_stop(self, wish: str | None) -> Stop | None:
+        """Tells the others, with the next call, that this worker wants to stop; returns what all know by now."""
+        if wish and not self._wish:
+            self._wish = 1 + (_REASONS.index(wish) if wish in _REASONS else 0)
+        return self._stop
+
+    def run_train_steps(self, limit: int) -> LoopResult:
+        if self._train_loop is None:
+            self._train_loop = self.train_loop(jit=False)
+        told = tf.constant([self._wish, self._pace.steps], tf.float64)
+        self._pace.steps = self._steps
+        result = self._pace.run(self._train_loop, self._state.step, limit, told)
+        self._state.advance(result.steps)
+        if self._before is not None:
+            self._heed(self._before.workers.read())
+        self._before = result
+        return result
+
+    def _heed(self, rows: list[dict[str, float]]) -> None:
+        self._steps = int(rows[0]["next_steps"])  # the chief's clock paces all
+        for name, row in zip(self.place.names, rows, strict=True):
+            if row["stop"] and self._stop is None:
+                self._stop = Stop(_REASONS[int(row["stop"]) - 1], name)
+
+    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+        super().bind(state, train_feed, eval_feed)
+        state.trainer.reduction.timed = True
+
+    def _own_figures(self, trainer) -> dict:
+        # Of each of this worker's replicas: their mean.
+        share = len(self.place.names) / self.num_replicas
+        return {
+            f"{OWN}reduce_seconds": Mean(
+                tf.cast(share * trainer.reduction.seconds_waited(), tf.float32), tf.constant(1.0)
+            )
+        }
+
+    def _loop(self, feed, step, jit: bool) -> InnerLoop:
+        workers = {"worker": self.place.worker, "num_workers": len(self.place.names)}
+        return WorkersLoop(self.distribution, step, feed, jit=jit, **workers)
+
+
+def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Starts this worker's server and waits until all workers' are there. Before any op runs.
+
+    Args:
+      place: of this process.
+      communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).
+    """
+    # TensorFlow cuts each buffer into pieces of 4 KiB for the wire; larger ones double the rate of a ring over gRPC.
+    # Only the context's own configuration reaches the server, and TensorFlow 2 has no public setter for it.
+    configuration = context.context().config
+    configuration.experimental.recv_buf_max_chunk = _WIRE_CHUNK
+    context.context()._config = configuration
+    implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": list(place.addresses)}), task_type="worker", task_id=place.worker
+        ),
+        tf.distribute.experimental.CommunicationOptions(implementation=implementation),
+    )

@@ -1,0 +1,86 @@
+"""What workers tell each other: every call of the inner loop ends in one sum over them, of its metrics and these rows.
+
+A row holds one worker's figures of the call. All workers read the same rows of the same call, so whatever is decided
+by them (to stop, how many steps to take) is decided alike, without a further exchange.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from engine.metrics import LoopSums
+from engine.strategies.inner_loop import InnerLoop, LoopResult
+
+OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
+# Told by the host with the call; the rest is measured in it.
+TOLD = ("stop", "next_steps")
+_MEASURED = ("seconds", "steps")
+
+
+class WorkerRows:
+    """The rows of one call, unread. Reading waits for the devices."""
+
+    def __init__(self, names: list[str], tensor: tf.Tensor):
+        self._names = names
+        self._tensor = tensor
+        self._rows: list[dict[str, float]] | None = None
+
+    def read(self) -> list[dict[str, float]]:
+        """A dictionary for each worker, in their order: `TOLD`; `seconds` and `steps` of the call; and sums over its
+        steps: `reduce_seconds` waited for other workers, `input_seconds` for data, `gradient_norm` of its last step."""
+        if self._rows is None:
+            array = np.asarray(self._tensor, np.float64)
+            self._rows = [dict(zip(self._names, map(float, row), strict=True)) for row in array]
+        return self._rows
+
+
+class WorkersLoop(InnerLoop):
+    """An inner loop whose results are summed over workers, and in which each gives the others its row.
+
+    Args:
+      worker, num_workers: which of how many this process is.
+      The rest is `InnerLoop`'s.
+    """
+
+    def __init__(self, *arguments, worker: int, num_workers: int, **keywords):
+        self._worker = worker
+        self._num_workers = num_workers
+        super().__init__(*arguments, **keywords)
+
+    def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
+        sums, rows = tensors
+        shared = [name for name in self._names if not name.startswith(OWN)]
+        own = [name.removeprefix(OWN) for name in self._names if name.startswith(OWN)]
+        rows = WorkerRows([*TOLD, *_MEASURED, *own], rows)
+        return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
+
+    def _loop(self, operands, first_step, start, stop, told=None):
+        told = tf.zeros([len(TOLD)], tf.float64) if told is None else told
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            start = tf.identity(start)
+        sums = super()._loop(operands, first_step, start, stop)
+        with tf.control_dependencies([sums]):
+            seconds = tf.timestamp() - began
+        own = tf.constant([name.startswith(OWN) for name in self._names])
+        row = tf.concat([told, [seconds, tf.cast(stop - start, tf.float64)], tf.boolean_mask(sums, own)[:, 0]], 0)
+        return self._over_workers(tf.boolean_mask(sums, ~own), row)
+
+    def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
+        """([metrics, 2] summed over workers, [workers, figures])."""
+        sums.set_shape([sum(not name.startswith(OWN) for name in self._names), 2])
+        # Padded, not multiplied by zero: another worker's NaN is not mine.
+        rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
+        rows.set_shape([self._num_workers, len(TOLD) + len(_MEASURED) + len(self._names) - sums.shape[0]])
+        mine = tf.concat([tf.reshape(sums, [-1]), tf.reshape(rows, [-1])], 0)
+
+        def replica():
+            context = tf.distribute.get_replica_context()
+            # One of this worker's replicas brings what the loop has summed over all of them.
+            local = context.replica_id_in_sync_group % (context.num_replicas_in_sync // self._num_workers)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(tf.equal(local, 0), mine, 0.0))
+
+        merged = self._strategy.experimental_local_results(self._strategy.run(replica))[0]
+        size = sums.shape.num_elements()
+        return tf.reshape(merged[:size], sums.shape), tf.reshape(merged[size:], rows.shape)
