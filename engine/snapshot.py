@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from engine import per_replica
 from engine.manifest import CheckpointError
 
 _LISTED = 8
@@ -32,15 +33,31 @@ def take(state) -> tuple[dict, dict]:
 
     On a CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes
     to a new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call
-    waits for that. A mirrored variable gives its first replica's value, one that is summed on read its sum.
+    waits for that. A mirrored variable gives its first replica's value, one that is summed on read its sum, and one
+    that differs by replica a row for each: where replicas live in several processes, all have to take their snapshots.
     """
-    built = {}
     variables = {}
+
+    def value(path, variable):
+        read = Value(_read(variable))
+        variables[_key(path)] = [read.tensor.shape.as_list(), read.tensor.dtype.name]
+        return read
+
+    return _tree(state, value), variables
+
+
+def to_restore(state) -> tf.train.Checkpoint:
+    """The state as a checkpoint is read into it: what differs by replica takes rows of an array."""
+    return to_checkpoint(_tree(state, lambda _, node: per_replica.Rows(node) if per_replica.differs(node) else node))
+
+
+def _tree(state, make_leaf) -> dict:
+    """`state` as dicts {child name: ...}, with `make_leaf(path, variable)` for each variable."""
+    built = {}
     nodes = list(walk(state))
     for path, node in nodes:
         if is_variable(node):
-            value = built[id(node)] = Value(_read(node))
-            variables[_key(path)] = [value.tensor.shape.as_list(), value.tensor.dtype.name]
+            built[id(node)] = make_leaf(path, node)
         else:
             _refuse_other_state(path, node)
             built[id(node)] = {}
@@ -48,11 +65,11 @@ def take(state) -> tuple[dict, dict]:
         if not is_variable(node):
             for name, child in _children(node, is_root=not path):
                 built[id(node)][name] = built[id(child)]
-    return built[id(state)], variables
+    return built[id(state)]
 
 
 def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
-    """A checkpoint of plain host variables that is written as the state would be: same keys, same graph.
+    """A checkpoint that is written as the state would be: same keys, same graph; values become plain host variables.
 
     Not to be called within a strategy's scope, where the variables would be mirrored.
     """
@@ -62,6 +79,8 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
         if id(part) not in made:
             if isinstance(part, Value):
                 made[id(part)] = tf.Variable(part.tensor, trainable=False)
+            elif not isinstance(part, dict):
+                made[id(part)] = part
             else:
                 node = made[id(part)] = tf.__internal__.tracking.AutoTrackable()
                 for name, child in part.items():
@@ -116,7 +135,8 @@ class Comparison:
 def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
-    Matches as TensorFlow will: the two graphs are walked together, by the names of children.
+    Matches as TensorFlow will: the two graphs are walked together, by the names of children. Under an object whose
+    `optional_in_checkpoint` is true, variables may be missing and extra: they are not spoken of.
     """
     reader = tf.train.load_checkpoint(prefix)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
@@ -125,27 +145,32 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
     start = 0
     for name in at:
         start = view.children(start).get(name) if start is not None else None
+    optional = tuple(_prefix(at + path) for path, node in walk(root) if getattr(node, "optional_in_checkpoint", False))
     matched_keys, matched, reshaped = {}, [], []
     for path, node, node_id in _walk_together(root, view, start):
         key = keys.get(node_id)
         if not is_variable(node) or key not in shapes:
             continue
         matched_keys[id(node)] = key
-        here, there = _form(node.shape, node.dtype), _form(shapes[key], dtypes[key])
+        here, there = _form_here(node), _form(shapes[key], dtypes[key])
+        if per_replica.differs(node):  # the number of rows is the number of replicas that the run had
+            there = _form(_any_rows(shapes[key][1:]), dtypes[key])
         name = _readable(at + path)
         if here != there:
             reshaped.append(f"{name}: {here} here, {there} in the checkpoint")
         else:
             matched.append(name)
     missing = [
-        f"{_readable(at + path)} {_form(node.shape, node.dtype)}"
+        f"{_readable(at + path)} {_form_here(node)}"
         for path, node in walk(root)
-        if is_variable(node) and id(node) not in matched_keys
+        if is_variable(node) and id(node) not in matched_keys and not _key(at + path).startswith(optional)
     ]
-    inside = "".join(_escape(name) + "/" for name in at)
+    inside = _prefix(at)
     left = set(shapes) - set(matched_keys.values()) - _NOT_STATE
     extra = [
-        f"{_readable_key(key)} {_form(shapes[key], dtypes[key])}" for key in sorted(left) if key.startswith(inside)
+        f"{_readable_key(key)} {_form(shapes[key], dtypes[key])}"
+        for key in sorted(left)
+        if key.startswith(inside) and not key.startswith(optional)
     ]
     return Comparison(matched, missing, extra, reshaped)
 
@@ -187,6 +212,8 @@ def _children(node, is_root: bool) -> list[tuple[str, object]]:
 def _read(variable) -> tf.Tensor:
     if isinstance(variable, tf.keras.Variable):
         variable = variable.value
+    if per_replica.differs(variable):
+        return per_replica.gather(variable)
     with tf.device("CPU:0"):
         return tf.identity(variable.read_value())
 
@@ -204,7 +231,11 @@ def _refuse_other_state(path, node) -> None:
 
 
 def _key(path: tuple[str, ...]) -> str:
-    return "".join(_escape(name) + "/" for name in path) + _ATTRIBUTE
+    return _prefix(path) + _ATTRIBUTE
+
+
+def _prefix(path: tuple[str, ...]) -> str:
+    return "".join(_escape(name) + "/" for name in path)
 
 
 def _escape(name: str) -> str:
@@ -219,6 +250,15 @@ def _readable(path: tuple[str, ...]) -> str:
 def _readable_key(key: str) -> str:
     names = key.removesuffix("/" + _ATTRIBUTE).split("/")
     return _readable(tuple(name.replace(".S", "/").replace("..", ".") for name in names))
+
+
+def _form_here(node) -> str:
+    return _form(_any_rows(node.shape) if per_replica.differs(node) else node.shape, node.dtype)
+
+
+def _any_rows(shape) -> list[int | None]:
+    """[None, *shape], which a message writes as it stands: of any number of replicas."""
+    return [None, *tf.TensorShape(shape).as_list()]
 
 
 def _form(shape, dtype) -> str:
