@@ -315,3 +315,14 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
         parser.error(f"--workloads={','.join(sorted(unknown))} is unknown; use some of {', '.join(WORKLOADS)}")
     if arguments.rounds < 1:
         parser.error(f"--rounds={arguments.rounds} measures nothing; use 1 or more")
+
+
+def parse_peer_arguments(doc: str) -> argparse.Namespace:
+    """The command line of a worker in peers/. All workers of a measurement get the same."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--quality_steps", type=int, required=True, help="trained before loss and accuracy are taken")
+    parser.add_argument("--warm_up_steps", type=int, required=True, help="more steps before the clock starts")
+    parser.add_argument("--steps", type=int, required=True, help="timed")
+    parser.add_argument("--result_json", required=True, help="where the first worker writes what it found")
+    return parser.parse_args()
