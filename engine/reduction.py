@@ -13,8 +13,10 @@ import tensorflow as tf
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
-class Reduction:
+class Reduction(tf.Module):
     """Sums gradients over the replicas of the current `tf.distribute` strategy.
+
+    A `tf.Module`, so that what a subclass keeps from step to step is in the trainer's checkpoints.
 
     With float32 on the wire a pack is all-reduced. With a 16-bit dtype a pack is all-gathered as it is and summed in
     float32 by every replica, in the order of the replicas: no rounding but the one before sending, and the same bits
@@ -29,18 +31,39 @@ class Reduction:
       timed: note how long each step's sums are waited for. Set before a step is traced.
     """
 
+    # A run may begin or cease to keep such state: a checkpoint of the other kind is none of another model.
+    optional_in_checkpoint = True
+
     def __init__(self, dtype: str = "float32", pack_bytes: int = 4 << 20):
+        super().__init__(name="reduction")
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
         self.timed = False
         self._present = ByReplica()
+        self._scale = ByReplica()
         self._waited = ByReplica()
 
-    def begin_step(self, present: tf.Tensor | None) -> None:
-        """Before a step's sums: whether this replica has examples (scalar bool), or None if it always has."""
-        self._present.note(present)
+    def build(self, variables: Sequence) -> None:
+        """Makes what is kept from step to step, if anything. Host code, in the strategy's scope, once.
 
-    def sum(self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = ()):
+        Args:
+          variables: all whose gradients may be summed, Keras's or TensorFlow's.
+        """
+
+    def begin_step(self, present: tf.Tensor | None, scale: tf.Tensor | None = None) -> None:
+        """Before a step's sums.
+
+        Args:
+          present: scalar bool, whether this replica has examples; None if it always has.
+          scale: scalar float32, what this step's losses are multiplied by (the loss scale); None is 1.
+        """
+        self._present.note(present)
+        self._scale.note(scale)
+        self._waited.note(None)
+
+    def sum(
+        self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
+    ):
         """Sums over all replicas, and keeps replica-local averages (moving statistics) equal on all of them.
 
         Args:
@@ -48,6 +71,7 @@ class Reduction:
           count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean over replicas,
             weighted by `count`.
+          variables: what the gradients are of, where they may be compressed; without it they are summed exactly.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
@@ -57,26 +81,15 @@ class Reduction:
         if context.num_replicas_in_sync == 1:
             return gradients, count
         gradients = list(gradients)
-        present = self._present.noted()
-        if present is not None:
-            count = tf.where(present, count, 0.0)
+        count = self._counted(count)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
-        statistics = [tf.cast(v, tf.float32) for v in averages]
-        items = [_Item(_of_examples(gradients[i], count), exact=False) for i in dense]
-        items += [_Item(tf.where(count > 0, s * count, 0.0), exact=True) for s in statistics]
-        items.append(_Item(count, exact=True))
-        started = _time_after([item.value for item in items]) if self.timed else None
-        sums = self._sum_packed(context, items)
-        if self.timed:
-            self._waited.note(_time_after(sums) - started)
-
+        items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
+        sums = self._sum_packed(context, items + weighted(averages, count) + [Item(count, exact=True)])
         summed = [self._gather_slices(context, g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
-        count = sums[-1]
-        for variable, total in zip(averages, sums[len(dense) :], strict=False):
-            variable.assign(tf.cast(tf.math.divide_no_nan(total, count), variable.dtype))
-        return summed, count
+        assign_means(averages, sums[len(dense) : -1], sums[-1])
+        return summed, sums[-1]
 
     def seconds_waited(self) -> tf.Tensor:
         """Seconds from when this replica's own values were all there until the sums were, in the step traced last.
@@ -86,18 +99,29 @@ class Reduction:
         waited = self._waited.noted()
         return tf.constant(0.0, tf.float64) if waited is None else waited
 
-    def _sum_packed(self, context, items: list[_Item]) -> list[tf.Tensor]:
+    def _counted(self, count: tf.Tensor) -> tf.Tensor:
+        """How many examples count on this replica: none of those that stand in where it has no examples."""
+        present = self._present.noted()
+        return count if present is None else tf.where(present, count, 0.0)
+
+    def _sum_packed(self, context, items: list[Item]) -> list[tf.Tensor]:
+        """The items' sums over replicas, in the items' order: one collective a pack."""
+        if context.num_replicas_in_sync == 1:
+            return [item.value for item in items]
+        started = _time_after([item.value for item in items]) if self.timed else None
         reduce_pack = self._all_reduce if self.wire_dtype == tf.float32 else self._all_gather
         sums = []
         for pack in _packs(items, -(-self.pack_bytes // self.wire_dtype.size)):
             sums += reduce_pack(context, pack)
+        if self.timed:
+            self._waited.note(self.seconds_waited() + (_time_after(sums) - started))
         return sums
 
-    def _all_reduce(self, context, pack: list[_Item]) -> list[tf.Tensor]:
+    def _all_reduce(self, context, pack: list[Item]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack], 0)
         return _unpack(context.all_reduce(tf.distribute.ReduceOp.SUM, flat), pack)
 
-    def _all_gather(self, context, pack: list[_Item]) -> list[tf.Tensor]:
+    def _all_gather(self, context, pack: list[Item]) -> list[tf.Tensor]:
         halves = [self._to_halves(item) for item in pack]
         sizes = [half.shape.num_elements() for half in halves]
         flat = tf.concat(halves, 0)
@@ -110,11 +134,11 @@ class Reduction:
         pieces = tf.split(lanes, sizes + [1] * odd, axis=1)
         return [self._sum_halves(piece, item) for piece, item in zip(pieces, pack, strict=False)]
 
-    def _to_halves(self, item: _Item) -> tf.Tensor:
+    def _to_halves(self, item: Item) -> tf.Tensor:
         value = tf.cast(item.value, tf.float32 if item.exact else self.wire_dtype)
         return tf.reshape(tf.bitcast(value, tf.uint16), [-1])
 
-    def _sum_halves(self, halves: tf.Tensor, item: _Item) -> tf.Tensor:
+    def _sum_halves(self, halves: tf.Tensor, item: Item) -> tf.Tensor:
         if item.exact:
             values = tf.bitcast(tf.reshape(halves, [halves.shape[0], -1, 2]), tf.float32)
         else:
@@ -122,9 +146,9 @@ class Reduction:
         return tf.reshape(tf.reduce_sum(values, axis=0), item.value.shape)
 
     def _gather_slices(self, context, gradient, count):
-        if not isinstance(gradient, tf.IndexedSlices):
+        if not isinstance(gradient, tf.IndexedSlices) or context.num_replicas_in_sync == 1:
             return gradient
-        values = _of_examples(tf.cast(gradient.values, tf.float32), count)
+        values = of_examples(tf.cast(gradient.values, tf.float32), count)
         if self.wire_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
             values = tf.cast(tf.cast(values, self.wire_dtype), tf.float32)
         values, indices = context.all_gather([values, gradient.indices], axis=0)
@@ -154,13 +178,23 @@ class ByReplica:
         return None if number is None else int(number)
 
 
+def weighted(averages: Sequence[tf.Variable], count: tf.Tensor) -> list[Item]:
+    """This replica's share of each average, times its examples."""
+    return [Item(tf.where(count > 0, tf.cast(v, tf.float32) * count, 0.0), exact=True) for v in averages]
+
+
+def assign_means(averages: Sequence[tf.Variable], totals: Sequence[tf.Tensor], count: tf.Tensor) -> None:
+    for variable, total in zip(averages, totals, strict=True):
+        variable.assign(tf.cast(tf.math.divide_no_nan(total, count), variable.dtype))
+
+
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The host's clock, in seconds, once all of these are computed."""
     with tf.control_dependencies(tensors):
         return tf.timestamp()
 
 
-def _of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """The gradient; zeros where this replica counts nothing, since batch normalisation of no examples gives NaN."""
     known = tf.get_static_value(count)
     if known is not None and known > 0:
@@ -168,14 +202,14 @@ def _of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     return tf.where(count > 0, gradient, tf.zeros([], gradient.dtype))
 
 
-class _Item(NamedTuple):
+class Item(NamedTuple):
     """A tensor to be summed, of static shape; `exact` ones are never rounded to the wire's dtype."""
 
     value: tf.Tensor
     exact: bool
 
 
-def _packs(items: list[_Item], pack_size: int) -> list[list[_Item]]:
+def _packs(items: list[Item], pack_size: int) -> list[list[Item]]:
     """Cuts the list, in order, into packs of about `pack_size` values; one pack if that is 0."""
     packs, size = [[]], 0
     for item in items:
@@ -187,6 +221,6 @@ def _packs(items: list[_Item], pack_size: int) -> list[list[_Item]]:
     return packs
 
 
-def _unpack(flat: tf.Tensor, pack: list[_Item]) -> list[tf.Tensor]:
+def _unpack(flat: tf.Tensor, pack: list[Item]) -> list[tf.Tensor]:
     pieces = tf.split(flat, [item.value.shape.num_elements() for item in pack])
     return [tf.reshape(piece, item.value.shape) for piece, item in zip(pieces, pack, strict=True)]

@@ -77,7 +77,7 @@ class Trainer(tf.Module):
         """One update from one batch (features, labels), this replica's part of it. Replica code."""
         variables = self.model.trainable_variables
         gradients, metrics = accumulate(self.compute_gradients, batch, self.options.accumulate_steps)
-        gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics)
+        gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics, variables)
         gradients = self.divide(gradients, count)
         gradients = self.loss_scale.unscale(gradients)
         norm = self.global_norm(gradients)
@@ -238,6 +238,7 @@ class Trainer(tf.Module):
         tf.keras.utils.set_random_seed(options.seed)
         tf.keras.config.set_dtype_policy("float32" if options.precision == "float32" else f"mixed_{options.precision}")
         self.build()
+        self.reduction.build([v for each in self.optimizers.values() for v in each.updated_variables])
         self._generators = [g for model in self.models for g in randomness.seed_generators(model)]
 
     @property
@@ -272,7 +273,7 @@ class Trainer(tf.Module):
 
         `present` is a scalar bool, whether this replica has examples at all; None if it always has.
         """
-        self.reduction.begin_step(present)
+        self.reduction.begin_step(present, self.loss_scale.scale(tf.ones([])) if self.loss_scale.dynamic else None)
         self.step, self.observed = step, observed
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
