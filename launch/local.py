@@ -1,0 +1,193 @@
+"""Run a whole cluster on this machine, one process a worker, for example
+
+  python -m launch.local --workers=2 -- --model=mlp --input=digits --run_dir=runs/first
+  python -m launch.local --workers=2 -- my_script.py --run_dir=runs/first
+
+What stands after -- are flags of launch.train, or a script that calls `train.main` and its flags. Every worker gets
+TF_CONFIG and its share of the cores; its output is shown with its name, and kept in run_dir/logs. When one dies, all
+start again from the last checkpoint. Ctrl-C or SIGTERM: all save and end; a second one kills them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+from absl import flags
+
+from launch import errors, restarts, shares, train
+from launch import flags as train_flags
+from launch.errors import UsageError, nearest
+from launch.supervisor import Spec, Supervisor
+
+_PROGRAM = "python -m launch.local"
+_STRATEGY = "multi_worker"
+_FLAGS = flags.FlagValues()  # apart from launch.train's, which are the tasks'
+
+
+def _define_flags() -> None:
+    def integer(name: str, default: int | None, help: str, lower: int, upper: int | None = None) -> None:
+        flags.DEFINE_integer(name, default, help, lower_bound=lower, upper_bound=upper, flag_values=_FLAGS)
+
+    def seconds(name: str, default: float, help: str) -> None:
+        flags.DEFINE_float(name, default, help, lower_bound=0, upper_bound=1e6, flag_values=_FLAGS)
+
+    integer("workers", 2, "Processes that train together.", 1, 1000)
+    integer("cores_per_task", None, "Logical cores of each task; all / tasks if not given.", 1)
+    integer("max_restarts", 5, "Restarts after failures within --restart_window_seconds; one more failure ends it.", 0)
+    seconds("restart_window_seconds", 600, "Failures longer ago than this are forgotten.")
+    seconds("grace_seconds", 30, "What tasks have to save and end after a signal, before they are killed.")
+
+
+_define_flags()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What stands after --.
+
+    Attributes:
+      command: what each task runs.
+      run_dir: where its run is, or None.
+    """
+
+    command: list[str]
+    run_dir: str | None
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what the command line asks for, and exits the process."""
+    argv = sys.argv if argv is None else argv
+    try:
+        code = _supervisor(argv, os.environ).run()
+    except UsageError as error:
+        code = train._fail(errors.EXIT_USAGE, str(error))
+    except OSError as error:
+        code = train._fail(errors.EXIT_FAILED, f"the cluster can't be started: {error}")
+    except KeyboardInterrupt:  # before the supervisor listens to signals, or after
+        code = train._fail(errors.EXIT_INTERRUPTED, "interrupted")
+    sys.exit(code)
+
+
+def run() -> None:
+    """`crankshaft-local`."""
+    main()
+
+
+def _supervisor(argv: list[str], environment: Mapping[str, str]) -> Supervisor:
+    cut = argv.index("--") if "--" in argv else len(argv)
+    _parse(argv[:cut])
+    asked = _read_command(argv[cut + 1 :])
+    return Supervisor(
+        _specs(environment),
+        asked.command,
+        restarts.Synchronous(_FLAGS.max_restarts, _FLAGS.restart_window_seconds, _FLAGS.grace_seconds),
+        environment={**environment, **_for_all_tasks(environment)},
+        log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
+        coloured=tuple(os.isatty(stream) and _wants_colours(environment) for stream in (1, 2)),
+        grace_seconds=_FLAGS.grace_seconds,
+    )
+
+
+def _parse(argv: list[str]) -> None:
+    if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
+        train._show(_help())
+    try:
+        rest = _FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        name = error.flagname.removeprefix("no")
+        if {name, error.flagname} & {name for names in train_flags.GROUPS.values() for name in names}:
+            raise UsageError(f"--{error.flagname} is a flag of the tasks; write it after --, see --help") from None
+        raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, _names(), 'see --help')}") from None
+    except flags.Error as error:
+        raise UsageError(_explain(error)) from None
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; what the tasks run stands after --, see --help")
+    for name in _names():
+        if isinstance(value := _FLAGS[name].value, float) and not math.isfinite(value):
+            raise UsageError(f"--{name}={value} is not finite; use a number that is")
+
+
+def _explain(error: flags.Error) -> str:
+    """One line for a flag's value that is wrong or missing."""
+    text = " ".join(str(error).split())
+    found = re.match(r"flag --(\w+)=(.*?): ", text)
+    if not found:
+        return f"{text}; see --help"
+    parser = _FLAGS[found[1]].parser
+    kind = "an integer" if _FLAGS[found[1]].flag_type() == "int" else "a number"
+    until = "on" if parser.upper_bound is None else f"to {parser.upper_bound:g}"
+    return f"--{found[1]}={found[2]} can't be used: it takes {kind} from {parser.lower_bound} {until}; see --help"
+
+
+def _read_command(arguments: list[str]) -> _Asked:
+    """Raises `UsageError`. A mistake in the tasks' own flags is theirs to explain."""
+    if not arguments:
+        raise UsageError(
+            f"what the workers run is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
+        )
+    script = [] if arguments[0].startswith("-") else [arguments[0]]
+    if script and not script[0].endswith(".py"):
+        raise UsageError(
+            f"{script[0]!r} is neither a flag of launch.train nor a script; write --NAME=VALUE or a path ending in .py"
+        )
+    if script and not os.path.isfile(script[0]):
+        raise UsageError(f"the script {script[0]} does not exist; give its path from {os.getcwd()}")
+    own = arguments[len(script) :]
+    try:
+        flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
+        flags.FLAGS(["task", *own], known_only=True)
+        strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
+        given = flags.FLAGS["strategy"].present
+    except flags.Error:  # the tasks will say so
+        strategy, run_dir, given = _STRATEGY, None, False
+    if given and strategy != _STRATEGY:
+        raise UsageError(f"--strategy={strategy} is not for workers; leave it out, or use launch.train without them")
+    program = script or ["-m", "launch.train"]
+    return _Asked([sys.executable, *program, f"--strategy={_STRATEGY}", *own], run_dir)
+
+
+def _specs(environment: Mapping[str, str]) -> list[Spec]:
+    """The tasks, each with its share of the machine. Raises `UsageError`."""
+    cores, tasks = shares.usable_cores(), _FLAGS.workers
+    per_task = _FLAGS.cores_per_task or max(1, len(cores) // tasks)
+    if per_task > len(cores):
+        raise UsageError(f"--cores_per_task={per_task} is more than the {len(cores)} cores there are; use fewer")
+    # As many threads as cores: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
+    threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
+    return [
+        Spec("worker", index, own, threads) for index, own in enumerate(shares.divide_cores(cores, tasks, per_task))
+    ]
+
+
+def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
+    no_proxy = environment.get("no_grpc_proxy") or environment.get("no_proxy")
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "no_grpc_proxy": ",".join(filter(None, [no_proxy, shares.LOOPBACK])),  # peers are reached directly
+    }
+
+
+def _wants_colours(environment: Mapping[str, str]) -> bool:
+    return not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"  # https://no-color.org
+
+
+def _names() -> list[str]:
+    return list(_FLAGS)
+
+
+def _help() -> str:
+    parts = [__doc__.strip(), "", f"usage: {_PROGRAM} [flags] -- [script.py] [flags of launch.train]", ""]
+    for name in _names():
+        flag = _FLAGS[name]
+        default = "" if flag.default is None else f" [{flag.default:g}]"
+        parts.append(train_flags._entry(f"--{name}=...", f"{flag.help}{default}"))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,300 @@
+"""Starts the tasks of a cluster on this machine, watches over them, and ends them all. The supervisor's own process.
+
+One thread and one loop: everything that happens, a task's death, its output, a signal, wakes the same `select`.
+Tasks are forked by the main thread, since the kernel ends them with the thread that forked them (`guard`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+
+from launch import shares
+from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
+from launch.guard import Guard
+from launch.output import Output, TaskOutput
+from launch.restarts import Ending, Synchronous
+
+_LAST_WORDS_SECONDS = 1.0  # for a reader of our output, where somebody wants us to end
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """One task of the cluster.
+
+    Attributes:
+      kind, index: as in TF_CONFIG: "worker", 0.
+      cores: its own logical cores; None shares all.
+      environment: what it has besides the supervisor's.
+    """
+
+    kind: str
+    index: int
+    cores: list[int] | None
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.index}"
+
+
+class Task:
+    """A task's process. In a session of its own: a terminal's Ctrl-C reaches the supervisor alone, and what the task
+    starts can be ended with it."""
+
+    def __init__(self, name: str, process: subprocess.Popen, output: TaskOutput):
+        self.name = name
+        self._process = process
+        self._output = output
+
+    def code_if_dead(self) -> int | None:
+        """Its exit code or minus its signal; None while it lives."""
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def send(self, number: signal.Signals) -> None:
+        """To it alone, not to what it has started: it may need them to save."""
+        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGCONT)  # one that is stopped hears nothing
+
+    def kill(self) -> None:
+        """With its group; while it is not waited for, its number is nobody else's."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def bury(self) -> Ending:
+        """Once it is dead: ends its group, takes what is left of its output. Waits for its death if need be."""
+        self.kill()
+        last_lines = self._output.finish()
+        return Ending(self.name, self._process.wait(), last_lines)
+
+
+class Supervisor:
+    """Runs a job: starts all tasks, as often as the rule says.
+
+    Args:
+      specs: the tasks.
+      command: what each of them runs.
+      rule: what follows from a task's end.
+      environment: the tasks' own comes on top.
+      log_dir: for a log file a task, or None.
+      coloured: whether standard output, standard error show colours.
+      grace_seconds: what tasks have to save and end after a signal, before they are killed.
+    """
+
+    def __init__(
+        self,
+        specs: list[Spec],
+        command: list[str],
+        rule: Synchronous,
+        *,
+        environment: Mapping[str, str],
+        log_dir: str | None,
+        coloured: tuple[bool, bool],
+        grace_seconds: float,
+    ):
+        self._specs = specs
+        self._command = command
+        self._rule = rule
+        self._environment = environment
+        self._grace_seconds = grace_seconds
+        self._selector = selectors.DefaultSelector()
+        self._output = Output(self._selector, log_dir, coloured)
+        self._guard = Guard()
+        self._tasks: list[Task] = []
+        self._plan: list[tuple[float, signal.Signals]] = []  # when the tasks that are left get which signal
+        self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
+
+    def run(self) -> int:
+        """Until the job is done, given up or asked to end. Returns the exit code; nothing that it started is left.
+
+        Raises:
+          OSError: a task can't be started.
+        """
+        with self._guard, self._signals():
+            try:
+                code = self._run()
+            finally:
+                for task in self._tasks:
+                    task.bury()
+                self._guard.sweep()
+            self._finish_output()
+            return code
+
+    def _run(self) -> int:
+        while True:
+            self._start_all()
+            endings = self._watch()
+            if self._asked:
+                return self._exit_code_as_asked(endings)
+            settled = self._rule.settle(endings)
+            if settled.exit_code is not None:
+                if settled.message:
+                    self._explain(settled.message, settled.cause)
+                return settled.exit_code
+            self._output.say(settled.message)
+            self._guard.sweep()  # what tasks have left behind, in sessions of their own
+            self._pause(settled.pause_seconds)
+            if self._asked:
+                return self._exit_code_as_asked([])
+
+    def _start_all(self) -> None:
+        self._plan = []
+        ports = shares.free_ports(len(self._specs))
+        addresses = {
+            (spec.kind, spec.index): f"{shares.LOOPBACK}:{port}" for spec, port in zip(self._specs, ports, strict=True)
+        }
+        cluster: dict[str, list[str]] = {}
+        for (kind, _), address in sorted(addresses.items()):
+            cluster.setdefault(kind, []).append(address)
+        for place, spec in enumerate(self._specs):
+            process = self._start(spec, cluster)
+            output = self._output.follow(spec.name, place, process)
+            self._tasks.append(Task(spec.name, process, output))
+            cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
+            self._output.say(f"{spec.name} is process {process.pid} at {addresses[spec.kind, spec.index]}{cores}")
+
+    def _start(self, spec: Spec, cluster: dict[str, list[str]]) -> subprocess.Popen:
+        task = {"type": spec.kind, "index": spec.index}
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={
+                **self._environment,
+                **spec.environment,
+                **self._guard.environment,
+                "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+            },
+            start_new_session=True,
+            preexec_fn=lambda: self._prepare(spec),  # safe: there is one thread
+        )
+
+    def _prepare(self, spec: Spec) -> None:
+        """Between fork and exec, in the task's process."""
+        self._guard.bind()
+        if spec.cores:
+            with contextlib.suppress(OSError):  # somebody has taken the core away: then it runs on the others
+                os.sched_setaffinity(0, spec.cores)
+
+    def _watch(self) -> list[Ending]:
+        """Until all tasks have ended; how they did, in the order of their ends."""
+        endings: list[Ending] = []
+        while self._tasks:
+            self._turn(self._seconds_to_next_signal())
+            for ending in self._reap():
+                endings.append(ending)
+                self._after(ending)
+            self._carry_out_plan()
+        return endings
+
+    def _reap(self) -> list[Ending]:
+        codes = {task: code for task in self._tasks if (code := task.code_if_dead()) is not None}
+        # Of those found dead in one look, the one that a signal killed can't have followed from another's end; nor
+        # can a mistake in what was asked.
+        dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
+        self._tasks = [task for task in self._tasks if task not in codes]
+        return [task.bury() for task in dead]
+
+    def _after(self, ending: Ending) -> None:
+        if self._asked:
+            return
+        patience = self._rule.patience(ending)
+        others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
+        self._output.say(f"{ending}; {others}")
+        if patience is not None and not self._plan:
+            now = time.monotonic()
+            self._plan = [(now + patience, signal.SIGTERM), (now + patience + self._grace_seconds, signal.SIGKILL)]
+
+    def _seconds_to_next_signal(self) -> float | None:
+        return max(0.0, self._plan[0][0] - time.monotonic()) if self._plan else None
+
+    def _carry_out_plan(self) -> None:
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            _, number = self._plan.pop(0)
+            for task in self._tasks:
+                if number == signal.SIGKILL:
+                    self._output.say(f"{task.name} has not ended within {self._grace_seconds:g} s; it is killed")
+                    task.kill()
+                else:
+                    task.send(number)
+
+    def _turn(self, timeout_seconds: float | None) -> None:
+        """Waits until something happens, and deals with output and signals; deaths are looked for by the caller."""
+        for key, _ in self._selector.select(timeout_seconds):
+            key.data()
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._asked and (left := end - time.monotonic()) > 0:
+            self._turn(left)
+
+    @contextlib.contextmanager
+    def _signals(self):
+        """Within, signals and deaths of children wake the loop, and do nothing else."""
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        numbers = [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._selector.register(reading, selectors.EVENT_READ, lambda: self._hear(os.read(reading, 4096)))
+        try:
+            yield
+        finally:
+            self._selector.unregister(reading)
+            signal.set_wakeup_fd(wakeup_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(reading)
+            os.close(writing)
+
+    def _hear(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == signal.SIGCHLD:
+                continue
+            if self._asked:
+                for task in self._tasks:
+                    task.kill()
+                continue
+            self._asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            self._output.say(
+                f"{signal.Signals(number).name}: the tasks have {self._grace_seconds:g} s to save and end; "
+                "a second one kills them"
+            )
+            for task in self._tasks:
+                task.send(self._asked)
+            self._plan = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)]
+
+    def _exit_code_as_asked(self, endings: list[Ending]) -> int:
+        for ending in endings:
+            if ending.code and not ending.was_asked:
+                self._explain(f"{ending}, while it was to save and end", ending)
+        return EXIT_INTERRUPTED if self._asked == signal.SIGINT else EXIT_TERMINATED
+
+    def _explain(self, message: str, cause: Ending) -> None:
+        log = self._output.log_path(cause.task)
+        where = f" ({log})" if log else ""
+        last = f"its last lines{where}:" if cause.last_lines else "it printed nothing"
+        self._output.fail(f"{message}; {last}", cause.last_lines)
+
+    def _finish_output(self) -> None:
+        """Waits for whoever reads our output, for a moment only if we are asked to end."""
+        asked_at = None
+        while self._output.pending:
+            if self._asked:
+                asked_at = asked_at or time.monotonic()
+                if time.monotonic() - asked_at > _LAST_WORDS_SECONDS:
+                    return
+            self._turn(_LAST_WORDS_SECONDS)
