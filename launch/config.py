@@ -21,7 +21,8 @@ FILE_NAME = "config.json"
 DECIDING = (
     "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
     "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
-    "ema_decay accumulate_steps precision on_nonfinite reduce_dtype shuffle_buffer"
+    "ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
+    "shuffle_buffer"
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (

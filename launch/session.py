@@ -17,6 +17,7 @@ from absl import logging
 from engine import StepOptions, Trainer
 from engine.checkpoints import Checkpoints, load_weights
 from engine.hooks import Hook
+from engine.power_sgd import PowerSgd
 from engine.reduction import Reduction
 from engine.state import TrainState
 from engine.strategies import devices, jit_choice
@@ -98,8 +99,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     with strategy.scope():
         trainer = trainer_class(**config.model_arg)
         state = TrainState(trainer)
-        reduction = Reduction(config.reduce_dtype, int(config.reduce_pack_mb * (1 << 20)))
-        trainer.prepare(_step_options(config, train_steps), reduction, example, num_classes)
+        trainer.prepare(_step_options(config, train_steps), _reduction(config), example, num_classes)
         state.build()
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy)
@@ -174,6 +174,11 @@ def _step_options(config: Config, train_steps: int) -> StepOptions:
         debug=config.debug,
         check_numerics=config.check_numerics,
     )
+
+
+def _reduction(config: Config) -> Reduction:
+    travel = (config.reduce_dtype, int(config.reduce_pack_mb * (1 << 20)))
+    return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
 
 
 def _checkpoints(config: Config, state: TrainState, strategy: Replicated):
