@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import distribute
 
-from engine.order import Order, replica_part
+from engine.order import Order, SharedOrder, replica_part
 
 _NO_END = np.iinfo(np.int64).max
 
@@ -171,8 +172,7 @@ class DatasetFeed:
 
     def _batches_from(self, step: int):
         """Epoch after epoch, without end: an iterator for each epoch would be let go of at its end (see `_untuned`)."""
-        first_epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
-        batches = tf.data.Dataset.range(first_epoch, _NO_END).flat_map(self._epoch).skip(in_epoch).prefetch(4)
+        batches = self._endless(step)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = self._auto_shard
         batches = _untuned(batches.with_options(options))
@@ -180,14 +180,66 @@ class DatasetFeed:
             return batches
         return self._strategy.experimental_distribute_dataset(batches)
 
+    def _endless(self, step: int, elements_per_step: int = 1) -> tf.data.Dataset:
+        first_epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
+        epochs = tf.data.Dataset.range(first_epoch, _NO_END).flat_map(self._epoch)
+        return epochs.skip(in_epoch * elements_per_step).prefetch(4 * elements_per_step)
+
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        order = self.order
+        return self._shuffled(epoch).batch(order.batch_size, drop_remainder=order.drop_remainder)
+
+    def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         order, dataset = self.order, self._dataset
         if order.seed is not None:
             # Of this function's graph alone. TensorFlow mixes it in, and compares it with 0 in a way that fails where
             # the other seed is a tensor.
             tf.compat.v1.set_random_seed(1)
             dataset = dataset.shuffle(self._shuffle_buffer, seed=order.seed + epoch, reshuffle_each_iteration=False)
-        return dataset.batch(order.batch_size, drop_remainder=order.drop_remainder)
+        return dataset
+
+
+class FilesFeed(DatasetFeed):
+    """A user's dataset whose files are divided among the workers, so that each file is read by one of them.
+
+    `experimental_distribute_dataset` does not find the files within epochs without end, and knows no common end of an
+    epoch of uneven shares. Here each worker's epoch is filled up with empty batches to the length of the longest.
+
+    Args:
+      strategy: the `tf.distribute.Strategy`.
+      share: this worker's part of the dataset, see `share_of_files`.
+      order: whose steps are as many as the largest share needs.
+      shuffle_buffer: see `DatasetFeed`.
+    """
+
+    def __init__(self, strategy, share: tf.data.Dataset, order: SharedOrder, *, shuffle_buffer=10_000):
+        super().__init__(strategy, share, order, shuffle_buffer=shuffle_buffer)
+        self._local_replicas = strategy.num_replicas_in_sync // len(order.shares)
+
+    def _batches_from(self, step: int):
+        def pipeline(_: tf.distribute.InputContext) -> tf.data.Dataset:
+            return _untuned(self._endless(step, self._local_replicas))
+
+        return self._strategy.distribute_datasets_from_function(pipeline)
+
+    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        elements = self.order.steps_per_epoch * self._local_replicas
+        batches = self._shuffled(epoch).batch(self.order.share_size // self._local_replicas)
+        nothing = tf.data.Dataset.range(elements).map(
+            lambda _: tf.nest.map_structure(_no_example, self._dataset.element_spec)
+        )
+        return batches.concatenate(nothing).take(elements)
+
+
+def share_of_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:
+    """A worker's part of a dataset, by files: TensorFlow's `AutoShardPolicy.FILE`.
+
+    Raises:
+      tf.errors.OpError: when it is first read, if the dataset reads no files or fewer than there are workers.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    return distribute._AutoShardDataset(dataset.with_options(options), workers, worker)
 
 
 class _Blocks:
@@ -222,6 +274,11 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def _no_example(spec: tf.TensorSpec) -> tf.Tensor:
+    """A batch without any example of this kind."""
+    return tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
 
 
 def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:

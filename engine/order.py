@@ -110,6 +110,32 @@ class Order:
         return tf.reshape(places, [steps, batch])
 
 
+@dataclasses.dataclass(frozen=True)
+class SharedOrder(Order):
+    """Of data that workers have divided by files: shares of any sizes, each read in batches of its worker's part.
+
+    An epoch lasts as long as the largest share; workers that have come to the end of theirs bring nothing.
+
+    Attributes:
+      shares: examples of each worker.
+    """
+
+    shares: tuple[int, ...] = ()
+
+    @property
+    def share_size(self) -> int:
+        """Examples that one worker brings to a step, while it has any."""
+        return self.batch_size // len(self.shares)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(max(self.shares) / self.share_size)
+
+    def examples_before(self, step: int) -> int:
+        epochs, in_epoch = divmod(step, self.steps_per_epoch)
+        return epochs * self.num_examples + sum(min(share, in_epoch * self.share_size) for share in self.shares)
+
+
 def replica_part(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
     """[start, stop) of a replica's part of a batch: contiguous, in order, of sizes that differ by one at most."""
     return batch_size * replica // num_replicas, batch_size * (replica + 1) // num_replicas

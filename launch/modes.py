@@ -149,7 +149,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
 def _newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
     """The newest whole checkpoint, as the chief finds it, on every worker."""
     manifest = checkpoints.latest()
-    step = session.strategy.from_chief(-1 if manifest is None else manifest.step)
+    step = session.strategy.exchange(-1 if manifest is None else manifest.step)[0]
     if manifest is None or manifest.step != step:
         manifest = next((each for each in checkpoints.all() if each.step == step), None)
         if manifest is None and step >= 0:

@@ -55,31 +55,35 @@ class MultiWorker(Replicated):
         self._wish = 0  # why this worker wants to stop: 1 + the place in _REASONS
         self._before: LoopResult | None = None
         self._steps = self._pace.steps  # of the next call, agreed
-        self._from_chief = None
+        self._exchange = None
 
     @property
     def is_chief(self) -> bool:
         return self.place.worker == 0
 
-    def describe(self) -> dict:
-        return {**super().describe(), "hosts": len(self.place.names)}
+    @property
+    def num_hosts(self) -> int:
+        return len(self.place.names)
+
+    @property
+    def host(self) -> int:
+        return self.place.worker
 
     @property
     def why_no_jit(self) -> str | None:
         return "XLA compiles no sum over workers on a CPU, nor one in a loop"
 
-    def from_chief(self, value: int) -> int:
-        """The chief's value, on every worker, which all have to ask for it."""
-        if self._from_chief is None:
+    def exchange(self, value: int) -> list[int]:
+        if self._exchange is None:
 
-            def share(value):
+            def share(values):
                 context = tf.distribute.get_replica_context()
-                mine = tf.where(tf.equal(context.replica_id_in_sync_group, 0), value, 0)
-                return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+                first = tf.equal(context.replica_id_in_sync_group % (self.num_replicas // self.num_hosts), 0)
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, values, 0))
 
-            self._from_chief = tf.function(lambda value: self.distribution.run(share, args=(value,)), autograph=False)
-        shared = self._from_chief(tf.constant(value, tf.int64))
-        return int(self.distribution.experimental_local_results(shared)[0])
+            self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
+        mine = tf.one_hot(self.host, self.num_hosts, tf.constant(value, tf.int64), tf.constant(0, tf.int64))
+        return self.distribution.experimental_local_results(self._exchange(mine))[0].numpy().tolist()
 
     def agree_to_stop(self, wish: str | None) -> Stop | None:
         """Tells the others, with the next call, that this worker wants to stop; returns what all know by now."""
@@ -111,7 +115,7 @@ class MultiWorker(Replicated):
 
     def _own_figures(self, trainer) -> dict:
         # Of each of this worker's replicas: their mean.
-        share = len(self.place.names) / self.num_replicas
+        share = self.num_hosts / self.num_replicas
         return {
             f"{OWN}reduce_seconds": Mean(
                 tf.cast(share * trainer.reduction.seconds_waited(), tf.float32), tf.constant(1.0)
@@ -119,7 +123,7 @@ class MultiWorker(Replicated):
         }
 
     def _loop(self, feed, step, jit: bool) -> InnerLoop:
-        workers = {"worker": self.place.worker, "num_workers": len(self.place.names)}
+        workers = {"worker": self.place.worker, "num_workers": self.num_hosts}
         return WorkersLoop(self.distribution, step, feed, jit=jit, **workers)
 
 

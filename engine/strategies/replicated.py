@@ -8,9 +8,9 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from engine.feeds import DatasetFeed, ResidentFeed, StreamedFeed
+from engine.feeds import DatasetFeed, FilesFeed, ResidentFeed, StreamedFeed, share_of_files
 from engine.metrics import Sums
-from engine.order import Order
+from engine.order import Order, SharedOrder
 from engine.pacing import Pace
 from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop, LoopResult
@@ -83,9 +83,16 @@ class Replicated:
         """Whether this process is the one, of those that train together, that writes files and speaks to people."""
         return True
 
-    def from_chief(self, value: int) -> int:
-        """The chief's value, on every process that trains; all have to ask for it."""
-        return value
+    @property
+    def num_hosts(self) -> int:
+        """Processes that train together, and which of them this is: `host`."""
+        return 1
+
+    host = 0
+
+    def exchange(self, value: int) -> list[int]:
+        """The value that each process that trains has brought, in their order; all have to come."""
+        return [value]
 
     def agree_to_stop(self, wish: str | None) -> Stop | None:
         """What all processes know of a wish to stop, at the same step; `wish` is this one's own reason, or None."""
@@ -101,7 +108,7 @@ class Replicated:
             "name": self.name,
             "replicas": self.num_replicas,
             "devices": list(self.distribution.extended.worker_devices),
-            "hosts": 1,
+            "hosts": self.num_hosts,
         }
 
     def feed(self, source, global_batch_size: int, seed: int | None):
@@ -117,6 +124,8 @@ class Replicated:
         examples = count_examples(source) if is_dataset else len(tf.nest.flatten(source)[0])
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
+        if is_dataset and options.auto_shard.upper() == "FILE" and self.num_hosts > 1:
+            return self._files_feed(source, global_batch_size, seed)
         if is_dataset:
             order = self._order(examples, global_batch_size, 1, seed)
             policy = getattr(tf.data.experimental.AutoShardPolicy, options.auto_shard.upper())
@@ -130,6 +139,12 @@ class Replicated:
         batch_bytes = total_bytes // examples * global_batch_size
         steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, _BLOCK_BYTES // max(1, batch_bytes)))
         return StreamedFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
+
+    def _files_feed(self, dataset: tf.data.Dataset, global_batch_size: int, seed: int | None) -> FilesFeed:
+        share = share_of_files(dataset, self.num_hosts, self.host)
+        shares = self.exchange(count_examples(share))
+        order = SharedOrder(sum(shares), global_batch_size, 1, seed, shares=tuple(shares))
+        return FilesFeed(self.distribution, share, order, shuffle_buffer=self.feed_options.shuffle_buffer)
 
     def _order(self, examples: int, batch_size: int, block_steps: int, seed: int | None) -> Order:
         block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding

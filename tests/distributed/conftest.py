@@ -1,0 +1,101 @@
+"""What tests of several processes share: `workers`, processes on loopback that train together, ended with the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SECONDS = 120  # of a whole cluster: start and compilation are about ten seconds on two cores
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at, found together so that they differ."""
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Workers:
+    """`count` processes of one command, each told by TF_CONFIG which worker it is. Output goes to files."""
+
+    def __init__(self, count: int, command: list[str], folder: pathlib.Path, **environment: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        addresses = [f"localhost:{port}" for port in free_ports(count)]
+        self.processes = []
+        self._paths = [folder / f"worker-{index}.log" for index in range(count)]
+        for index, path in enumerate(self._paths):
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            variables = {**os.environ, **environment, "TF_CONFIG": json.dumps(task), "PYTHONPATH": str(ROOT)}
+            with open(path, "wb") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *map(str, command)],
+                        stdout=log,
+                        stderr=log,
+                        stdin=subprocess.DEVNULL,
+                        env=variables,
+                    )
+                )
+
+    def output(self, worker: int) -> str:
+        return self._paths[worker].read_text(errors="replace")
+
+    def send(self, worker: int, number: signal.Signals) -> None:
+        self.processes[worker].send_signal(number)
+
+    def until(self, condition, seconds: float = _SECONDS) -> None:
+        """Waits for `condition()`; fails if a process ends before, or time does."""
+        end = time.monotonic() + seconds
+        while not condition():
+            ended = [i for i, process in enumerate(self.processes) if process.poll() is not None]
+            assert not ended, f"worker {ended} ended\n{self._outputs()}"
+            assert time.monotonic() < end, f"waited {seconds} s in vain\n{self._outputs()}"
+            time.sleep(0.01)
+
+    def wait(self, seconds: float = _SECONDS) -> list[int]:
+        """The exit codes, once all have ended by themselves."""
+        end = time.monotonic() + seconds
+        try:
+            return [process.wait(timeout=max(0.1, end - time.monotonic())) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not all ended within {seconds} s\n{self._outputs()}") from None
+
+    def ok(self) -> Workers:
+        """Itself, once all have ended well."""
+        codes = self.wait()
+        assert not any(codes), f"exit codes {codes}\n{self._outputs()}"
+        return self
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()  # a stopped one too
+                process.wait()
+
+    def _outputs(self) -> str:
+        return "\n".join(f"-- worker {i}\n{self.output(i)[-3000:]}" for i in range(len(self.processes)))
+
+
+@pytest.fixture(scope="module")
+def start_workers(tmp_path_factory):
+    """start_workers(count, *command, **environment): started `Workers`, ended with the module."""
+    started = []
+
+    def start(count: int, *command, **environment: str) -> Workers:
+        started.append(Workers(count, list(command), tmp_path_factory.mktemp("workers"), **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()

@@ -1,0 +1,100 @@
+"""Two and three processes train what one device trains: the same examples, the same sums, the same decisions."""
+
+import collections
+import importlib.util
+import itertools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.strategies.replicated import Replicated
+
+WORKER = pathlib.Path(__file__).with_name("worker.py")
+_SPEC = importlib.util.spec_from_file_location("worker", WORKER)
+worker = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(worker)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request, tmp_path_factory, start_workers):
+    """What each worker of two, and of three, has written down."""
+    folder = tmp_path_factory.mktemp("found")
+    first = 1
+    for number, lines in enumerate(worker.LINES):
+        (folder / f"ids-{number}").write_text("".join(f"{first + line}\n" for line in range(lines)))
+        first += lines
+    start_workers(request.param, WORKER, folder).ok()
+    return [json.loads((folder / f"found-{index}.json").read_text()) for index in range(request.param)]
+
+
+FEEDS = ["resident", "streamed", "dataset auto", "dataset data", "files auto", "files data", "files file"]
+
+
+@pytest.mark.parametrize("kind", FEEDS)
+def test_each_example_of_an_epoch_is_seen_once_over_all_workers(found, kind):
+    of_workers = [each["feeds"][kind] for each in found]
+    steps = len(of_workers[0]) // worker.EPOCHS
+    for epoch in range(worker.EPOCHS):
+        counts = collections.Counter(
+            example
+            for batches in of_workers
+            for batch in batches[epoch * steps : (epoch + 1) * steps]
+            for example in batch
+        )
+        assert counts == dict.fromkeys(range(1, worker.EXAMPLES + 1), 1)
+
+
+@pytest.mark.parametrize("kind", ["resident", "streamed"])
+def test_a_step_s_batch_does_not_depend_on_how_many_workers_there_are(found, kind):
+    """The workers' parts, one after the other, are the batch that one device would have been given."""
+    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"))
+    order = strategy.feed(worker.arrays(worker.EXAMPLES), worker.BATCH, 3).order
+    one = [
+        (row + 1).tolist()
+        for block in range(worker.EPOCHS * order.blocks_per_epoch)
+        for row in order.examples(tf.constant(block, tf.int64)).numpy()
+    ]
+    parts = zip(*(each["feeds"][kind] for each in found), strict=True)
+    assert [[example for part in batch for example in part] for batch in parts] == one
+
+
+def test_files_are_divided_whole(found):
+    """By FILE, each worker reads files of its own, all of each."""
+    starts = np.cumsum([0, *worker.LINES])
+    of_file = [set(range(start + 1, end + 1)) for start, end in itertools.pairwise(starts)]
+    for each in found:
+        mine = {example for batch in each["feeds"]["files file"] for example in batch}
+        assert mine == set().union(*(ids for ids in of_file if ids & mine))
+
+
+def test_an_evaluation_counts_each_example_once_on_all_workers(found):
+    ids = np.arange(1, worker.EVAL_EXAMPLES + 1)
+    exact = {"loss": [ids.sum(), len(ids)], "square": [(ids**2).sum(), len(ids)]}
+    assert [each["evaluations"] for each in found] == [[exact, exact]] * len(found)
+
+
+def test_workers_learn_each_other_s_values_in_order(found):
+    assert all(each["exchanged"] == [10**12 + i for i in range(len(found))] for each in found)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_workers_learn_what_one_device_learns(found, model):
+    """100 steps of Adam at its usual rate, within 1e-5: float32 sums in another order, 1e-7 a step."""
+    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"))
+    one = worker.curve(strategy, worker.Mlp((32,)) if model == "mlp" else worker.Cnn(), 100)
+    assert np.mean(one[-10:]) < 0.7 * np.mean(one[:10])
+    for each in found:
+        np.testing.assert_allclose(each[model], one, rtol=1e-5)
+
+
+def test_all_workers_take_as_many_steps_a_call_and_stop_at_the_same_one(found):
+    """One worker's wish is known to all after the same call, by its worker's name; none of them has to wait for it."""
+    calls = found[0]["agreement"]
+    assert all(each["agreement"] == calls for each in found)
+    stops = [stop for _, stop in calls]
+    last = f"SIGTERM at worker {len(found) - 1}"
+    # Told with the fourth call, read after the fifth, known when the sixth is asked for.
+    assert stops == [None] * 5 + [last] * 5

@@ -1,0 +1,152 @@
+"""One worker of a test: notes the examples that it is given by each kind of feed, and what it computes of them.
+
+Usage: worker.py FOLDER, with TF_CONFIG; writes FOLDER/found-INDEX.json. Examples are their own ids, from 1 on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from engine import Trainer, mean
+from engine.options import StepOptions
+from engine.reduction import Reduction
+from engine.state import TrainState
+from engine.strategies import devices
+from engine.strategies.multi_worker import MultiWorker, Place
+from engine.strategies.replicated import FeedOptions
+from launch import cluster as clusters
+from models.cnn import Model as Cnn
+from models.mlp import Model as Mlp
+
+EXAMPLES, BATCH, EPOCHS = 25, 6, 2
+LINES = (9, 2, 14)  # of three files: uneven shares, also where files are divided
+EVAL_EXAMPLES, EVAL_BATCH = 23, 5
+
+
+class Silent(Trainer):
+    """Trains nothing, and sums up what it is given."""
+
+    def build(self):
+        self.seen = tf.Variable(0, trainable=False)
+
+    def train_step(self, batch):
+        return self.eval_step(batch)
+
+    def eval_step(self, batch):
+        _, ids = batch
+        return {"loss": mean(ids), "square": mean(ids * ids)}
+
+
+def arrays(examples: int):
+    ids = np.arange(1, examples + 1, dtype=np.int64)
+    return ids.astype(np.float32)[:, None], ids
+
+
+def from_files(folder: pathlib.Path) -> tf.data.Dataset:
+    """Examples from the text files of a folder, an id a line."""
+    return tf.data.TextLineDataset(sorted(map(str, folder.glob("ids-*")))).map(
+        lambda line: (tf.strings.to_number([line], tf.float32), tf.strings.to_number(line, tf.int64))
+    )
+
+
+def sources(folder: pathlib.Path):
+    """name -> (source, feed options)."""
+    dataset = tf.data.Dataset.from_tensor_slices(arrays(EXAMPLES))
+    files = from_files(folder)
+    return {
+        "resident": (arrays(EXAMPLES), FeedOptions()),
+        "streamed": (arrays(EXAMPLES), FeedOptions(resident_bytes=0)),
+        "dataset auto": (dataset, FeedOptions(auto_shard="AUTO")),
+        "dataset data": (dataset, FeedOptions(auto_shard="DATA")),
+        "files auto": (files, FeedOptions(auto_shard="AUTO")),
+        "files data": (files, FeedOptions(auto_shard="DATA")),
+        "files file": (files, FeedOptions(auto_shard="FILE")),
+    }
+
+
+def seen(strategy: MultiWorker, source) -> list[list[int]]:
+    """The ids of this worker, step by step."""
+    feed = strategy.feed(source, BATCH, seed=3)
+    batches = []
+    step = tf.function(
+        lambda operands, place: strategy.distribution.run(
+            lambda *batch: feed.batch(*batch)[1], args=feed.next_operands(operands, place)
+        ),
+        autograph=False,
+    )
+    for number in range(EPOCHS * feed.order.steps_per_epoch):
+        operands, start, _ = feed.take(number, 1)
+        ids = step(operands, tf.constant(start, tf.int64))
+        local = strategy.distribution.experimental_local_results(ids)
+        batches.append([int(i) for part in local for i in part.numpy()])
+    return batches
+
+
+def evaluated(strategy: MultiWorker) -> dict:
+    with strategy.scope():
+        trainer = Silent()
+        state = TrainState(trainer)
+        trainer.prepare(StepOptions(), Reduction(), arrays(1), None)
+        state.build()
+    strategy.bind(state, None, strategy.feed(arrays(EVAL_EXAMPLES), EVAL_BATCH, None))
+    return [strategy.evaluate().values() for _ in range(2)]
+
+
+def curve(strategy: MultiWorker, trainer: Trainer, steps: int) -> list[float]:
+    """The loss of each step."""
+    with strategy.scope():
+        state = TrainState(trainer)
+        example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), pictures())
+        trainer.prepare(StepOptions(), Reduction(), example, 4)
+        state.build()
+    strategy.bind(state, strategy.feed(pictures(), 12, 0))
+    values = []
+    while state.step < steps:
+        total, count = strategy.run_train_steps(1).sums.read()["loss"]
+        values.append(total / count)
+    return values
+
+
+def pictures(examples=254, size=12):
+    """Four classes of noisy stripes: learnt in some tens of steps, not in one. 254 by 12 leaves 2."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, examples).astype(np.int32)
+    stripes = np.sin(np.arange(size) * (1 + labels[:, None]) / 2).astype(np.float32)
+    return stripes[:, :, None, None] + rng.normal(0, 1, (examples, size, size, 1)).astype(np.float32), labels
+
+
+def agreement(strategy: MultiWorker) -> list:
+    """Of ten calls, the last worker wants to stop from the fourth on: which steps each call took, and who knew what."""
+    strategy.bind(strategy._state, strategy.feed(pictures(), 12, 0))
+    told = []
+    for call in range(10):
+        wish = "SIGTERM" if call >= 3 and strategy.host == strategy.num_hosts - 1 else None
+        stop = strategy.agree_to_stop(wish)
+        told.append([strategy.run_train_steps(20).steps, stop and str(stop)])
+    return told
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1])
+    cluster = clusters.from_environment(os.environ)
+    place = Place(cluster.index, *zip(*cluster.addresses, strict=True))
+    plain = devices.create("multi_worker", place=place)
+    found = {"feeds": {}}
+    for name, (source, options) in sources(folder).items():
+        found["feeds"][name] = seen(MultiWorker(plain.distribution, place, options), source)
+    found["evaluations"] = evaluated(plain)
+    found["exchanged"] = plain.exchange(10**12 + place.worker)
+    found["mlp"] = curve(plain, Mlp((32,)), 100)
+    found["cnn"] = curve(plain, Cnn(), 100)
+    found["agreement"] = agreement(plain)
+    (folder / f"found-{place.worker}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
