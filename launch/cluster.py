@@ -274,13 +274,13 @@ def limited(timeout_seconds: float, stderr: int = 2):
     For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
     lock held. faulthandler's thread needs no lock. Nests in nothing else that uses `dump_traceback_later`.
     """
-    file = os.fdopen(os.dup(stderr), "w")  # as it is now: it may be turned elsewhere within
+    file = os.dup(stderr)  # as it is now: it may be turned elsewhere within
     faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=file)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        file.close()
+        os.close(file)
 
 
 def _short(value) -> str:

@@ -1,0 +1,57 @@
+"""One worker of a small job under a `Watchdog`, for its tests: TIMEOUT_SECONDS [STEP at which worker 1 is stuck]."""
+
+import json
+import os
+import sys
+
+import tensorflow as tf
+
+from engine.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
+
+STEPS_PER_CALL = 50
+CONFIG = json.loads(os.environ["TF_CONFIG"])
+WORKER, ADDRESSES = CONFIG["task"]["index"], CONFIG["cluster"]["worker"]
+STUCK_AT = int(sys.argv[2]) if len(sys.argv) > 2 and WORKER == 1 else -1
+
+
+def read_forever(step):
+    """The input function of a worker that is stuck."""
+    while step == STUCK_AT:
+        pass
+    return step
+
+
+def main() -> int:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    arrivals = Arrivals()
+    with strategy.scope():
+        total = tf.Variable(0.0)
+    numbers = tf.data.Dataset.counter().map(lambda step: tf.py_function(read_forever, [step], tf.int64))
+    batches = iter(strategy.distribute_datasets_from_function(lambda _: numbers))
+
+    def step(batch):
+        total.assign_add(tf.distribute.get_replica_context().all_reduce("sum", tf.cast(batch, tf.float32)))
+
+    @tf.function
+    def call(steps):
+        for _ in tf.range(steps):
+            batch = next(batches)
+            arrivals.mark(batch)
+            strategy.run(step, args=(batch,))
+
+    names = tuple(f"worker {place}" for place in range(len(ADDRESSES)))
+    with Watchdog(WORKER, names, tuple(ADDRESSES), float(sys.argv[1]), arrived=arrivals.count) as watchdog:
+        try:
+            for place in range(1 << 40):
+                watchdog.beat(place * STEPS_PER_CALL, 1.0 if place else FIRST_CALL_FACTOR)
+                call(tf.constant(STEPS_PER_CALL))
+                watchdog.beat((place + 1) * STEPS_PER_CALL)
+                if place == 2:
+                    print("under way", flush=True)
+        except tf.errors.OpError as error:
+            print(f"error: {watchdog.explain_lost_peer(error) or error}", file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
