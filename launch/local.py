@@ -22,7 +22,7 @@ from absl import flags
 from launch import errors, restarts, shares, train
 from launch import flags as train_flags
 from launch.errors import UsageError, nearest
-from launch.supervisor import Spec, Supervisor
+from launch.supervisor import Spec, StartError, Supervisor
 
 _PROGRAM = "python -m launch.local"
 _STRATEGY = "multi_worker"
@@ -66,8 +66,8 @@ def main(argv: list[str] | None = None) -> None:
         code = _supervisor(argv, os.environ).run()
     except UsageError as error:
         code = train._fail(errors.EXIT_USAGE, str(error))
-    except OSError as error:
-        code = train._fail(errors.EXIT_FAILED, f"the cluster can't be started: {error}")
+    except StartError as error:
+        code = train._fail(errors.EXIT_FAILED, str(error))
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after
         code = train._fail(errors.EXIT_INTERRUPTED, "interrupted")
     sys.exit(code)

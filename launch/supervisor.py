@@ -45,6 +45,10 @@ class Spec:
         return f"{self.kind} {self.index}"
 
 
+class StartError(Exception):
+    """A task can't be started: which, and why. One line."""
+
+
 class Task:
     """A task's process. In a session of its own: a terminal's Ctrl-C reaches the supervisor alone, and what the task
     starts can be ended with it."""
@@ -63,8 +67,8 @@ class Task:
 
     def send(self, number: signal.Signals) -> None:
         """To it alone, not to what it has started: it may need them to save."""
-        self._process.send_signal(number)
-        self._process.send_signal(signal.SIGCONT)  # one that is stopped hears nothing
+        for each in (number, signal.SIGCONT):  # one that is stopped hears nothing
+            os.kill(self._process.pid, each)  # Popen's own would wait for one that is dead, and forget it
 
     def kill(self) -> None:
         """With its group; while it is not waited for, its number is nobody else's."""
@@ -118,7 +122,7 @@ class Supervisor:
         """Until the job is done, given up or asked to end. Returns the exit code; nothing that it started is left.
 
         Raises:
-          OSError: a task can't be started.
+          StartError: a task can't be started.
         """
         with self._guard, self._signals():
             try:
@@ -157,7 +161,10 @@ class Supervisor:
         for (kind, _), address in sorted(addresses.items()):
             cluster.setdefault(kind, []).append(address)
         for place, spec in enumerate(self._specs):
-            process = self._start(spec, cluster)
+            try:
+                process = self._start(spec, cluster)
+            except OSError as error:
+                raise StartError(f"{spec.name} can't be started: {error}") from None
             output = self._output.follow(spec.name, place, process)
             self._tasks.append(Task(spec.name, process, output))
             cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
