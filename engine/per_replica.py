@@ -6,6 +6,8 @@ They are TensorFlow's variables that synchronise on read, of the first replica's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
@@ -32,14 +34,26 @@ def differs(variable) -> bool:
     )
 
 
-def gather(variable: tf.Variable) -> tf.Tensor:
-    """[replicas, ...]: each replica's value, in the order of the replicas.
+def gather(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    """Of each variable [replicas, ...]: each replica's value, in the order of the replicas, on the host.
 
     A collective where replicas live in several processes: all of them have to call it, for the same variables in the
     same order.
     """
-    strategy = _strategy(variable)
-    return strategy.gather(strategy.run(lambda: _local(variable)[tf.newaxis]), axis=0)
+    if not variables:
+        return []
+    strategy = _strategy(variables[0])
+    if len(_parts(variables[0])) == strategy.num_replicas_in_sync:
+        with tf.device("CPU:0"):
+            return [tf.stack([part.read_value() for part in _parts(variable)]) for variable in variables]
+
+    def replica_rows():
+        rows = [_local(variable)[tf.newaxis] for variable in variables]
+        return tf.distribute.get_replica_context().all_gather(rows, axis=0)
+
+    # Not eager: TensorFlow would trace each of them, and warn of it.
+    rows = tf.function(lambda: strategy.run(replica_rows), autograph=False)()
+    return [strategy.experimental_local_results(each)[0] for each in rows]
 
 
 class Rows(tf.__internal__.tracking.AutoTrackable):
@@ -59,20 +73,25 @@ class Rows(tf.__internal__.tracking.AutoTrackable):
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         rows, strategy = restored[_VALUE], _strategy(self._variable)
-        same = rows.shape[0] == strategy.num_replicas_in_sync
 
-        def take(rows):
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            value = rows[replica] if same else tf.reduce_mean(rows, 0)
-            tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=value)
+        def row(context: tf.distribute.ValueContext) -> tf.Tensor:
+            same = rows.shape[0] == context.num_replicas_in_sync
+            return rows[context.replica_id_in_sync_group] if same else tf.reduce_mean(rows, 0)
 
-        strategy.run(take, args=(rows,))
+        values = strategy.experimental_distribute_values_from_function(row)
+        for part, value in zip(_parts(self._variable), strategy.experimental_local_results(values), strict=True):
+            part.assign(value)
 
 
 def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
     """The strategy whose replicas hold it; where there is one replica it is a plain variable, and any will do."""
     distributed = isinstance(variable, tf.distribute.DistributedValues)
     return variable.distribute_strategy if distributed else tf.distribute.get_strategy()
+
+
+def _parts(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """Those of the replicas in this process."""
+    return _strategy(variable).experimental_local_results(variable)
 
 
 def _local(variable: tf.Variable) -> tf.Tensor:

@@ -37,9 +37,11 @@ def take(state) -> tuple[dict, dict]:
     that differs by replica a row for each: where replicas live in several processes, all have to take their snapshots.
     """
     variables = {}
+    differing = [node for _, node in walk(state) if per_replica.differs(node)]
+    gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
 
     def value(path, variable):
-        read = Value(_read(variable))
+        read = Value(gathered[id(variable)] if id(variable) in gathered else _read(variable))
         variables[_key(path)] = [read.tensor.shape.as_list(), read.tensor.dtype.name]
         return read
 
@@ -212,8 +214,6 @@ def _children(node, is_root: bool) -> list[tuple[str, object]]:
 def _read(variable) -> tf.Tensor:
     if isinstance(variable, tf.keras.Variable):
         variable = variable.value
-    if per_replica.differs(variable):
-        return per_replica.gather(variable)
     with tf.device("CPU:0"):
         return tf.identity(variable.read_value())
 

@@ -15,6 +15,11 @@ SHAPES = [(12, 9), (9,), (3, 2, 10)]  # a matrix, a vector, a kernel that is one
 COMPRESSED = (0, 2)
 
 
+def memories(reduction):
+    """[replicas, rows, columns] of each compressed gradient."""
+    return [rows.numpy() for rows in per_replica.gather(list(reduction.memory.values()))]
+
+
 class Run:
     """A `PowerSgd` on its replicas, driven by hand."""
 
@@ -54,8 +59,7 @@ class Run:
         return self.strategy.run(run, args=(gradients, count))
 
     def memories(self):
-        """[replicas, rows, columns] of each compressed gradient."""
-        return [per_replica.gather(variable).numpy() for variable in self.reduction.memory.values()]
+        return memories(self.reduction)
 
     def first_q(self):
         return [variable.numpy() for variable in self.reduction.q.values()]
@@ -247,8 +251,7 @@ def test_steps_that_float16_leaves_out_do_not_reach_the_memories(run):
     made = run(precision="float16", learning_rate=1e-2)
     sums = made.train(60)
     assert sums["skipped"][0] > 0
-    for variable in made.trainer.reduction.memory.values():
-        memory = per_replica.gather(variable).numpy()
+    for memory in memories(made.trainer.reduction):
         assert np.isfinite(memory).all()
         assert 0 < np.abs(memory).max() < 10  # unscaled, as gradients are
     assert made.curve(80)[-10:].mean() < 1.0
@@ -279,12 +282,12 @@ def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, tmp_path):
     first = run()
     first.train(15)
     checkpoints(first, tmp_path).save(15, {}, wait=True)
-    memories = [per_replica.gather(v).numpy() for v in first.trainer.reduction.memory.values()]
-    assert all((m[0] != m[1]).any() for m in memories)
+    kept = memories(first.trainer.reduction)
+    assert all((memory[0] != memory[1]).any() for memory in kept)
     first.train(40)
     second = resume(run(), tmp_path)
-    for before, variable in zip(memories, second.trainer.reduction.memory.values(), strict=True):
-        np.testing.assert_array_equal(per_replica.gather(variable), before)
+    for before, after in zip(kept, memories(second.trainer.reduction), strict=True):
+        np.testing.assert_array_equal(before, after)
     second.train(40)
     for a, b in zip(first.arrays(), second.arrays(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -296,12 +299,11 @@ def test_another_number_of_replicas_keeps_the_memories_mean(run, tmp_path, repli
     first.train(15)
     checkpoints(first, tmp_path).save(15, {}, wait=True)
     second = resume(run(replicas), tmp_path)
-    pairs = zip(first.trainer.reduction.memory.values(), second.trainer.reduction.memory.values(), strict=True)
+    pairs = zip(memories(first.trainer.reduction), memories(second.trainer.reduction), strict=True)
     for before, after in pairs:
-        after = per_replica.gather(after).numpy()
         assert len(after) == replicas
         for row in after:
-            np.testing.assert_allclose(row, per_replica.gather(before).numpy().mean(0), rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(row, before.mean(0), rtol=1e-6, atol=1e-9)
     second.train(30)
 
 
@@ -314,7 +316,7 @@ def test_a_run_may_begin_and_cease_to_compress(run, tmp_path):
     checkpoints(exact, tmp_path / "exact").save(10, {}, wait=True)
     resume(run(reduction=Reduction()), tmp_path / "compressed").train(20)
     begun = resume(run(), tmp_path / "exact")
-    assert all((per_replica.gather(v).numpy() == 0).all() for v in begun.trainer.reduction.memory.values())
+    assert all((memory == 0).all() for memory in memories(begun.trainer.reduction))
     begun.train(20)
 
 
