@@ -16,13 +16,15 @@ _VALUE = "VARIABLE_VALUE"
 
 def variable(initial_value, name: str) -> tf.Variable:
     """Makes one, float, equal on all replicas at first. In the strategy's scope."""
-    return tf.Variable(
-        initial_value,
-        trainable=False,
-        name=name,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
+    with tf.variable_creator_scope(create):
+        return tf.Variable(initial_value, trainable=False, name=name)
+
+
+def create(next_creator, **keywords) -> tf.Variable:
+    """A creator, for `tf.variable_creator_scope`: within it, all variables are of this kind."""
+    keywords["synchronization"] = tf.VariableSynchronization.ON_READ
+    keywords["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return next_creator(**keywords)
 
 
 def differs(variable) -> bool:

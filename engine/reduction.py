@@ -28,7 +28,7 @@ class Reduction(tf.Module):
       pack_bytes: a pack is closed when it holds so many bytes; 0 makes one pack.
 
     Attributes:
-      timed: note how long each step's sums are waited for. Set before a step is traced.
+      watched: note each replica's own `figures`. Set before a step is traced.
     """
 
     # A run may begin or cease to keep such state: a checkpoint of the other kind is none of another model.
@@ -38,10 +38,12 @@ class Reduction(tf.Module):
         super().__init__(name="reduction")
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
-        self.timed = False
+        self.watched = False
         self._present = ByReplica()
         self._scale = ByReplica()
+        self._observed = ByReplica()
         self._waited = ByReplica()
+        self._norm = ByReplica()
 
     def build(self, variables: Sequence) -> None:
         """Makes what is kept from step to step, if anything. Host code, in the strategy's scope, once.
@@ -50,15 +52,20 @@ class Reduction(tf.Module):
           variables: all whose gradients may be summed, Keras's or TensorFlow's.
         """
 
-    def begin_step(self, present: tf.Tensor | None, scale: tf.Tensor | None = None) -> None:
+    def begin_step(
+        self, present: tf.Tensor | None, scale: tf.Tensor | None = None, observed: tf.Tensor | None = None
+    ) -> None:
         """Before a step's sums.
 
         Args:
           present: scalar bool, whether this replica has examples; None if it always has.
           scale: scalar float32, what this step's losses are multiplied by (the loss scale); None is 1.
+          observed: scalar bool, whether this step's costly figures will be looked at; None is never.
         """
         self._present.note(present)
         self._scale.note(scale)
+        self._observed.note(observed)
+        self._norm.note(None)
         self._waited.note(None)
 
     def sum(
@@ -82,6 +89,8 @@ class Reduction(tf.Module):
             return gradients, count
         gradients = list(gradients)
         count = self._counted(count)
+        if self.watched:
+            self._watch_norm(gradients, count)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
         sums = self._sum_packed(context, items + weighted(averages, count) + [Item(count, exact=True)])
@@ -91,13 +100,29 @@ class Reduction(tf.Module):
         assign_means(averages, sums[len(dense) : -1], sums[-1])
         return summed, sums[-1]
 
-    def seconds_waited(self) -> tf.Tensor:
-        """Seconds from when this replica's own values were all there until the sums were, in the step traced last.
+    def figures(self) -> dict[str, tf.Tensor]:
+        """What this replica knows of its own part in the step traced last, where `watched`. Scalars, float32.
 
-        Scalar float64. What travels while the backward pass goes on is not waited for. 0 where nothing was summed.
+        Returns:
+          reduce_seconds: from when this replica's own values were all there until the sums were; what travels while
+            the backward pass goes on is not waited for.
+          gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
         """
-        waited = self._waited.noted()
-        return tf.constant(0.0, tf.float64) if waited is None else waited
+        noted = {"reduce_seconds": self._waited.noted(), "gradient_norm": self._norm.noted()}
+        return {
+            name: tf.constant(0.0) if value is None else tf.cast(value, tf.float32) for name, value in noted.items()
+        }
+
+    def _watch_norm(self, gradients: list, count: tf.Tensor) -> None:
+        observed, scale = self._observed.noted(), self._scale.noted()
+        if observed is None:
+            return
+
+        def norm():
+            total = tf.linalg.global_norm([g for g in gradients if g is not None])
+            return tf.math.divide_no_nan(total, count if scale is None else count * scale)
+
+        self._norm.note(tf.cond(observed, norm, lambda: 0.0))
 
     def _counted(self, count: tf.Tensor) -> tf.Tensor:
         """How many examples count on this replica: none of those that stand in where it has no examples."""
@@ -108,14 +133,16 @@ class Reduction(tf.Module):
         """The items' sums over replicas, in the items' order: one collective a pack."""
         if context.num_replicas_in_sync == 1:
             return [item.value for item in items]
-        started = _time_after([item.value for item in items]) if self.timed else None
+        items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
+        started = _time_after([item.value for item in items]) if self.watched else None
         reduce_pack = self._all_reduce if self.wire_dtype == tf.float32 else self._all_gather
         sums = []
         for pack in _packs(items, -(-self.pack_bytes // self.wire_dtype.size)):
             sums += reduce_pack(context, pack)
-        if self.timed:
-            self._waited.note(self.seconds_waited() + (_time_after(sums) - started))
-        return sums
+        if self.watched:
+            waited, before = _time_after(sums) - started, self._waited.noted()
+            self._waited.note(waited if before is None else before + waited)
+        return sums[::-1]
 
     def _all_reduce(self, context, pack: list[Item]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack], 0)

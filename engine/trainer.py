@@ -273,7 +273,8 @@ class Trainer(tf.Module):
 
         `present` is a scalar bool, whether this replica has examples at all; None if it always has.
         """
-        self.reduction.begin_step(present, self.loss_scale.scale(tf.ones([])) if self.loss_scale.dynamic else None)
+        scale = self.loss_scale.scale(tf.ones([])) if self.loss_scale.dynamic else None
+        self.reduction.begin_step(present, scale, observed)
         self.step, self.observed = step, observed
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:

@@ -28,6 +28,10 @@ _SILENT_SECONDS = 5.0  # ten datagrams lost in a row
 _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
+class LostPeerError(Exception):
+    """A peer is lost, so that this process can't go on; all start again from the last checkpoint. One line."""
+
+
 def default_timeout_seconds() -> float:
     """0, which is off, where a debugger holds the process, else `DEFAULT_TIMEOUT_SECONDS`."""
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
@@ -45,11 +49,22 @@ class Arrivals:
     def __init__(self):
         with tf.device("/device:CPU:0"):
             self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrivals")
+            self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
 
-    def mark(self, batch) -> None:
-        """Counts one step, once `batch`, a nest of tensors, is there. In a `tf.function`, on one replica a worker."""
+    def mark(self, batch, asked: tf.Tensor) -> None:
+        """Counts one step, once its data is there. In a `tf.function`, once a step and worker.
+
+        Args:
+          batch: nest of tensors, the data.
+          asked: `tf.timestamp` of when it was asked for.
+        """
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             self._count.assign_add(1, read_value=False)
+            self._waited.assign_add(tf.timestamp() - asked, read_value=False)
+
+    def waited(self) -> tf.Tensor:
+        """Seconds that were spent waiting for data so far, scalar float64."""
+        return self._waited.read_value()
 
     def count(self) -> int:
         """Steps so far; from any thread, also while the loop runs."""
@@ -236,7 +251,7 @@ class Watchdog:
         Tells the other workers, so that they do not take this one, which is about to end, for the one that was lost.
         Takes up to two seconds.
         """
-        if not isinstance(error, _LOST):
+        if not _may_be_a_loss(error):
             return None
         found = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
         if found is None:
@@ -261,6 +276,13 @@ class Watchdog:
         who = " and ".join(map(called, suspects))
         what = "is gone: its process has ended" if gone else "is lost, says TensorFlow"
         return f"{who} {what}; all workers have to start again, from the last checkpoint", suspects[0]
+
+
+def _may_be_a_loss(error: Exception) -> bool:
+    """Whether TensorFlow may mean a peer: usually by the error's type, but some only say that an exchange broke off."""
+    if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
+        return True
+    return isinstance(error, _LOST)
 
 
 def _tasks(message: str) -> set[int]:

@@ -99,6 +99,14 @@ def _define_what_and_where() -> None:
         enum_values=("auto", "ring", "nccl"),
     )
     where(_number, "cluster_timeout_seconds", 300.0, "How long to wait for all workers to come.", lower_bound=0)
+    where(
+        _number,
+        "step_timeout_seconds",
+        None,
+        "A worker without progress for so long names who is stuck, and ends; 0 is never. 600, in a debugger 0, if not "
+        "given.",
+        lower_bound=0,
+    )
     where(_integer, "powersgd_rank", 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT)
     where(_boolean, "tune_allocator", True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.")
 

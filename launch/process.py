@@ -48,9 +48,13 @@ def tune_allocator() -> bool:
 
 
 @contextlib.contextmanager
-def without_start_up_noise():
-    """Within, TensorFlow's own notes on a start without a GPU do not reach standard error; all else does, after."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors
+def without_start_up_noise(quiet: bool = False):
+    """Within, TensorFlow's own notes on a start without a GPU do not reach standard error; all else does, after.
+
+    `quiet` keeps its errors from there too, in all that follows, unless TF_CPP_MIN_LOG_LEVEL is set: they come as
+    exceptions as well, and where a peer is lost there are pages of them.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held:
         stderr = os.dup(2)

@@ -16,6 +16,9 @@ from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_U
 _ASKED_TO_END = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGINT, -signal.SIGTERM)
 _LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for what is to be said about it
 _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same time
+# From SIGTERM to SIGKILL where a peer is dead: nothing can be saved any more, and a task that waits for its peers
+# within TensorFlow hears no signal.
+_END_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
@@ -42,6 +45,14 @@ class Ending:
         if self.code < 0:
             return f"{self.task} was killed by {_signal_name(-self.code)}"
         return f"{self.task} ended with exit code {self.code}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How many seconds the tasks that are left have: to end by themselves before SIGTERM, and then before SIGKILL."""
+
+    leave_seconds: float
+    end_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +91,15 @@ class Synchronous:
         self._failures: collections.deque[float] = collections.deque()
         self._preemptions: collections.deque[float] = collections.deque()
 
-    def patience(self, ending: Ending) -> float | None:
-        """How many seconds the other tasks have to end by themselves after this one; None: they go on."""
+    def patience(self, ending: Ending) -> Patience | None:
+        """How long the other tasks have to end after this one; None: they go on."""
         if ending.code == 0:
             return None
         if ending.was_asked:
-            return self._grace_seconds
-        return _MISTAKE_SECONDS if ending.code == EXIT_USAGE else _LEAVE_SECONDS
+            leave = self._grace_seconds
+        else:
+            leave = _MISTAKE_SECONDS if ending.code == EXIT_USAGE else _LEAVE_SECONDS
+        return Patience(leave, min(_END_SECONDS, self._grace_seconds))
 
     def settle(self, endings: list[Ending]) -> Settlement:
         """What follows when all tasks have ended, given in the order of their ends."""

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import StepOptions, Trainer
+from engine import StepOptions, Trainer, watchdog
 from engine.checkpoints import Checkpoints, load_weights
 from engine.hooks import Hook
 from engine.power_sgd import PowerSgd
@@ -67,6 +67,7 @@ def make_strategy(config: Config) -> Replicated:
         tpu_address=config.tpu_address,
         place=config.cluster and Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True)),
         communication=config.communication,
+        step_timeout_seconds=_step_timeout_seconds(config),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
     )
@@ -151,6 +152,11 @@ def write_json(path: str, values: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def _step_timeout_seconds(config: Config) -> float:
+    asked = config.step_timeout_seconds
+    return watchdog.default_timeout_seconds() if asked is None else asked
 
 
 def _step_options(config: Config, train_steps: int) -> StepOptions:

@@ -221,8 +221,8 @@ class Supervisor:
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
         self._output.say(f"{ending}; {others}")
         if patience is not None and not self._plan:
-            now = time.monotonic()
-            self._plan = [(now + patience, signal.SIGTERM), (now + patience + self._grace_seconds, signal.SIGKILL)]
+            leave = time.monotonic() + patience.leave_seconds
+            self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
 
     def _seconds_to_next_signal(self) -> float | None:
         return max(0.0, self._plan[0][0] - time.monotonic()) if self._plan else None
@@ -232,7 +232,7 @@ class Supervisor:
             _, number = self._plan.pop(0)
             for task in self._tasks:
                 if number == signal.SIGKILL:
-                    self._output.say(f"{task.name} has not ended within {self._grace_seconds:g} s; it is killed")
+                    self._output.say(f"{task.name} has not ended in time; it is killed")
                     task.kill()
                 else:
                     task.send(number)

@@ -23,6 +23,8 @@ from launch import data as datas
 from launch import flags as our_flags
 from launch.errors import UsageError, nearest
 
+_START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
+
 
 def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = (), argv: list[str] | None = None):
     """Runs what the command line asks for, and exits the process.
@@ -93,8 +95,9 @@ def _run(trainer_class, data, hooks) -> int:
         if asked.writes_run:
             stack.enter_context(process.lock(asked.run_dir))
         try:
-            session = _start(asked, trainer_class, data)
-            result, code = _work(session, hooks)
+            splits, strategy = _start(asked, data)
+            with strategy.watch():
+                result, code = _work(_create(asked, trainer_class, splits, strategy), hooks)
             result.setdefault("wall_seconds", time.monotonic() - started)
             _write_result(asked, result)
         except (KeyboardInterrupt, SystemExit):
@@ -105,12 +108,15 @@ def _run(trainer_class, data, hooks) -> int:
         return code
 
 
-def _start(asked: config.Config, trainer_class, data):
-    """Everything up to the first step; TensorFlow starts here."""
+def _start(asked: config.Config, data):
+    """The data, and the strategy; TensorFlow starts here, and where there are several processes they meet."""
     splits = datas.load(asked) if asked.input_entry else None
     if asked.cluster:
         clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
-    with process.without_start_up_noise():
+    with contextlib.ExitStack() as stack:
+        if asked.cluster:
+            stack.enter_context(clusters.limited(asked.cluster_timeout_seconds + _START_SECONDS))
+        stack.enter_context(process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug))
         from launch import session as sessions
 
         if asked.check_numerics:
@@ -120,6 +126,13 @@ def _start(asked: config.Config, trainer_class, data):
         strategy = sessions.make_strategy(asked)
     if splits is None:  # the user's function may use TensorFlow, whose devices are split by now
         splits = datas.call(data)
+    return splits, strategy
+
+
+def _create(asked: config.Config, trainer_class, splits, strategy):
+    """Everything up to the first step."""
+    from launch import session as sessions
+
     return sessions.create(asked, trainer_class, splits, strategy)
 
 

@@ -26,6 +26,7 @@ def create(
     tpu_address: str = "",
     place: Place | None = None,
     communication: str = "auto",
+    step_timeout_seconds: float = 0.0,
     steps_per_loop: int = 0,
     feed_options: FeedOptions | None = None,
 ) -> Replicated:
@@ -37,12 +38,13 @@ def create(
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
       place: of this process among the workers of multi_worker.
       communication: how workers' sums travel, see `multi_worker.connect`.
+      step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
     """
     feed_options = feed_options or FeedOptions()
     if name == "multi_worker":
-        return MultiWorker(connect(place, communication), place, feed_options, steps_per_loop)
+        return MultiWorker(connect(place, communication), place, feed_options, steps_per_loop, step_timeout_seconds)
     makers = {
         "one_device": lambda: _one_device(),
         "mirrored": lambda: _mirrored(num_virtual_devices),

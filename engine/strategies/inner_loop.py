@@ -74,7 +74,7 @@ class InnerLoop:
         zeros = [tf.zeros(x.shape, x.dtype) for x in local]
 
         def body(place, sums):
-            batch = self._feed.next_operands(operands, place)
+            batch = self._batch(operands, place)
             result = one_step(batch, first_step + place - start, tf.equal(place, stop - 1))
             return place + 1, [
                 a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)
@@ -82,6 +82,10 @@ class InnerLoop:
 
         _, sums = tf.while_loop(lambda place, _: place < stop, body, (start, zeros), parallel_iterations=1)
         return tf.add_n(sums)
+
+    def _batch(self, operands, place):
+        """What one step's `strategy.run` is given."""
+        return self._feed.next_operands(operands, place)
 
     def _replicated_step(self, batch, step, observed):
         def run(*batch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop, LoopResult
 from engine.strategies.replicated import FeedOptions, Replicated, Stop
 from engine.strategies.workers import OWN, WorkersLoop
+from engine.watchdog import Arrivals, LostPeerError, Watchdog
 
 _WIRE_CHUNK = 1 << 16  # bytes
 # Why a worker asks all to stop, as a number that can be summed; what is not here is told as the first.
@@ -40,6 +42,7 @@ class MultiWorker(Replicated):
       distribution: a `tf.distribute.MultiWorkerMirroredStrategy`.
       place: of this process.
       feed_options, steps_per_loop: see `Replicated`.
+      step_timeout_seconds: without progress, until this process names who is stuck and ends; 0 waits for ever.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class MultiWorker(Replicated):
         place: Place,
         feed_options: FeedOptions | None = None,
         steps_per_loop: int = 0,
+        step_timeout_seconds: float = 0.0,
     ):
         super().__init__("multi_worker", distribution, feed_options, steps_per_loop)
         self.place = place
@@ -56,6 +60,8 @@ class MultiWorker(Replicated):
         self._before: LoopResult | None = None
         self._steps = self._pace.steps  # of the next call, agreed
         self._exchange = None
+        self._arrivals = Arrivals()
+        self._watchdog = Watchdog(*place, step_timeout_seconds, arrived=self._arrivals.count)
 
     @property
     def is_chief(self) -> bool:
@@ -85,6 +91,16 @@ class MultiWorker(Replicated):
         mine = tf.one_hot(self.host, self.num_hosts, tf.constant(value, tf.int64), tf.constant(0, tf.int64))
         return self.distribution.experimental_local_results(self._exchange(mine))[0].numpy().tolist()
 
+    @contextlib.contextmanager
+    def watch(self):
+        with self._watchdog:
+            try:
+                yield
+            except Exception as error:
+                if line := self._watchdog.explain_lost_peer(error):
+                    raise LostPeerError(line) from error
+                raise
+
     def agree_to_stop(self, wish: str | None) -> Stop | None:
         """Tells the others, with the next call, that this worker wants to stop; returns what all know by now."""
         if wish and not self._wish:
@@ -111,20 +127,18 @@ class MultiWorker(Replicated):
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
-        state.trainer.reduction.timed = True
+        state.trainer.reduction.watched = True
 
     def _own_figures(self, trainer) -> dict:
-        # Of each of this worker's replicas: their mean.
+        # Of this worker's replicas together: their mean.
         share = self.num_hosts / self.num_replicas
-        return {
-            f"{OWN}reduce_seconds": Mean(
-                tf.cast(share * trainer.reduction.seconds_waited(), tf.float32), tf.constant(1.0)
-            )
-        }
+        found = trainer.reduction.figures()
+        return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
 
     def _loop(self, feed, step, jit: bool) -> InnerLoop:
-        workers = {"worker": self.place.worker, "num_workers": self.num_hosts}
-        return WorkersLoop(self.distribution, step, feed, jit=jit, **workers)
+        workers = {"worker": self.host, "num_workers": self.num_hosts}
+        watching = {"arrivals": self._arrivals, "watchdog": self._watchdog}
+        return WorkersLoop(self.distribution, step, feed, jit=jit, **workers, **watching)
 
 
 def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import NamedTuple
 
@@ -93,6 +94,14 @@ class Replicated:
     def exchange(self, value: int) -> list[int]:
         """The value that each process that trains has brought, in their order; all have to come."""
         return [value]
+
+    def watch(self):
+        """A context for all that processes do together. One that waits in vain for another says for whom, and ends.
+
+        Raises:
+          LostPeerError: another process is lost.
+        """
+        return contextlib.nullcontext()
 
     def agree_to_stop(self, wish: str | None) -> Stop | None:
         """What all processes know of a wish to stop, at the same step; `wish` is this one's own reason, or None."""

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from engine.metrics import LoopSums
 from engine.strategies.inner_loop import InnerLoop, LoopResult
+from engine.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
 # Told by the host with the call; the rest is measured in it.
 TOLD = ("stop", "next_steps")
-_MEASURED = ("seconds", "steps")
+_MEASURED = ("seconds", "input_seconds", "steps")
 
 
 class WorkerRows:
@@ -27,8 +28,8 @@ class WorkerRows:
         self._rows: list[dict[str, float]] | None = None
 
     def read(self) -> list[dict[str, float]]:
-        """A dictionary for each worker, in their order: `TOLD`; `seconds` and `steps` of the call; and sums over its
-        steps: `reduce_seconds` waited for other workers, `input_seconds` for data, `gradient_norm` of its last step."""
+        """A dictionary for each worker, in their order: `TOLD`; `seconds` and `steps` of the call; `input_seconds`, the
+        part of it spent waiting for data; and, in training, `engine.reduction.Reduction.figures` over its steps."""
         if self._rows is None:
             array = np.asarray(self._tensor, np.float64)
             self._rows = [dict(zip(self._names, map(float, row), strict=True)) for row in array]
@@ -40,13 +41,25 @@ class WorkersLoop(InnerLoop):
 
     Args:
       worker, num_workers: which of how many this process is.
+      arrivals: counts the steps whose data this worker has.
+      watchdog: told where each call begins and ends.
       The rest is `InnerLoop`'s.
     """
 
-    def __init__(self, *arguments, worker: int, num_workers: int, **keywords):
+    def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):
         self._worker = worker
         self._num_workers = num_workers
+        self._arrivals = arrivals
+        self._watchdog = watchdog
+        self._patience = FIRST_CALL_FACTOR
         super().__init__(*arguments, **keywords)
+
+    def __call__(self, step: int, limit: int, *told) -> LoopResult:
+        self._watchdog.beat(step, self._patience)
+        result = super().__call__(step, limit, *told)
+        self._patience = 1.0
+        self._watchdog.beat(step + result.steps)
+        return result
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors
@@ -58,14 +71,23 @@ class WorkersLoop(InnerLoop):
     def _loop(self, operands, first_step, start, stop, told=None):
         told = tf.zeros([len(TOLD)], tf.float64) if told is None else told
         began = tf.timestamp()
-        with tf.control_dependencies([began]):
+        waited_before = self._arrivals.waited()
+        with tf.control_dependencies([began, waited_before]):
             start = tf.identity(start)
         sums = super()._loop(operands, first_step, start, stop)
         with tf.control_dependencies([sums]):
-            seconds = tf.timestamp() - began
+            seconds, waited = tf.timestamp() - began, self._arrivals.waited() - waited_before
         own = tf.constant([name.startswith(OWN) for name in self._names])
-        row = tf.concat([told, [seconds, tf.cast(stop - start, tf.float64)], tf.boolean_mask(sums, own)[:, 0]], 0)
+        measured = [seconds, waited, tf.cast(stop - start, tf.float64)]
+        row = tf.concat([told, measured, tf.boolean_mask(sums, own)[:, 0]], 0)
         return self._over_workers(tf.boolean_mask(sums, ~own), row)
+
+    def _batch(self, operands, place):
+        before = tf.timestamp()
+        with tf.control_dependencies([before]):
+            batch = super()._batch(operands, tf.identity(place))
+        self._arrivals.mark(batch, before)
+        return batch
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """([metrics, 2] summed over workers, [workers, figures])."""

@@ -35,8 +35,9 @@ def main() -> int:
     @tf.function
     def call(steps):
         for _ in tf.range(steps):
+            asked = tf.timestamp()
             batch = next(batches)
-            arrivals.mark(batch)
+            arrivals.mark(batch, asked)
             strategy.run(step, args=(batch,))
 
     names = tuple(f"worker {place}" for place in range(len(ADDRESSES)))
