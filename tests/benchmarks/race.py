@@ -29,7 +29,7 @@ EXAMPLES = 60_032  # as many as MNIST has, made a multiple of the batch
 EVAL_EXAMPLES = 4_096
 INPUT_FLAGS = ("--input=synthetic", f"--input_arg=examples={EXAMPLES}", f"--input_arg=eval_examples={EVAL_EXAMPLES}")
 MEASUREMENT_TIMEOUT_SECONDS = 600
-GRACE_SECONDS = 20
+GRACE_SECONDS = 10  # TensorFlow swallows SIGTERM
 POLL_SECONDS = 0.2
 
 # What changes how fast a peer is: no peer gets these variables, so that each runs as it comes.
