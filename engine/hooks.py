@@ -28,6 +28,7 @@ class Moment:
       seconds, input_seconds: wall time of this call, and its part spent waiting for input.
       state: the `TrainState`.
       strategy: the strategy, for hooks that evaluate.
+      workers: what each worker told of this call, unread, where there are several (`WorkerRows`).
       evaluation: the metrics of an evaluation at this step, once a hook has made one.
       stop: a hook that wants the run to end here says why.
     """
@@ -42,6 +43,7 @@ class Moment:
     input_seconds: float
     state: TrainState
     strategy: Any
+    workers: Any = None
     evaluation: dict[str, float] | None = None
     stop: str | None = None
 

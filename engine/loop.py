@@ -34,6 +34,7 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
             sums=result.sums,
             seconds=after - before,
             input_seconds=result.input_seconds,
+            workers=result.workers,
             evaluation=None,
         )
         for hook in hooks:

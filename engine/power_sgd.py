@@ -54,7 +54,7 @@ class PowerSgd(Reduction):
         self.q: dict[str, tf.Variable] = {}
         self._keys = _Keys()
 
-    def build(self, variables: Sequence) -> None:
+    def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
         memory, q = {}, {}
         for place, variable in enumerate(variables):
             rows, columns = _matrix_shape(variable.shape)

@@ -68,7 +68,7 @@ class Probe:
         batch, present = with_stand_in(batch)
         trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True), present)
         gradients, metrics = accumulate(trainer.compute_gradients, batch, trainer.options.accumulate_steps)
-        gradients, count = trainer.reduction.sum(gradients, metrics["loss"].count)
+        gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
         gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
         for variable, value in zip(moved, kept, strict=True):
             tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

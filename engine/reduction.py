@@ -5,6 +5,7 @@ Everything that a step has to share (gradients, the number of examples, moving s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class Reduction(tf.Module):
 
     # A run may begin or cease to keep such state: a checkpoint of the other kind is none of another model.
     optional_in_checkpoint = True
+    # After so many steps replicas that differ are brought together; None where they never differ.
+    sync_every_steps: int | None = None
 
     def __init__(self, dtype: str = "float32", pack_bytes: int = 4 << 20):
         super().__init__(name="reduction")
@@ -45,12 +48,21 @@ class Reduction(tf.Module):
         self._waited = ByReplica()
         self._norm = ByReplica()
 
-    def build(self, variables: Sequence) -> None:
+    def slot_scope(self):
+        """The context in which an optimizer's variables are made, within the strategy's scope. Host code."""
+        return contextlib.nullcontext()
+
+    def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
         """Makes what is kept from step to step, if anything. Host code, in the strategy's scope, once.
 
         Args:
           variables: all whose gradients may be summed, Keras's or TensorFlow's.
+          averages: all that `sum` may be asked to keep equal.
         """
+
+    def alone(self) -> bool:
+        """Whether an update is made of a replica's own gradients. Replica code."""
+        return tf.distribute.get_replica_context().num_replicas_in_sync == 1
 
     def begin_step(
         self, present: tf.Tensor | None, scale: tf.Tensor | None = None, observed: tf.Tensor | None = None
@@ -99,6 +111,10 @@ class Reduction(tf.Module):
             summed[i] = total
         assign_means(averages, sums[len(dense) : -1], sums[-1])
         return summed, sums[-1]
+
+    def sum_exactly(self, gradients: Sequence, count: tf.Tensor):
+        """The true sums, for looking at them: what is kept from step to step stays as it is."""
+        return Reduction.sum(self, gradients, count)
 
     def figures(self) -> dict[str, tf.Tensor]:
         """What this replica knows of its own part in the step traced last, where `watched`. Scalars, float32.

@@ -11,6 +11,7 @@ from engine.event_files import EventFiles
 from engine.hooks import Moment, Windowed
 from engine.metrics import Sums
 from engine.probe import Probe
+from engine.stragglers import WorkerWindow
 
 _PICTURES = 9
 
@@ -19,9 +20,10 @@ class TensorBoard(Windowed):
     """Writes scalars every so many steps and at the last one, and evaluations where there are any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
-    examples_per_sec, input_wait_fraction; histograms `weights/...` and `gradients/...`; once, the model's graph and,
-    if they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each evaluation,
-    and once, for TensorBoard to set beside them, the hyper-parameters.
+    examples_per_sec, input_wait_fraction, and, of each of several workers, `workers/<i>/...`, see `WorkerWindow`;
+    histograms `weights/...` and `gradients/...`; once, the model's graph and, if they look like images, some inputs,
+    and the configuration as a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to set beside
+    them, the hyper-parameters.
 
     A resumed run goes on in the same folders; what a killed process wrote after the checkpoint is taken out first, so
     that no step is there twice.
@@ -50,6 +52,7 @@ class TensorBoard(Windowed):
         self.probe = probe
         self._files = EventFiles(directory)
         self._rates = _Rates()
+        self._workers = WorkerWindow()
         self._restored = False
         self._weights = None
 
@@ -73,6 +76,8 @@ class TensorBoard(Windowed):
 
     def __call__(self, moment: Moment) -> None:
         self._rates.count(moment)
+        if moment.workers is not None:
+            self._workers.add(moment.workers)
         super().__call__(moment)
         if moment.evaluation is not None:
             found = dict(moment.evaluation)
@@ -82,8 +87,9 @@ class TensorBoard(Windowed):
 
     def act(self, moment: Moment) -> None:
         window, rates = self.window, self._rates.take(moment)
+        workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.
-        self._files.put("train", moment.step, lambda: _training_scalars(window, rates))
+        self._files.put("train", moment.step, lambda: _training_scalars(window, rates, workers))
 
     def settle(self, moment: Moment) -> None:
         self._files.flush()  # so that a run which is resumed from this checkpoint has no gap
@@ -173,8 +179,14 @@ class _Rates:
         return found
 
 
-def _training_scalars(window: Sums, rates: dict) -> list:
-    return event_values.scalars({name: float(value) for name, value in (window.means() | rates).items()})
+def _training_scalars(window: Sums, rates: dict, workers: WorkerWindow) -> list:
+    found = {
+        f"workers/{place}/{name}": value
+        for place, figures in enumerate(workers.take())
+        for name, value in figures.items()
+    }
+    found |= window.means() | rates
+    return event_values.scalars({name: float(value) for name, value in found.items()})
 
 
 def _spec(example) -> tf.TensorSpec:

@@ -98,7 +98,8 @@ class Trainer(tf.Module):
         """Adapts a Keras optimizer if it is one, makes the slots, and starts the weights' average and loss scale."""
         if not isinstance(optimizer, optimizers.Optimizer):
             optimizer = optimizers.KerasOptimizer(optimizer)
-        optimizer.build(variables)
+        with self.reduction.slot_scope():
+            optimizer.build(variables)
         if self.options.ema_decay:
             optimizer.weight_average = WeightAverage(self.options.ema_decay)
             optimizer.weight_average.build(variables)
@@ -118,7 +119,7 @@ class Trainer(tf.Module):
         """
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
-        alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
+        alone = self.reduction.alone()
         with tf.GradientTape() as tape:
             outputs = self.model(batch[0], training=True)
             loss = self.checked_loss(outputs, batch)
@@ -238,7 +239,8 @@ class Trainer(tf.Module):
         tf.keras.utils.set_random_seed(options.seed)
         tf.keras.config.set_dtype_policy("float32" if options.precision == "float32" else f"mixed_{options.precision}")
         self.build()
-        self.reduction.build([v for each in self.optimizers.values() for v in each.updated_variables])
+        updated = [v for each in self.optimizers.values() for v in each.updated_variables]
+        self.reduction.build(updated, self.moving_statistics)
         self._generators = [g for model in self.models for g in randomness.seed_generators(model)]
 
     @property

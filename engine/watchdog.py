@@ -204,6 +204,12 @@ class Watchdog:
             if worker == peers.worker:
                 return self._itself(idle), worker
             last = peers.heard[worker].step
+            if peers.heard[worker].beats == beats:
+                return (
+                    f"{peers.called(worker)} has not arrived where others wait, in the call from step {step} on, for "
+                    f"{idle:.0f} s; most likely it waits for its data: look at the stacks that it prints",
+                    worker,
+                )
             return (
                 f"{peers.called(worker)} has not arrived at step {max(step, last)} for {idle:.0f} s "
                 f"(it last began step {last}); look at the stacks that it prints",

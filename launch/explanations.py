@@ -39,13 +39,14 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
     from engine import numerics
     from engine.checkpoints import CheckpointError
     from engine.strategies.devices import DeviceError
+    from engine.sync_check import OutOfSyncError
     from engine.watchdog import LostPeerError
 
     if isinstance(error, DeviceError):
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):  # a full disk may have room the next time
         return EXIT_FAILED if "could not be written" in str(error) else EXIT_USAGE, str(error)
-    if isinstance(error, (numerics.NonfiniteError, LostPeerError)):
+    if isinstance(error, (numerics.NonfiniteError, LostPeerError, OutOfSyncError)):
         return EXIT_FAILED, str(error)
     if line := numerics.explain(error):
         return EXIT_FAILED, line

@@ -163,6 +163,13 @@ def _define_how_and_when() -> None:
     show = _group("What is shown and checked")
     show(_enum, "progress", "auto", "Live bar, plain lines, or none.", enum_values=("auto", "bar", "plain", "off"))
     show(_boolean, "debug", False, "Check shapes and labels in each step; full tracebacks.")
+    show(
+        _integer,
+        "check_sync_every_steps",
+        0,
+        "Compare all replicas' variables, and name one that differs; 0 is never.",
+        **_COUNT,
+    )
     show(_boolean, "check_numerics", False, "Name the first op that gives inf or nan. Slow.")
 
     modes = _group("Modes other than training")

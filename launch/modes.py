@@ -19,7 +19,9 @@ from engine.monitors import EarlyStopping, ReduceLearningRate
 from engine.numerics import NanGuard
 from engine.probe import Probe
 from engine.saving import BestCheckpoint, Checkpointing
+from engine.stragglers import Stragglers
 from engine.summaries import TensorBoard
+from engine.sync_check import SyncCheck
 from launch import config as configs
 from launch import export as exports
 from launch import report
@@ -105,7 +107,7 @@ def compose_hooks(
 ) -> list[Hook]:
     """A run's hooks, in the order in which they act: what judges, what shows, what stops, and last what saves."""
     config = session.config
-    hooks: list[Hook] = [NanGuard()]
+    hooks: list[Hook] = [NanGuard(), *_guards(session)]
     if config.mode == "train_and_eval":
         hooks.append(evaluation.Evaluation(_eval_period(session)))
     # Without evaluations, a metric of the training data is looked at each epoch.
@@ -131,6 +133,17 @@ def compose_hooks(
     if session.checkpoints:
         hooks.append(Checkpointing(session.checkpoints, config.checkpoint_every_steps, hooks))
     return hooks
+
+
+def _guards(session: Session) -> list[Hook]:
+    """What looks after replicas and workers, where there are several."""
+    strategy, names = session.strategy, session.strategy.replica_names
+    guards: list[Hook] = []
+    if strategy.num_replicas > 1 and session.config.check_sync_every_steps:
+        guards.append(SyncCheck(session.config.check_sync_every_steps, names))
+    if strategy.num_hosts > 1 and strategy.is_chief:
+        guards.append(Stragglers(strategy.place.names))
+    return guards
 
 
 def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:

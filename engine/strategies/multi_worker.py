@@ -76,6 +76,10 @@ class MultiWorker(Replicated):
         return self.place.worker
 
     @property
+    def replica_names(self) -> list[str]:
+        return [name for name in self.place.names for _ in range(self.num_replicas // self.num_hosts)]
+
+    @property
     def why_no_jit(self) -> str | None:
         return "XLA compiles no sum over workers on a CPU, nor one in a loop"
 

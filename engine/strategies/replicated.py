@@ -107,6 +107,11 @@ class Replicated:
         """What all processes know of a wish to stop, at the same step; `wish` is this one's own reason, or None."""
         return Stop(wish) if wish else None
 
+    @property
+    def replica_names(self) -> list[str]:
+        """What messages call each replica, after its number."""
+        return list(self.distribution.extended.worker_devices)
+
     def scope(self):
         """The context in which variables are made."""
         return self.distribution.scope()
