@@ -19,15 +19,34 @@ _SPEC.loader.exec_module(worker)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def found(request, tmp_path_factory, start_workers):
-    """What each worker of two, and of three, has written down."""
+def folder(request, tmp_path_factory, start_workers):
+    """Where two workers, and three, have put what they found."""
     folder = tmp_path_factory.mktemp("found")
     first = 1
     for number, lines in enumerate(worker.LINES):
         (folder / f"ids-{number}").write_text("".join(f"{first + line}\n" for line in range(lines)))
         first += lines
     start_workers(request.param, WORKER, folder).ok()
-    return [json.loads((folder / f"found-{index}.json").read_text()) for index in range(request.param)]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """What each worker has written down."""
+    return [
+        json.loads((folder / f"found-{index}.json").read_text()) for index in range(len(list(folder.glob("found*"))))
+    ]
+
+
+@pytest.fixture(scope="module")
+def board(folder):
+    """The tags in the event files of the run's training."""
+    return {
+        value.tag
+        for path in (folder / "tensorboard" / "train").iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
 
 
 FEEDS = ["resident", "streamed", "dataset auto", "dataset data", "files auto", "files data", "files file"]
@@ -98,3 +117,35 @@ def test_all_workers_take_as_many_steps_a_call_and_stop_at_the_same_one(found):
     last = f"SIGTERM at worker {len(found) - 1}"
     # Told with the fourth call, read after the fifth, known when the sixth is asked for.
     assert stops == [None] * 5 + [last] * 5
+
+
+def test_a_slow_worker_is_named_and_its_time_is_its_own(found):
+    """The last one sleeps 20 ms a step; the others wait for it as long, and that is not theirs."""
+    *fast, slow = found[0]["slow"]["figures"]
+    assert slow["own_ms"] > 20
+    assert slow["reduce_wait_ms"] < 10
+    for each in fast:
+        assert each["own_ms"] < 10
+        assert each["reduce_wait_ms"] > 10
+        assert each["step_ms"] == pytest.approx(slow["step_ms"], rel=0.2)  # all take as long: they wait for each other
+    assert {line.split(" is slow")[0].split(": ")[1] for line in found[0]["slow"]["warnings"]} == {
+        f"worker {len(found) - 1}"
+    }
+
+
+def test_a_worker_s_own_gradient_norm_is_that_of_its_own_examples(found):
+    norms = [each["gradient_norm"] for each in found[0]["slow"]["figures"]]
+    assert all(norm > 0 for norm in norms)
+    assert len(set(norms)) == len(norms)
+
+
+def test_each_worker_has_its_figures_in_the_chief_s_tensorboard(board, found):
+    tags = {f"workers/{place}/{name}" for place in range(len(found)) for name in found[0]["slow"]["figures"][0]}
+    assert tags <= board
+
+
+def test_a_copy_that_differs_by_one_bit_is_named_on_all_workers(found):
+    last = len(found) - 1
+    for each in found:
+        assert f"replica {last} (worker {last}) of {len(found)} replicas holds other values of" in each["out of step"]
+        assert "bias [32]" in each["out of step"]

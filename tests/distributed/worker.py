@@ -9,17 +9,22 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from engine import Trainer, mean
+from engine import Trainer, hooks, loop, mean
 from engine.options import StepOptions
 from engine.reduction import Reduction
 from engine.state import TrainState
+from engine.stragglers import Stragglers, WorkerWindow
 from engine.strategies import devices
 from engine.strategies.multi_worker import MultiWorker, Place
 from engine.strategies.replicated import FeedOptions
+from engine.summaries import TensorBoard
+from engine.sync_check import OutOfSyncError, SyncCheck
 from launch import cluster as clusters
 from models.cnn import Model as Cnn
 from models.mlp import Model as Mlp
@@ -132,6 +137,53 @@ def agreement(strategy: MultiWorker) -> list:
     return told
 
 
+class Slowed(Mlp):
+    """Takes 20 ms more a step on one worker."""
+
+    def __init__(self, slow: bool):
+        super().__init__((32,))
+        self.slow = slow
+
+    def loss(self, outputs, batch):
+        if self.slow:
+            wait = tf.numpy_function(lambda: time.sleep(0.02) or np.float32(0), [], tf.float32)
+            with tf.control_dependencies([wait]):
+                outputs = tf.identity(outputs)
+        return super().loss(outputs, batch)
+
+
+def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
+    """Trains for a while with the last worker slowed: what each worker's figures are, and who is warned of."""
+    with strategy.scope():
+        state = TrainState(Slowed(strategy.host == strategy.num_hosts - 1))
+        state.trainer.prepare(StepOptions(), Reduction(), (pictures()[0][:1], pictures()[1][:1]), 4)
+        state.build()
+    strategy.bind(state, strategy.feed(pictures(), 12, 0))
+    window = WorkerWindow()
+    hook = Stragglers(strategy.place.names, window_seconds=0.3, windows=2)
+    warnings = []
+    logging.get_absl_logger().addFilter(lambda record: warnings.append(record.getMessage()))
+    board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=50)
+    loop.train(strategy, state, [hooks.every_steps(20, lambda moment, _: window.add(moment.workers)), hook, board], 100)
+    return {"figures": window.take(), "warnings": [line for line in warnings if "is slow" in line]}
+
+
+def out_of_step(strategy: MultiWorker) -> str:
+    """A value of one worker's copy is changed by one bit: what comparing says before and after."""
+    state = strategy._state
+    moment = hooks.Moment(state.step, 1000, 0, 0, 10, None, 0.0, 0.0, state, strategy)
+    check = SyncCheck(1, strategy.replica_names)
+    check.begin(moment)
+    check.act(moment)
+    if strategy.host == strategy.num_hosts - 1:
+        bias = strategy.distribution.experimental_local_results(state.trainer.model.trainable_variables[1].value)[0]
+        bias.assign(np.nextafter(bias.numpy(), 1, dtype=np.float32))
+    try:
+        check.act(moment)
+    except OutOfSyncError as error:
+        return str(error)
+
+
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     cluster = clusters.from_environment(os.environ)
@@ -145,6 +197,8 @@ def main() -> None:
     found["mlp"] = curve(plain, Mlp((32,)), 100)
     found["cnn"] = curve(plain, Cnn(), 100)
     found["agreement"] = agreement(plain)
+    found["slow"] = figures_of_a_slow_one(plain, folder)
+    found["out of step"] = out_of_step(plain)
     (folder / f"found-{place.worker}.json").write_text(json.dumps(found))
 
 
