@@ -133,9 +133,9 @@ class Peers:
         """The peers of which nothing has come, ever: a firewall may let TCP through alone."""
         return [other for other in self._others if other not in self.heard]
 
-    def gone(self) -> list[int]:
+    def gone(self, among: list[int] | None = None) -> list[int]:
         """The peers at whose address nobody listens any more: their process has ended. A stopped one listens still."""
-        return [other for other in self._others if self._is_refused(other)]
+        return [other for other in (self._others if among is None else among) if self._is_refused(other)]
 
     def _is_refused(self, worker: int) -> bool:
         try:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 from absl import logging
+from tensorflow.python.eager import context
 
 from engine.peers import Peers
 
@@ -103,6 +104,7 @@ class Watchdog:
         self._arrived = -1
         self._moved = 0.0  # when something last did, by the monotonic clock
         self._lost = -1  # the peer for whose loss this worker ends
+        self._has_aborted = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -151,17 +153,19 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
 
     def _keep_watch(self) -> None:
-        seen, now = None, time.monotonic()
+        seen = None
         while not self._closing.is_set():
             self._arm()
             self._say()
+            before = time.monotonic()
             if self._peers.is_open:
                 self._peers.listen(self._period)
             else:
                 self._closing.wait(self._period)
-            before, now = now, time.monotonic()
+            now = time.monotonic()
             if now - before > 4 * self._period:  # the whole process was held: that time does not count
                 self._moved += now - before
+            self._heed_the_dead()
             if self._arrived_now is not None:
                 with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up: so does the main thread
                     self._arrived = self._arrived_now()
@@ -169,6 +173,19 @@ class Watchdog:
                 seen, self._moved = place, now
             if self._timeout and not self._closing.is_set():
                 self._judge(now - self._moved)
+
+    def _heed_the_dead(self) -> None:
+        """Makes the main thread's exchange fail where a peer's process has ended.
+
+        TensorFlow does so by itself within 0.1 s if it was receiving at that moment. A call that it begins later waits
+        for the server to come back, until TensorFlow's own heartbeats fail: ten seconds.
+        """
+        silent = self._peers.silent(3 * _PERIOD_SECONDS)
+        if self._has_aborted or not silent or not (gone := self._peers.gone(list(silent))):
+            return
+        self._has_aborted = True
+        with contextlib.suppress(tf.errors.OpError):  # it has failed already
+            context.context().abort_collective_ops(tf.errors.UNAVAILABLE, f"{self._peers.called(gone[0])} is gone")
 
     def _arm(self) -> None:
         """For what stops this thread too: library code that never lets go of Python's lock. Needs none itself."""
