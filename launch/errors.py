@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 
 EXIT_FAILED = 1  # the run failed: not finite, a write that failed
 EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
@@ -19,3 +20,9 @@ def nearest(found: str, known, otherwise: str | None = None) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"
+
+
+def fail(code: int, line: str) -> int:
+    """Prints what went wrong, and returns the exit code."""
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    return code

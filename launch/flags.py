@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 import textwrap
+from typing import NoReturn
 
 from absl import flags
 
@@ -43,7 +46,7 @@ def _group(title: str):
     return define
 
 
-def _define_what_and_where() -> None:
+def _define_what() -> None:
     run = _group("The run")
     run(_enum, "mode", "train_and_eval", "What to do.", enum_values=MODES)
     run(
@@ -73,6 +76,8 @@ def _define_what_and_where() -> None:
     data(_integer, "shuffle_buffer", 10_000, "Examples in the shuffle buffer of a tf.data.Dataset.", lower_bound=1)
     data(_enum, "auto_shard_policy", "auto", "How hosts divide a tf.data.Dataset.", enum_values=AUTO_SHARD_POLICIES)
 
+
+def _define_where() -> None:
     where = _group("Where it runs")
     where(_enum, "strategy", "one_device", "How steps are distributed.", enum_values=STRATEGIES)
     where(
@@ -111,7 +116,7 @@ def _define_what_and_where() -> None:
     where(_boolean, "tune_allocator", True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.")
 
 
-def _define_how_and_when() -> None:
+def _define_how() -> None:
     update = _group("The update")
     update(
         _string, "optimizer", "adam", "sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers."
@@ -143,6 +148,8 @@ def _define_how_and_when() -> None:
         enum_values=("raise", "skip"),
     )
 
+
+def _define_when_and_what_is_shown() -> None:
     when = _group("When (in steps; 0 is never)")
     when(
         _integer,
@@ -178,8 +185,10 @@ def _define_how_and_when() -> None:
     modes(_integer, "benchmark_steps", 1000, "benchmark: steps that are timed.", lower_bound=1)
 
 
-_define_what_and_where()
-_define_how_and_when()
+_define_what()
+_define_where()
+_define_how()
+_define_when_and_what_is_shown()
 
 
 def help_text(program: str, doc: str, own: list[str]) -> str:
@@ -193,9 +202,18 @@ def help_text(program: str, doc: str, own: list[str]) -> str:
             about = _HELP.get(name, flag.help)
             if flag.default not in (None, "", []):
                 about += f" [{flag.default}]"
-            parts.append(_entry(f"--{_usage(flag)}", about))
+            parts.append(described(f"--{_usage(flag)}", about))
     parts += _found("model", registry.models()) + _found("input", registry.inputs())
     return "\n".join(parts)
+
+
+def show(text: str) -> NoReturn:
+    """Prints a text and exits; a reader that has seen enough, such as `head`, is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
+    sys.exit(0)
 
 
 def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
@@ -204,7 +222,7 @@ def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
     for name, entry in entries.items():
         arguments = [*entry.required, *(f"{name}={_as_given(value)}" for name, value in entry.defaults.items())]
         about = f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
-        parts.append(_entry(name, about))
+        parts.append(described(name, about))
     return parts
 
 
@@ -246,7 +264,8 @@ def _usage(flag) -> str:
     return f"{flag.name}={'|'.join(values) if values else '...'}"
 
 
-def _entry(usage: str, about: str) -> str:
+def described(usage: str, about: str) -> str:
+    """A flag and what it is for, as --help shows it."""
     width = min(110, shutil.get_terminal_size().columns)
     lines = textwrap.wrap(about, width - 8)
     return "\n".join([f"  {usage}", *(f"        {line}" for line in lines)])

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from launch import errors, restarts, shares, train
+from launch import errors, restarts, shares
 from launch import flags as train_flags
 from launch.errors import UsageError, nearest
 from launch.supervisor import Spec, StartError, Supervisor
@@ -65,11 +65,11 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code = _supervisor(argv, os.environ).run()
     except UsageError as error:
-        code = train._fail(errors.EXIT_USAGE, str(error))
+        code = errors.fail(errors.EXIT_USAGE, str(error))
     except StartError as error:
-        code = train._fail(errors.EXIT_FAILED, str(error))
+        code = errors.fail(errors.EXIT_FAILED, str(error))
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after
-        code = train._fail(errors.EXIT_INTERRUPTED, "interrupted")
+        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
     sys.exit(code)
 
 
@@ -95,7 +95,7 @@ def _supervisor(argv: list[str], environment: Mapping[str, str]) -> Supervisor:
 
 def _parse(argv: list[str]) -> None:
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        train._show(_help())
+        train_flags.show(_help())
     try:
         rest = _FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -185,7 +185,7 @@ def _help() -> str:
     for name in _names():
         flag = _FLAGS[name]
         default = "" if flag.default is None else f" [{flag.default:g}]"
-        parts.append(train_flags._entry(f"--{name}=...", f"{flag.help}{default}"))
+        parts.append(train_flags.described(f"--{name}=...", f"{flag.help}{default}"))
     return "\n".join(parts)
 
 

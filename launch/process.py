@@ -28,7 +28,7 @@ _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 _NOISE = re.compile(
     r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
     r"|All log messages before absl::InitializeLog|To enable the following instructions|Compiled cluster using XLA"
-    r"|XLA service .* initialized|StreamExecutor device|This TensorFlow binary is optimized"
+    r"|XLA service .* initialized|StreamExecutor device|This TensorFlow binary is optimized|Input of GeneratorDatasetOp"
 )
 
 
@@ -45,6 +45,20 @@ def tune_allocator() -> bool:
     done = {name: bool(mallopt(*setting)) for name, setting in _MALLOPT.items()}
     logging.debug("allocator tuned: %s", done)
     return all(done.values())
+
+
+def keep_allocator_tuned() -> None:
+    """Tunes the allocator again, after what undoes it. To be called once TensorFlow has its devices.
+
+    As its first GeneratorDataset is made (every distributed iterator holds one), TensorFlow 2.21 sets M_TRIM_THRESHOLD
+    back to 128 KiB, once a process. So the first one is made here.
+    """
+    import tensorflow as tf
+
+    nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec([]))
+    for _ in nothing:
+        pass
+    tune_allocator()
 
 
 @contextlib.contextmanager

@@ -42,9 +42,9 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
         _parse(argv)
         code = _run(trainer_class, data, hooks)
     except UsageError as error:
-        code = _fail(errors.EXIT_USAGE, str(error))
+        code = errors.fail(errors.EXIT_USAGE, str(error))
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
-        code = _fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
+        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     sys.stdout.flush()
     sys.exit(code)
 
@@ -61,9 +61,9 @@ def _parse(argv: list[str]) -> None:
     doc = of_script or "\n\n".join(__doc__.split("\n\n")[:2])
     program = "python -m launch.train" if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        _show(our_flags.help_text(program, doc, own))
+        our_flags.show(our_flags.help_text(program, doc, own))
     if "--helpshort" in argv[1:]:
-        _show(our_flags.short_help_text(program, doc))
+        our_flags.show(our_flags.short_help_text(program, doc))
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -74,15 +74,6 @@ def _parse(argv: list[str]) -> None:
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
     logging.use_absl_handler()
-
-
-def _show(text: str) -> None:
-    """Prints a text and exits; a reader that has seen enough, such as `head`, is no failure."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
-    sys.exit(0)
 
 
 def _run(trainer_class, data, hooks) -> int:
@@ -124,6 +115,8 @@ def _start(asked: config.Config, data):
 
             numerics.enable()
         strategy = sessions.make_strategy(asked)
+        if asked.tune_allocator:
+            process.keep_allocator_tuned()
     if splits is None:  # the user's function may use TensorFlow, whose devices are split by now
         splits = datas.call(data)
     return splits, strategy
@@ -171,12 +164,7 @@ def _explain(error: Exception, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     code, line = explanations.explain(error)
-    return _fail(code, line)
-
-
-def _fail(code: int, line: str) -> int:
-    print(f"error: {line}", file=sys.stderr, flush=True)
-    return code
+    return errors.fail(code, line)
 
 
 if __name__ == "__main__":
