@@ -21,7 +21,7 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
     for hook in hooks:
         hook.begin(moment)
     before = clock()
-    while state.step < until_step and not moment.stop:
+    while state.step < until_step and not (moment.stop and strategy.in_step):
         due = min([until_step, *(d for hook in hooks if (d := hook.next_due(state.step, moment)) is not None)])
         first = state.step
         result = strategy.run_train_steps(due - first)

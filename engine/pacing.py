@@ -19,10 +19,12 @@ class Pace:
 
     Attributes:
       steps: how many the next call is to take at most.
+      round_steps: where a call would go past a multiple of it, it ends at the last one.
     """
 
     def __init__(self, steps_per_loop: int = 0, target_seconds: float = 0.1, clock=time.perf_counter):
         self.steps = steps_per_loop or 1
+        self.round_steps = 1
         self._fixed = steps_per_loop
         self._target_seconds = target_seconds
         self._clock = clock
@@ -32,13 +34,18 @@ class Pace:
     def run(self, loop, step: int, limit: int, *told):
         """Calls loop(step, at most `limit` steps, *told) and returns its result."""
         before = self._clock()
-        result = loop(step, min(limit, self.steps), *told)
+        steps = self._steps_from(step)
+        result = loop(step, min(limit, steps), *told)
         if self._before is not None:
             self._before.sums.read()
         self._before = result
         seconds = self._clock() - before
         self._calls += 1
-        if not self._fixed and self._calls > 1 and result.steps == self.steps:  # the first call compiles
-            wanted = self.steps * self._target_seconds / max(seconds, 1e-6)
+        if not self._fixed and self._calls > 1 and result.steps == steps:  # the first call compiles
+            wanted = steps * self._target_seconds / max(seconds, 1e-6)
             self.steps = max(1, min(round(wanted), 8 * self.steps))
         return result
+
+    def _steps_from(self, step: int) -> int:
+        end = (step + self.steps) // self.round_steps * self.round_steps
+        return end - step if end > step else self.steps

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from engine.optimizer import tf_variable
+
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
 _VALUE = "VARIABLE_VALUE"
 
@@ -28,7 +30,8 @@ def create(next_creator, **keywords) -> tf.Variable:
 
 
 def differs(variable) -> bool:
-    """Whether a variable is one of these."""
+    """Whether a variable, Keras's or TensorFlow's, is one of these."""
+    variable = tf_variable(variable)
     return (
         isinstance(variable, tf.Variable)
         and variable.synchronization == tf.VariableSynchronization.ON_READ
@@ -36,7 +39,7 @@ def differs(variable) -> bool:
     )
 
 
-def gather(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+def gather(variables: Sequence) -> list[tf.Tensor]:
     """Of each variable [replicas, ...]: each replica's value, in the order of the replicas, on the host.
 
     A collective where replicas live in several processes: all of them have to call it, for the same variables in the
@@ -44,6 +47,7 @@ def gather(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """
     if not variables:
         return []
+    variables = [tf_variable(variable) for variable in variables]
     strategy = _strategy(variables[0])
     if len(_parts(variables[0])) == strategy.num_replicas_in_sync:
         with tf.device("CPU:0"):
@@ -66,9 +70,9 @@ class Rows(tf.__internal__.tracking.AutoTrackable):
     the mean is then what it was.
     """
 
-    def __init__(self, variable: tf.Variable):
+    def __init__(self, variable):
         self._setattr_tracking = False  # the variable itself would be read as one value
-        self._variable = variable
+        self._variable = tf_variable(variable)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {_VALUE: tf.zeros([0], self._variable.dtype)}  # only its name and dtype count, since nothing is saved

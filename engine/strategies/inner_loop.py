@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from engine.metrics import LoopSums, stack
+from engine.strategies.rounds import Rounds
 
 
 class LoopResult(NamedTuple):
@@ -33,9 +34,20 @@ class InnerLoop:
       feed: one of `engine.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 but where the device has none.
+      rounds: where replicas train by themselves and meet again; None where they are always in step.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, step, feed, *, jit: bool = False, sums_dtype=tf.float64):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        step,
+        feed,
+        *,
+        jit: bool = False,
+        sums_dtype=tf.float64,
+        rounds: Rounds | None = None,
+    ):
+        self._rounds = rounds
         self._strategy = strategy
         self._step = step
         self._feed = feed
@@ -80,8 +92,35 @@ class InnerLoop:
                 a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)
             ]
 
-        _, sums = tf.while_loop(lambda place, _: place < stop, body, (start, zeros), parallel_iterations=1)
+        def run_until(end, place, sums):
+            return tf.while_loop(lambda place, _: place < end, body, (place, sums), parallel_iterations=1)
+
+        if self._rounds is None:
+            _, sums = run_until(stop, start, zeros)
+        else:
+            sums = self._in_rounds(run_until, first_step - start, start, stop, zeros)
         return tf.add_n(sums)
+
+    def _in_rounds(self, run_until, offset, start, stop, zeros):
+        """The same steps, with a sum over replicas at the end of each round; global step = place + `offset`.
+
+        A loop of loops, since such a sum may stand in a loop around `strategy.run`, but not in a condition.
+        """
+        sync = self._rounds.sync.get_concrete_function()
+
+        def round_end(place):
+            return (place + offset) // self._rounds.steps * self._rounds.steps + self._rounds.steps - offset
+
+        def whole_round(place, sums):
+            place, sums = run_until(round_end(place), place, sums)
+            with tf.control_dependencies(sums):
+                sync()
+            return place, sums
+
+        place, sums = tf.while_loop(
+            lambda place, _: round_end(place) <= stop, whole_round, (start, zeros), parallel_iterations=1
+        )
+        return run_until(stop, place, sums)[1]
 
     def _batch(self, operands, place):
         """What one step's `strategy.run` is given."""

@@ -12,6 +12,7 @@ from engine.metrics import Mean
 from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop, LoopResult
 from engine.strategies.replicated import FeedOptions, Replicated, Stop
+from engine.strategies.rounds import Rounds
 from engine.strategies.workers import OWN, WorkersLoop
 from engine.watchdog import Arrivals, LostPeerError, Watchdog
 
@@ -116,8 +117,7 @@ class MultiWorker(Replicated):
             self._train_loop = self.train_loop(jit=False)
         told = tf.constant([self._wish, self._pace.steps], tf.float64)
         self._pace.steps = self._steps
-        result = self._pace.run(self._train_loop, self._state.step, limit, told)
-        self._state.advance(result.steps)
+        result = self._run(limit, told)
         if self._before is not None:
             self._heed(self._before.workers.read())
         self._before = result
@@ -139,10 +139,10 @@ class MultiWorker(Replicated):
         found = trainer.reduction.figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
 
-    def _loop(self, feed, step, jit: bool) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None) -> InnerLoop:
         workers = {"worker": self.host, "num_workers": self.num_hosts}
         watching = {"arrivals": self._arrivals, "watchdog": self._watchdog}
-        return WorkersLoop(self.distribution, step, feed, jit=jit, **workers, **watching)
+        return WorkersLoop(self.distribution, step, feed, jit=jit, rounds=rounds, **workers, **watching)
 
 
 def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:

@@ -15,6 +15,7 @@ from engine.order import Order, SharedOrder
 from engine.pacing import Pace
 from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop, LoopResult
+from engine.strategies.rounds import Rounds
 from engine.strategies.stand_in import only_if, with_stand_in
 
 _BLOCK_BYTES = 8 << 20  # of a streamed block: larger ones leave the last-level cache before they are used
@@ -170,6 +171,9 @@ class Replicated:
         self.train_feed = train_feed
         self._evaluations = 0
         self._train_loop = None
+        reduction = state.trainer.reduction
+        self._rounds = Rounds(self.distribution, reduction) if reduction.sync_every_steps else None
+        self._pace.round_steps = reduction.sync_every_steps or 1
 
         def eval_step(batch, *_):
             batch, present = with_stand_in(batch)
@@ -206,19 +210,32 @@ class Replicated:
             trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed, present)
             return {**only_if(present, trainer.train_step(batch)), **self._own_figures(trainer)}
 
-        return self._loop(self.train_feed, step, jit)
+        return self._loop(self.train_feed, step, jit, self._rounds)
 
     def _own_figures(self, trainer) -> dict:
         """Figures of a step that are this worker's own, not to be summed over all. Replica code."""
         return {}
 
     def run_train_steps(self, limit: int) -> LoopResult:
-        """Trains for at most `limit` steps, and at least one, in one compiled call."""
+        """Trains for at most `limit` steps, and at least one, in one compiled call. After `limit` steps replicas are
+        in step, since something is due."""
         if self._train_loop is None:
             self._train_loop = self.train_loop(bool(self._state.jit) and not self.without_jit)
-        result = self._pace.run(self._train_loop, self._state.step, limit)
+        return self._run(limit)
+
+    def _run(self, limit: int, *told) -> LoopResult:
+        if self._rounds:
+            self._rounds.before_call()
+        result = self._pace.run(self._train_loop, self._state.step, limit, *told)
         self._state.advance(result.steps)
+        if self._rounds:
+            self._rounds.after_call(self._state.step, due=result.steps == limit)
         return result
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all replicas hold the same weights: only then may anybody read them, or end the run."""
+        return not self._rounds or self._rounds.in_step
 
     def evaluate(self) -> Sums:
         """The metrics' sums over the whole evaluation set, each example once."""
@@ -233,9 +250,9 @@ class Replicated:
         self._evaluations += 1
         return sums
 
-    def _loop(self, feed, step, jit: bool) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
-        return InnerLoop(self.distribution, step, feed, jit=jit, sums_dtype=dtype)
+        return InnerLoop(self.distribution, step, feed, jit=jit, sums_dtype=dtype, rounds=rounds)
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:

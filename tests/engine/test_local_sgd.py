@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from engine import loop, per_replica
+from engine.checkpoints import Checkpoints
+from engine.hooks import Hook, Periodic
 from engine.local_sgd import LocalSgd
 from engine.loss_scale import assign_local
+from engine.reduction import Reduction
+from models.mlp import Model as Mlp
 
 SHAPES = [(5, 4), (4,)]
 
@@ -115,3 +120,162 @@ def test_a_replica_without_examples_in_a_step_changes_nothing_by_it(distribution
     for weight, change in zip(found, changes, strict=True):
         np.testing.assert_allclose(weight, 1.0 - change, rtol=1e-6)
     assert statistic == 5.0
+
+
+# -- in a run ---------------------------------------------------------------------------------------------------------
+
+
+class Normalized(Mlp):
+    """With moving statistics."""
+
+    def build_model(self):
+        return tf.keras.Sequential(
+            [tf.keras.layers.Dense(16), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(4)]
+        )
+
+
+def data(examples=338):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, examples).astype(np.int32)
+    return (rng.normal(size=(examples, 20)) + np.eye(4, 20)[labels]).astype(np.float32), labels
+
+
+@pytest.fixture
+def run(bench):
+    """A run of a small net, 16 by 338 examples: every 22nd batch is one of 2, of which some replicas get none."""
+
+    def make(reduction, replicas=2, trainer=None, **options):
+        trainer = trainer or Normalized()
+        return bench(trainer, data(), 16, replicas, num_classes=4, reduction=reduction, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_rounds_of_one_step_with_plain_averaging_are_synchronous_training(run, replicas):
+    """For SGD, uneven batches and all: 40 steps, each rounding the weights at 1e-7."""
+
+    def curve(reduction):
+        return run(reduction, replicas, Mlp((16,)), optimizer="sgd", learning_rate=0.1).curve(40)
+
+    np.testing.assert_allclose(curve(LocalSgd(1, 1.0, 0.0)), curve(Reduction()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(run, optimizer):
+    made = run(LocalSgd(4), optimizer=optimizer, block_steps=3)
+
+    def apart():
+        variables = [*made.trainer.model.trainable_variables, *made.trainer.moving_statistics]
+        return [bool((a != b).any()) for a, b in map(made.copies, variables)]
+
+    made.strategy.run_train_steps(8)  # at most 3 a call
+    assert made.state.step == 3
+    assert not made.strategy.in_step
+    assert all(apart())
+    made.train(8)
+    assert made.strategy.in_step
+    assert not any(apart())
+    made.train(10)  # ends a round early
+    assert made.strategy.in_step
+    assert not any(apart())
+
+
+@pytest.mark.parametrize(("replicas", "jit"), [(1, True), (2, False)])
+def test_where_calls_are_cut_changes_no_bit(run, replicas, jit):
+    """Calls of 1, of 5, which do not divide rounds of 4, and of a whole epoch, which holds several."""
+    arrays = []
+    for block_steps in (1, 5, 64):
+        made = run(LocalSgd(4), replicas, jit=jit, block_steps=block_steps)
+        made.train(40)
+        arrays.append(made.arrays())
+    for others in arrays[1:]:
+        for a, b in zip(arrays[0], others, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_it_learns_what_synchronous_training_learns(run):
+    def losses(reduction):
+        made = run(reduction, learning_rate=1e-2)
+        return [total / count for total, count in (made.train(until)["loss"] for until in (24, 200, 224))]
+
+    (first, _, last), (_, _, synchronous) = losses(LocalSgd(8)), losses(Reduction())
+    assert first > 1.5 * synchronous
+    assert last < 1.05 * synchronous
+
+
+def resume(made, directory):
+    Checkpoints(directory, made.state.checkpoint, keep=None, about={}).restore()
+    made.state.restore_host_state({"jit": False})
+    return made
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, tmp_path, optimizer):
+    first = run(LocalSgd(4), optimizer=optimizer)
+    first.train(16)
+    Checkpoints(tmp_path, first.state.checkpoint, keep=None, about={}).save(16, {}, wait=True)
+    slots = [v for v in first.state.variables() if per_replica.differs(v) and v.shape.rank]
+    assert slots
+    assert all((a != b).any() for a, b in map(first.copies, slots))
+    first.train(40)
+    second = resume(run(LocalSgd(4), optimizer=optimizer), tmp_path)
+    second.train(40)
+    for a, b in zip(first.arrays(), second.arrays(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_another_number_of_replicas_goes_on_from_the_slots_mean(run, tmp_path, replicas):
+    first = run(LocalSgd(4))
+    first.train(16)
+    Checkpoints(tmp_path, first.state.checkpoint, keep=None, about={}).save(16, {}, wait=True)
+    second = resume(run(LocalSgd(4), replicas), tmp_path)
+    m = [next(iter(made.trainer.optimizer.slots.values()))["m"] for made in (first, second)]
+    for copy in second.copies(m[1]):
+        np.testing.assert_allclose(copy, np.mean(first.copies(m[0]), 0), rtol=1e-6, atol=1e-9)
+    assert second.trainer.optimizer.iterations.numpy() == 16
+    second.train(40)
+
+
+class StopAfter(Hook):
+    """Asks for the end after the first call that goes past a step, wherever that is in a round."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, moment):
+        if moment.step >= self.step:
+            moment.stop = moment.stop or "asked"
+
+
+class Weights(Periodic):
+    """What all replicas hold, where it is due and where the run ends."""
+
+    def __init__(self, made, every_steps):
+        super().__init__(every_steps)
+        self.made, self.seen = made, {}
+
+    def act(self, moment):
+        self.seen[moment.step] = self.made.copies(self.made.trainer.model.trainable_variables[0])
+
+    def end(self, moment):
+        self.act(moment)
+
+
+def test_a_run_stops_where_a_round_ends(run):
+    """So that one that was stopped and goes on has the rounds of one that was not."""
+    made = run(LocalSgd(8), block_steps=3)
+    weights = Weights(made, 0)
+    moment = loop.train(made.strategy, made.state, [StopAfter(10), weights], 100)
+    assert moment.step == 16
+    np.testing.assert_array_equal(*weights.seen[16])
+
+
+def test_the_runs_last_round_may_be_a_shorter_one(run):
+    made = run(LocalSgd(8), block_steps=64)
+    weights = Weights(made, 16)
+    loop.train(made.strategy, made.state, [weights], 35)
+    assert sorted(weights.seen) == [16, 32, 35]
+    for first, second in weights.seen.values():
+        np.testing.assert_array_equal(first, second)
