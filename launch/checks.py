@@ -19,6 +19,7 @@ def check(config: Config) -> None:
     """Raises `UsageError` for the first thing that is wrong."""
     _check_strategy(config)
     _check_amounts(config)
+    _check_rounds(config)
     _check_monitor(config)
     if config.mode in ("eval", "export"):
         _check_checkpoints(config)
@@ -90,6 +91,27 @@ def _check_amounts(config: Config) -> None:
         raise UsageError(
             f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
             "--global_batch_size; use fewer"
+        )
+
+
+def _check_rounds(config: Config) -> None:
+    """With --sync_every_steps replicas differ within a round, so nothing may need them to be alike there."""
+    steps = config.sync_every_steps
+    if steps == 1:
+        return
+    apart = f"--sync_every_steps={steps}, whose replicas differ within a round"
+    for name in configs.PERIODS:
+        if (period := config.values[name]) and period % steps:
+            above = configs.whole_rounds(period, steps)
+            near = " or ".join(str(n) for n in (above - steps, above) if n)
+            raise UsageError(f"--{name}={period} is no multiple of {apart}; use {near}")
+    for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):
+        if config.values[name] and config.values[name] == unlike:
+            raise UsageError(f"--{name}={unlike} can't be had with {apart}; leave one of them out")
+    if config.powersgd_rank:
+        raise UsageError(
+            f"--powersgd_rank={config.powersgd_rank} is of sums in each step, and --sync_every_steps={steps} makes "
+            "none; leave one of them out"
         )
 
 

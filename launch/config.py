@@ -22,7 +22,11 @@ DECIDING = (
     "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
     "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
     "ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
-    "shuffle_buffer"
+    "sync_every_steps outer_learning_rate outer_momentum shuffle_buffer"
+).split()
+# When something is due that reads the weights.
+PERIODS = (
+    "eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps check_sync_every_steps"
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
@@ -134,7 +138,15 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
         raise UsageError("--train_steps and --train_epochs are both given; use one of them")
     if values["train_steps"] is None and values["train_epochs"] is None:
         values["train_epochs"] = 10.0
+    for name in PERIODS:  # a default gives way to whole rounds; what was asked for is checked against them
+        if values[name] and not flags.FLAGS[name].present:
+            values[name] = whole_rounds(values[name], values["sync_every_steps"])
     return Config(values, model, data, cluster)
+
+
+def whole_rounds(steps: int, round_steps: int) -> int:
+    """The next multiple of a round's steps."""
+    return -(-steps // round_steps) * round_steps
 
 
 def _arguments(flag: str, given, entry: registry.Entry) -> dict[str, Any]:

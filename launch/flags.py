@@ -92,10 +92,6 @@ def _define_where() -> None:
     where(
         _enum, "jit", "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
     )
-    where(_enum, "reduce_dtype", "float32", "What gradients travel as between replicas.", enum_values=WIRE_DTYPES)
-    where(
-        _number, "reduce_pack_mb", 4.0, "Gradients travel in packs of about so many MiB; 0 is one pack.", lower_bound=0
-    )
     where(
         _enum,
         "communication",
@@ -112,8 +108,27 @@ def _define_where() -> None:
         "given.",
         lower_bound=0,
     )
-    where(_integer, "powersgd_rank", 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT)
     where(_boolean, "tune_allocator", True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.")
+
+
+def _define_between_replicas() -> None:
+    between = _group("Between replicas")
+    between(_enum, "reduce_dtype", "float32", "What gradients travel as between replicas.", enum_values=WIRE_DTYPES)
+    between(
+        _number, "reduce_pack_mb", 4.0, "Gradients travel in packs of about so many MiB; 0 is one pack.", lower_bound=0
+    )
+    between(
+        _integer, "powersgd_rank", 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT
+    )
+    between(
+        _integer,
+        "sync_every_steps",
+        1,
+        "Replicas train alone for so many steps, then meet (local SGD, DiLoCo); 1 is always in step.",
+        lower_bound=1,
+    )
+    between(_number, "outer_learning_rate", 0.7, "Of the step that they take together then; 1 averages.", lower_bound=0)
+    between(_number, "outer_momentum", 0.9, "Of that step, Nesterov's; 0 is none.", lower_bound=0, upper_bound=1)
 
 
 def _define_how() -> None:
@@ -187,6 +202,7 @@ def _define_when_and_what_is_shown() -> None:
 
 _define_what()
 _define_where()
+_define_between_replicas()
 _define_how()
 _define_when_and_what_is_shown()
 

@@ -111,7 +111,7 @@ def compose_hooks(
     if config.mode == "train_and_eval":
         hooks.append(evaluation.Evaluation(_eval_period(session)))
     # Without evaluations, a metric of the training data is looked at each epoch.
-    period = {} if config.mode == "train_and_eval" else {"every_steps": session.strategy.train_order.steps_per_epoch}
+    period = {} if config.mode == "train_and_eval" else {"every_steps": session.epoch_period}
     if config.early_stopping_patience:
         hooks.append(EarlyStopping(config.monitor, config.early_stopping_patience, **period))
     if config.reduce_lr_patience:
@@ -248,7 +248,7 @@ def _listed_checkpoints(session: Session, which: str) -> list[Manifest]:
 
 def _eval_period(session: Session) -> int:
     asked = session.config.eval_every_steps
-    return session.strategy.train_order.steps_per_epoch if asked is None else asked
+    return session.epoch_period if asked is None else asked
 
 
 def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:

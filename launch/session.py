@@ -17,6 +17,7 @@ from absl import logging
 from engine import StepOptions, Trainer, watchdog
 from engine.checkpoints import Checkpoints, load_weights
 from engine.hooks import Hook
+from engine.local_sgd import LocalSgd
 from engine.power_sgd import PowerSgd
 from engine.reduction import Reduction
 from engine.state import TrainState
@@ -24,7 +25,7 @@ from engine.strategies import devices, jit_choice
 from engine.strategies.multi_worker import Place
 from engine.strategies.replicated import FeedOptions, Replicated
 from launch import checks
-from launch.config import Config
+from launch.config import Config, whole_rounds
 from launch.errors import UsageError
 from models.classification import Classifier
 
@@ -52,6 +53,11 @@ class Session:
     @property
     def trainer(self) -> Trainer:
         return self.state.trainer
+
+    @property
+    def epoch_period(self) -> int:
+        """The period of what is due each epoch: its steps, and what is missing to a whole round."""
+        return whole_rounds(self.strategy.train_order.steps_per_epoch, self.config.sync_every_steps)
 
     def say(self, text: str) -> None:
         """Prints a line; of several workers, the chief does."""
@@ -184,6 +190,8 @@ def _step_options(config: Config, train_steps: int) -> StepOptions:
 
 def _reduction(config: Config) -> Reduction:
     travel = (config.reduce_dtype, int(config.reduce_pack_mb * (1 << 20)))
+    if config.sync_every_steps > 1:
+        return LocalSgd(config.sync_every_steps, config.outer_learning_rate, config.outer_momentum, *travel)
     return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
 
 
