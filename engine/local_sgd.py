@@ -72,6 +72,7 @@ class LocalSgd(Reduction):
         Such a step leaves its moving statistics as they were.
         """
         own_count, present = self._counted(count), self._present.noted()
+        self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._round.examples.handle, value=own_count)
         if present is None:
             return gradients, count
@@ -86,6 +87,7 @@ class LocalSgd(Reduction):
 
     def sync(self) -> None:
         """Ends a round: the one communication. On each replica, outside any loop or condition of its own."""
+        self._waited.note(None)  # what a step's own trace noted is not this one's
         now = self._round
         weight = tf.convert_to_tensor(now.examples)
         moved = [

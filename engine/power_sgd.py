@@ -79,7 +79,9 @@ class PowerSgd(Reduction):
         own_count, scale = self._counted(count), self._scale.noted()
         if replicas > 1:
             gradients = [of_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
-            (count,) = self._sum_packed(context, [Item(own_count, exact=True)])
+            self._watch_norm(gradients, own_count)
+            meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
+            (count,) = self._sum_packed(context, [Item(own_count, exact=True)], meanwhile)
         else:
             averages = ()
         given = Gradients(gradients)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from engine.gradients import Gradients
+
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
@@ -101,8 +103,7 @@ class Reduction(tf.Module):
             return gradients, count
         gradients = list(gradients)
         count = self._counted(count)
-        if self.watched:
-            self._watch_norm(gradients, count)
+        self._watch_norm(gradients, count)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
         sums = self._sum_packed(context, items + weighted(averages, count) + [Item(count, exact=True)])
@@ -129,14 +130,14 @@ class Reduction(tf.Module):
             name: tf.constant(0.0) if value is None else tf.cast(value, tf.float32) for name, value in noted.items()
         }
 
-    def _watch_norm(self, gradients: list, count: tf.Tensor) -> None:
+    def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
         observed, scale = self._observed.noted(), self._scale.noted()
-        if observed is None:
+        if observed is None or not self.watched:
             return
 
         def norm():
-            total = tf.linalg.global_norm([g for g in gradients if g is not None])
-            return tf.math.divide_no_nan(total, count if scale is None else count * scale)
+            mean = Gradients(gradients).over(count)
+            return (mean if scale is None else mean.times(1.0 / scale)).norm()
 
         self._norm.note(tf.cond(observed, norm, lambda: 0.0))
 
@@ -145,18 +146,21 @@ class Reduction(tf.Module):
         present = self._present.noted()
         return count if present is None else tf.where(present, count, 0.0)
 
-    def _sum_packed(self, context, items: list[Item]) -> list[tf.Tensor]:
-        """The items' sums over replicas, in the items' order: one collective a pack."""
+    def _sum_packed(self, context, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """The items' sums over replicas, in the items' order: one collective a pack.
+
+        `meanwhile` is what this replica still computes while they travel: until then nothing waits for them.
+        """
         if context.num_replicas_in_sync == 1:
             return [item.value for item in items]
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
-        started = _time_after([item.value for item in items]) if self.watched else None
+        started = _time_after([*(item.value for item in items), *meanwhile]) if self.watched else None
         reduce_pack = self._all_reduce if self.wire_dtype == tf.float32 else self._all_gather
         sums = []
         for pack in _packs(items, -(-self.pack_bytes // self.wire_dtype.size)):
             sums += reduce_pack(context, pack)
         if self.watched:
-            waited, before = _time_after(sums) - started, self._waited.noted()
+            waited, before = tf.maximum(_time_after(sums) - started, 0.0), self._waited.noted()
             self._waited.note(waited if before is None else before + waited)
         return sums[::-1]
 

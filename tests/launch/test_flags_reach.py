@@ -126,6 +126,20 @@ def test_gradients_travel_in_the_type_that_was_asked_for(run):
     place = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_steps=5", "--mode=train")
     exact, rounded = run("a", *place)[1], run("b", *place, "--reduce_dtype=bfloat16")[1]
     assert 0 < difference(exact, rounded) < 0.02
+    compressed = run("c", *place, "--powersgd_rank=2")[1]
+    assert 0 < difference(exact, compressed) < 0.02
+    assert any(name.startswith("trainer/reduction/memory/") for name in compressed)
+
+
+def test_replicas_meet_as_often_as_asked(run):
+    """And what is due without having been asked for is due where they do: an epoch has 23 steps."""
+    place = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_epochs=3")
+    _, tensors, out = run("a", *place, "--sync_every_steps=8", "--progress=plain")
+    assert all(f"step {step}/69  evaluation" in out for step in (24, 48, 69))
+    assert tensors["trainer/optimizer/iterations/.ATTRIBUTES/VARIABLE_VALUE"].tolist() == [69, 69]
+    assert tensors["trainer/reduction/outer/iterations/.ATTRIBUTES/VARIABLE_VALUE"] == 9
+    averaged = run("b", *place, "--sync_every_steps=8", "--outer_learning_rate=1", "--outer_momentum=0")[1]
+    assert difference(tensors, averaged) > 0
 
 
 def test_only_so_many_checkpoints_are_kept(run, tmp_path):

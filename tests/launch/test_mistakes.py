@@ -66,6 +66,22 @@ MISTAKES = {
     "xla with checks": ([*RUN, "--jit=on", "--check_numerics"], ["--jit=on", "--check_numerics", "--jit=auto or off"]),
     "workers without a cluster": ([*RUN, "--strategy=multi_worker"], ["TF_CONFIG is not set", "launch.local"]),
     "a strategy that is to come": ([*RUN, "--strategy=parameter_server"], ["=parameter_server is not there yet"]),
+    "evaluation within a round": (
+        [*RUN, *MIRRORED, "--sync_every_steps=16", "--eval_every_steps=100"],
+        ["--eval_every_steps=100 is no multiple of --sync_every_steps=16", "use 96 or 112"],
+    ),
+    "an average of weights that drift": (
+        [*RUN, *MIRRORED, "--sync_every_steps=16", "--ema_decay=0.9"],
+        ["--ema_decay=0.9", "--sync_every_steps=16", "leave one"],
+    ),
+    "a loss scale for each replica": (
+        [*RUN, *MIRRORED, "--sync_every_steps=16", "--precision=float16"],
+        ["--precision=float16", "--sync_every_steps=16", "leave one"],
+    ),
+    "two ways to send less": (
+        [*RUN, *MIRRORED, "--sync_every_steps=16", "--powersgd_rank=2"],
+        ["--powersgd_rank=2", "--sync_every_steps=16", "leave one"],
+    ),
     "a warm-up as long as the run": (
         [*RUN, "--train_steps=5", "--warmup_steps=5"],
         ["--warmup_steps=5 leaves nothing of --train_steps=5"],
