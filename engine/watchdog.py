@@ -103,7 +103,8 @@ class Watchdog:
         self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, so that a thread reads all of one beat
         self._arrived = -1
         self._moved = 0.0  # when something last did, by the monotonic clock
-        self._lost = -1  # the peer for whose loss this worker ends
+        self._lost = -1  # the peer for whose loss this worker ends,
+        self._farewell = ""  # and what it says of it
         self._has_aborted = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -137,7 +138,7 @@ class Watchdog:
         self._closing.set()
         self._thread.join(_JOIN_SECONDS)
         self._thread = None
-        self._say(reason, self._lost)
+        self._say(self._farewell or reason, self._lost)
         self._peers.close()
 
     def _say(self, farewell: str | None = None, lost: int = -1) -> None:
@@ -180,8 +181,9 @@ class Watchdog:
         TensorFlow does so by itself within 0.1 s if it was receiving at that moment. A call that it begins later waits
         for the server to come back, until TensorFlow's own heartbeats fail: ten seconds.
         """
-        silent = self._peers.silent(3 * _PERIOD_SECONDS)
-        if self._has_aborted or not silent or not (gone := self._peers.gone(list(silent))):
+        suspects = [worker for worker, heard in self._peers.heard.items() if heard.farewell]
+        suspects += self._peers.silent(3 * _PERIOD_SECONDS)
+        if self._has_aborted or not (gone := self._peers.gone(suspects)):
             return
         self._has_aborted = True
         with contextlib.suppress(tf.errors.OpError):  # it has failed already
@@ -279,9 +281,9 @@ class Watchdog:
         found = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
         if found is None:
             return None
-        line, self._lost = found
-        self._say(line, self._lost)
-        return line
+        self._farewell, self._lost = found
+        self._say(self._farewell, self._lost)
+        return self._farewell
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:
         """`named` are the tasks that TensorFlow speaks of: one of them may only have been the first to notice."""

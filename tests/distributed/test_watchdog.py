@@ -164,6 +164,7 @@ def test_lost_peer_is_whom_the_first_to_notice_names():
                 stack.enter_context(socket.create_server(("", int(address.split(":")[1]))))
             line = job.watchdogs[2].explain_lost_peer(error)
         assert line.startswith(f"worker 1 ({job.addresses[1]}) is gone")
+        job.watchdogs[2].close("LostPeerError: by whatever words its exception ended it")
         time.sleep(0.2)
         # By now worker 2 has ended as well, and TensorFlow names it.
         assert job.watchdogs[0].explain_lost_peer(error) == line
@@ -236,3 +237,21 @@ def test_worker_in_an_endless_input_function_is_named_and_shows_where(start_work
     assert all(re.match(r"worker 1 \(localhost:\d+\)", each) for each in said), said
     assert "this process, has not arrived" in said[1]
     assert "in read_forever" in job.output(1)
+
+
+HOLD = """
+import ctypes
+from engine.watchdog import Watchdog
+def hold_the_lock():
+    ctypes.PyDLL(None).sleep(30)  # calls through PyDLL keep Python's lock
+with Watchdog(0, ("worker 0",), ("localhost:0",), 1.0) as watchdog:
+    watchdog.beat(0)
+    time_for_the_thread_to_see_it = ctypes.CDLL(None).sleep(1)
+    hold_the_lock()
+"""
+
+
+def test_library_that_never_lets_go_of_the_lock_ends_with_its_stack(start_workers):
+    job = start_workers(1, "-c", HOLD)
+    assert job.processes[0].wait(timeout=25) == 1
+    assert "in hold_the_lock" in job.output(0)
