@@ -186,7 +186,9 @@ def read(run_dir: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        return {"flags": dict(found["flags"]), "deciding": dict(found["deciding"])}
+        # A flag that the version which made the run did not have yet was what it is by default.
+        defaults = {name: flags.FLAGS[name].default for name in DECIDING}
+        return {"flags": dict(found["flags"]), "deciding": {**defaults, **found["deciding"]}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a configuration ({error}); remove it or use another --run_dir") from None
 

@@ -1,7 +1,6 @@
 """Two and three processes train what one device trains: the same examples, the same sums, the same decisions."""
 
 import collections
-import importlib.util
 import itertools
 import json
 import pathlib
@@ -11,11 +10,9 @@ import pytest
 import tensorflow as tf
 
 from engine.strategies.replicated import Replicated
+from tests.distributed import worker
 
-WORKER = pathlib.Path(__file__).with_name("worker.py")
-_SPEC = importlib.util.spec_from_file_location("worker", WORKER)
-worker = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(worker)
+WORKER = pathlib.Path(worker.__file__)
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import random
 import re
 import time
 
-import numpy as np
 import pytest
-import tensorflow as tf
+
+from tests.runs import assert_equal_bits, manifests, newest
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.2", "--input=digits", "--jit=off")
 KEPT = ("--eval_every_steps=10", "--keep_checkpoints=3", "--summary_every_steps=4", "--progress=off")
@@ -25,20 +24,6 @@ noted, *flags = sys.argv[1:]
 notes = open(noted, "a", buffering=1)
 train.main(hooks=[every_steps(1, lambda moment, means: print(moment.step, file=notes))], argv=[sys.argv[0], *flags])
 """
-
-
-def manifests(run_dir) -> list[dict]:
-    return [json.loads(path.read_text()) for path in (run_dir / "checkpoints").glob("ckpt-*.manifest.json")]
-
-
-def newest(run_dir) -> int:
-    return max((manifest["step"] for manifest in manifests(run_dir)), default=0)
-
-
-def tensors(run_dir) -> dict[str, np.ndarray]:
-    reader = tf.train.load_checkpoint(str(run_dir / "checkpoints" / f"ckpt-{newest(run_dir)}"))
-    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
-    return {name: reader.get_tensor(name) for name in names if not name.startswith("save_counter")}
 
 
 def steps_noted(path: pathlib.Path) -> list[int]:
@@ -89,11 +74,7 @@ def assert_goes_on_to_the_same_bits(inside, run_dir) -> None:
     assert re.search(f"resumed at step {resumed_from:,} of {until:,}", outcome.out)
     straight = run_dir.parent / "straight"
     inside(*run, "--checkpoint_every_steps=0", "--eval_every_steps=10", f"--run_dir={straight}").ok()
-    some, others = tensors(run_dir), tensors(straight)
-    assert some.keys() == others.keys()
-    assert [name for name in some if some[name].tobytes() != others[name].tobytes()] == []
-    evaluations = [json.loads((each / "result.json").read_text())["eval"] for each in (run_dir, straight)]
-    assert evaluations[0] == evaluations[1]
+    assert_equal_bits(run_dir, straight)
     left = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert not [name for name in left if "_temp" in name or ".tmp" in name]
     assert len([name for name in left if name.endswith(".index")]) == 3

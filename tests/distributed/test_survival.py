@@ -1,0 +1,184 @@
+"""Two workers under `launch.local`, killed, preempted and changed in number: the run ends as one that was left alone.
+
+Runs are of digits, 1,437 examples in batches of 66: 22 steps an epoch, the last of 51 examples. A batch divides over
+one, two and three workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.runs import assert_equal_bits, manifests, metrics, newest
+
+STEPS = 400
+MLP = ("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3")
+RUN = (*MLP, "--input=digits", "--global_batch_size=66", "--progress=plain", "--steps_per_loop=2")
+OFTEN = ("--checkpoint_every_steps=20", "--eval_every_steps=110")
+_SECONDS = 240
+
+
+class Local:
+    """A running `python -m launch.local`."""
+
+    def __init__(self, workers: int, flags, run_dir):
+        self.run_dir = run_dir
+        run_dir.parent.mkdir(exist_ok=True, parents=True)
+        self._log = run_dir.with_suffix(".log")
+        command = [sys.executable, "-m", "launch.local", f"--workers={workers}", "--max_restarts=20", "--"]
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *flags, f"--run_dir={run_dir}"], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def pids(self) -> list[int]:
+        """Of the newest start's workers."""
+        found = re.findall(r"worker (\d+) is process (\d+)", self.output)
+        return [int(pid) for _, pid in sorted(dict(found).items())]
+
+    def starts(self) -> int:
+        return self.output.count("worker 0 is process")
+
+    def until(self, condition) -> None:
+        end = time.monotonic() + _SECONDS
+        while not condition():
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < end, self.output
+            time.sleep(0.002)
+
+    def ok(self) -> Local:
+        assert self.process.wait(timeout=_SECONDS) == 0, self.output
+        return self
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """local(workers, *flags, run_dir=...): a started `Local`."""
+    started = []
+
+    def start(workers: int, *flags, run_dir=None) -> Local:
+        run_dir = run_dir or tmp_path_factory.mktemp("local") / "run"
+        started.append(Local(workers, flags, run_dir))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+@pytest.fixture(scope="module")
+def straight(local):
+    """The run_dir of an undisturbed run on two workers."""
+    return local(2, *RUN, *OFTEN, f"--train_steps={STEPS}").ok().run_dir
+
+
+def writing_a_checkpoint(run_dir) -> bool:
+    """Whether there are files of a checkpoint that has no manifest yet."""
+    names = os.listdir(run_dir / "checkpoints")
+    sealed = {name.removesuffix(".manifest.json") for name in names if name.endswith(".manifest.json")}
+    return any(name.split(".")[0] not in sealed for name in names if name.startswith("ckpt-"))
+
+
+def kill_again_and_again(local, kills: int) -> Local:
+    """Workers in turn, the chief first: at a random moment of training, and each second time during a checkpoint."""
+    moments = random.Random(1)
+    run = local(2, *RUN, *OFTEN, f"--train_steps={STEPS}")
+    for number in range(kills):
+        start, before = number + 1, newest(run.run_dir)
+        run.until(lambda start=start: run.starts() == start)
+        # Two checkpoints further at most, so that there is something left to be killed in.
+        run.until(lambda before=before: newest(run.run_dir) > before)
+        if number % 2:
+            run.until(lambda: writing_a_checkpoint(run.run_dir))
+        else:
+            time.sleep(moments.uniform(0, 0.1))
+        os.kill(run.pids()[number % 2], signal.SIGKILL)
+    return run.ok()
+
+
+def assert_survived(run: Local, straight, kills: int) -> None:
+    assert run.starts() == kills + 1
+    for number in range(kills):
+        assert f"worker {number % 2} was killed by SIGKILL; all tasks start again" in run.output
+    assert_equal_bits(run.run_dir, straight)
+
+
+def test_a_killed_chief_and_a_killed_worker_cost_time_and_nothing_else(local, straight):
+    assert_survived(kill_again_and_again(local, 2), straight, 2)
+
+
+@pytest.mark.slow
+def test_five_kills_cost_time_and_nothing_else(local, straight):
+    assert_survived(kill_again_and_again(local, 5), straight, 5)
+
+
+def test_one_preempted_worker_makes_all_save_at_one_step_and_no_step_is_lost(local, straight):
+    run = local(2, *RUN, *OFTEN, f"--train_steps={STEPS}")
+    run.until(lambda: newest(run.run_dir) >= 20)
+    os.kill(run.pids()[1], signal.SIGTERM)
+    run.ok()
+    assert run.starts() == 2
+    stopped = int(re.search(r"stopped at step (\d+): SIGTERM at worker 1", run.output)[1])
+    assert f"resumed at step {stopped} of {STEPS}" in run.output
+    assert_equal_bits(run.run_dir, straight)
+
+
+def train_alone(*flags) -> str:
+    """Output of a run on one device."""
+    done = subprocess.run([sys.executable, "-m", "launch.train", *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_workers_may_change_in_number(local, tmp_path):
+    """Two, then three, then one device: the same examples at the same steps, so the same run within rounding."""
+    steps = 60
+    # Without dropout, whose masks are each replica's own.
+    run = (*RUN, "--model_arg=dropout=0", "--checkpoint_every_steps=0", "--jit=off")
+    one = tmp_path / "one" / "run"
+    train_alone(*run, f"--train_steps={steps}", f"--run_dir={one}")
+    changed = tmp_path / "changed" / "run"
+    local(2, *run, "--train_steps=20", run_dir=changed).ok()
+    local(3, *run, "--train_steps=40", run_dir=changed).ok()
+    assert f"resumed at step 40 of {steps}" in train_alone(*run, f"--train_steps={steps}", f"--run_dir={changed}")
+    assert [each["about"]["strategy"]["replicas"] for each in manifests(changed)] == [2, 3, 1]
+    for name, value in metrics(one, "eval")["eval"].items():
+        # 60 steps of Adam, float32 sums in three orders: 1e-7 a step.
+        np.testing.assert_allclose(metrics(changed, "eval")["eval"][name], value, rtol=1e-5)
+
+
+def test_a_mistake_of_the_user_s_is_not_tried_again(local):
+    run = local(2, "--model=mlp", "--input=digits", "--global_batch_size=65")
+    assert run.process.wait(timeout=_SECONDS) == 2
+    assert run.starts() == 1
+    assert "--global_batch_size=65 does not divide over 2 replicas; use 64 or 66" in run.output
+
+
+def test_the_chief_alone_prints_and_writes(straight):
+    logs = {path.name: path.read_text() for path in (straight / "logs").iterdir()}
+    assert "evaluation at step" in logs["worker-0.log"]
+    assert "step" not in logs["worker-1.log"].replace("process", "")
+    result = json.loads((straight / "result.json").read_text())
+    assert (result["strategy"], result["num_replicas"], result["step"]) == ("multi_worker", 2, STEPS)

@@ -1,0 +1,48 @@
+"""What a run has left in its run_dir, as tests look at it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+
+def manifests(run_dir: pathlib.Path, folder: str = "checkpoints") -> list[dict]:
+    """Of all checkpoints that have one, the oldest first."""
+    found = [json.loads(path.read_text()) for path in (run_dir / folder).glob("ckpt-*.manifest.json")]
+    return sorted(found, key=lambda manifest: manifest["serial"])
+
+
+def newest(run_dir: pathlib.Path) -> int:
+    """The step of the newest checkpoint; 0 if there is none."""
+    found = manifests(run_dir)
+    return found[-1]["step"] if found else 0
+
+
+def tensors(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every variable of the newest checkpoint."""
+    reader = tf.train.load_checkpoint(str(run_dir / "checkpoints" / f"ckpt-{newest(run_dir)}"))
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return {name: reader.get_tensor(name) for name in names if not name.startswith("save_counter")}
+
+
+def metrics(run_dir: pathlib.Path, *splits: str) -> dict[str, dict[str, float]]:
+    """The result's metrics, by split (train, eval)."""
+    found = json.loads((run_dir / "result.json").read_text())
+    return {split: found[split] for split in splits}
+
+
+def assert_equal_bits(run_dir: pathlib.Path, other_dir: pathlib.Path, *splits: str) -> None:
+    """Variables, slots, step, averages, loss scale: the same names, the same bytes; and the same metrics.
+
+    `splits` are those to compare; both if none is given. Those of train are of a window, which ends with evaluations.
+    """
+    some, others = tensors(run_dir), tensors(other_dir)
+    assert some.keys() == others.keys()
+    assert len(some) > 8
+    assert [name for name in some if some[name].tobytes() != others[name].tobytes()] == []
+    assert manifests(run_dir)[-1]["host_state"]["state"] == manifests(other_dir)[-1]["host_state"]["state"]
+    splits = splits or ("train", "eval")
+    assert metrics(run_dir, *splits) == metrics(other_dir, *splits)
