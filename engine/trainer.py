@@ -27,6 +27,7 @@ class Trainer(tf.Module):
       options: `StepOptions`.
       reduction: `Reduction`, the sums over replicas.
       num_classes: of the input's labels, or None.
+      vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
       example: one (features, labels) pair, batch of 1, zeros: shapes and dtypes.
 
     Attributes that the engine sets while a step is traced:
@@ -37,6 +38,7 @@ class Trainer(tf.Module):
     options = StepOptions()
     reduction = Reduction()
     num_classes: int | None = None
+    vocabulary: dict[str, int] | None = None
     example = None
     step = observed = None
 
@@ -224,12 +226,20 @@ class Trainer(tf.Module):
 
     # -- what the engine calls ----------------------------------------------------------------------------------------
 
-    def prepare(self, options: StepOptions, reduction: Reduction, example, num_classes: int | None = None) -> None:
+    def prepare(
+        self,
+        options: StepOptions,
+        reduction: Reduction,
+        example,
+        num_classes: int | None = None,
+        vocabulary: dict[str, int] | None = None,
+    ) -> None:
         """Sets the attributes above and builds. Host code, in the strategy's scope, once."""
         self.options = options
         self.reduction = reduction
         self.example = example
         self.num_classes = num_classes
+        self.vocabulary = vocabulary
         self.loss_scale = DynamicLossScale() if options.precision == "float16" else NoLossScale()
         self.loss_scale.build()
         self._statistics_before = ByReplica()

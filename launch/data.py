@@ -13,15 +13,17 @@ from launch.errors import UsageError
 
 
 def load(config: Config) -> tuple:
-    """(train, eval, num_classes) of --input."""
+    """(train, eval, num_classes, vocabulary) of --input."""
     module = importlib.import_module(f"input.{config.input_entry.name}")
     return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
 
 
 def call(data: Callable) -> tuple:
-    """(train, eval, num_classes) of the user's function; see `launch.train.main` for what they may be."""
+    """(train, eval, num_classes, vocabulary) of the user's function; see `launch.train.main` for what they may be."""
     splits = data()
-    if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3):
+    if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3, 4):
         found = f"{len(splits)} values" if isinstance(splits, (tuple, list)) else f"a {type(splits).__name__}"
-        raise UsageError(f"the data function gave {found}; return (train, eval) or (train, eval, num_classes)")
-    return (*splits, None)[:3]
+        raise UsageError(
+            f"the data function gave {found}; return (train, eval), (train, eval, num_classes) or (..., vocabulary)"
+        )
+    return (*splits, None, None)[:4]

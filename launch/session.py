@@ -84,7 +84,7 @@ def make_strategy(config: Config) -> Replicated:
 
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
     """Makes everything and restores nothing."""
-    *both, num_classes = splits
+    *both, num_classes, vocabulary = splits
     train, evaluation = (_as_arrays(split) for split in both)
     _check_split("train", train)
     _check_split("eval", evaluation)
@@ -106,7 +106,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     with strategy.scope():
         trainer = trainer_class(**config.model_arg)
         state = TrainState(trainer)
-        trainer.prepare(_step_options(config, train_steps), _reduction(config), example, num_classes)
+        trainer.prepare(_step_options(config, train_steps), _reduction(config), example, num_classes, vocabulary)
         state.build()
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy)

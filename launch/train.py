@@ -31,8 +31,9 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
 
     Args:
       trainer_class: your `engine.Trainer`; None takes the one that --model names.
-      data: a function without arguments that returns (train, eval) or (train, eval, num_classes); train and eval are
+      data: a function without arguments that returns (train, eval[, num_classes[, vocabulary]]); train and eval are
         each (features, labels) of arrays whose first axis is examples, or a `tf.data.Dataset` of single examples.
+        vocabulary has, by the name of each feature that is an id, how many ids there are; None: no feature is.
         None takes what --input names.
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.

@@ -109,7 +109,7 @@ def test_a_function_that_is_no_hook_is_told_how_to_become_one(inside):
     ("splits", "says"),
     [
         (None, "the data function gave a NoneType; return (train, eval)"),
-        ((1, 2, 3, 4), "the data function gave 4 values; return (train, eval)"),
+        ((1, 2, 3, 4, 5), "the data function gave 5 values; return (train, eval)"),
         ((FEATURES, LABELS), "the train data is a ndarray; give (features, labels)"),
         (((FEATURES, LABELS), None), "the eval data is a NoneType; give (features, labels)"),
         (((FEATURES, LABELS[:-1]), (FEATURES, LABELS)), "the train data has arrays of 32, 31 examples"),
