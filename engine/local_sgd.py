@@ -79,7 +79,7 @@ class LocalSgd(Reduction):
         for variable, before in zip(self._round.averages, self._statistics.noted(), strict=True):
             assign_local(variable, tf.where(present, tf.identity(variable), before))
         given = Gradients(gradients)
-        return Gradients([_zeroed(g, own_count) for g in given.values], given.factors), count
+        return Gradients(_zeros_unless(present, given.values), given.factors), count
 
     def begin_round(self) -> None:
         """Takes the weights as those that a round begins with. On each replica, before the first step of a process."""
@@ -122,7 +122,15 @@ class _Round:
         assign_local(self.examples, tf.constant(0.0))
 
 
-def _zeroed(gradient, count: tf.Tensor):
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(of_examples(gradient.values, count), gradient.indices, gradient.dense_shape)
-    return None if gradient is None else of_examples(gradient, count)
+def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:
+    """The gradients, or zeros; they pass through a condition untouched, where a choice by value would read them all."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    given = [value for value in values if value is not None]
+    chosen = iter(tf.cond(present, lambda: given, lambda: [tf.zeros_like(value) for value in given]))
+
+    def restored(gradient):
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(next(chosen), gradient.indices, gradient.dense_shape)
+        return None if gradient is None else next(chosen)
+
+    return [restored(gradient) for gradient in gradients]
