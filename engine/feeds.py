@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
 from engine.order import Order, SharedOrder, replica_part
-
-_NO_END = np.iinfo(np.int64).max
 
 
 class Run(NamedTuple):
@@ -72,8 +69,7 @@ class ResidentFeed:
         return tf.nest.map_structure(lambda array: tf.gather(array, mine), arrays)
 
     def _indices(self, first_block: int) -> tf.data.Dataset:
-        numbers = tf.data.Dataset.range(first_block, _NO_END)
-        return _untuned(numbers.map(self.order.examples).prefetch(2))
+        return _untuned(tf.data.Dataset.counter(first_block).map(self.order.examples).prefetch(2))
 
 
 class StreamedFeed:
@@ -128,7 +124,7 @@ class StreamedFeed:
             indices = indices[:, size * replica // n : size * (replica + 1) // n]
             return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._tensors)
 
-        numbers = tf.data.Dataset.range(_NO_END)
+        numbers = tf.data.Dataset.counter()
         return _untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
 
 
@@ -182,8 +178,10 @@ class DatasetFeed:
 
     def _endless(self, step: int, elements_per_step: int = 1) -> tf.data.Dataset:
         first_epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
-        epochs = tf.data.Dataset.range(first_epoch, _NO_END).flat_map(self._epoch)
-        return epochs.skip(in_epoch * elements_per_step).prefetch(4 * elements_per_step)
+        epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
+        batches = epochs.skip(in_epoch * elements_per_step).prefetch(4 * elements_per_step)
+        # TensorFlow does not see it. Of a dataset that may end, replicas ask each other at each step whether it has.
+        return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         order = self.order
