@@ -11,6 +11,7 @@ import zlib
 
 import numpy as np
 
+from input.files import listing
 from input.splits import InputError
 
 _TYPE_NAMES = {
@@ -38,12 +39,7 @@ def find_idx(data_dir: str, name: str) -> str:
         path = os.path.join(data_dir, candidate)
         if os.path.exists(path):
             return path
-    try:
-        held = sorted(os.listdir(data_dir))
-    except OSError as error:
-        raise InputError(f"data_dir={data_dir} cannot be read: {error.strerror}") from error
-    shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
-    raise InputError(f"{os.path.join(data_dir, name)}[.gz] is missing: found {shown or 'an empty folder'}")
+    raise InputError(f"{os.path.join(data_dir, name)}[.gz] is missing: found {listing(data_dir)}")
 
 
 def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:

@@ -35,3 +35,26 @@ def refuse_data_dir(data_dir: str | None, input_name: str) -> None:
             f"data_dir={data_dir} is not read by input={input_name}, which brings its own data; "
             "leave --data_dir out or choose another --input"
         )
+
+
+def check_at_least(name: str, value: int, minimum: int) -> None:
+    """Raises InputError if an input's argument is too small."""
+    if value < minimum:
+        raise InputError(f"{name}={value} is too small; use at least {minimum}")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raises InputError if an input's argument is not between 0 and 1, both left out."""
+    if not 0 < value < 1:
+        raise InputError(f"{name}={value:g} is no share of the examples; use a number between 0 and 1, e.g. 0.1")
+
+
+def eval_count(count: int, eval_share: float, where: str) -> int:
+    """How many of so many examples are for evaluation: at least one, and one at least is left for training.
+
+    Raises:
+      InputError: there are fewer than two, in the files that `where` names.
+    """
+    if count < 2:
+        raise InputError(f"{where} holds {count} usable records: expected at least 2, one for each split")
+    return min(max(round(count * eval_share), 1), count - 1)

@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-from input.splits import InputError, Splits, refuse_data_dir
+from input.draws import generator
+from input.splits import InputError, Splits, check_at_least, refuse_data_dir
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.
@@ -28,9 +29,7 @@ def load(
     """Gaussian classes, a pure function of the seed.
 
     Example i of a split depends on the seed, the shape, the classes and i, and not on how many
-    examples are asked for. Bits come from Philox, a generator whose state is a counter (Salmon et
-    al., Parallel random numbers: as easy as 1, 2, 3, SC 2011): the seed is its key, and each chunk
-    of examples begins at a counter of its own.
+    examples are asked for: each chunk of examples begins at a counter of its own.
 
     Args:
       shape: one example's axes.
@@ -49,29 +48,17 @@ def load(
     if not shape or min(shape) < 1:
         given = ",".join(str(n) for n in shape)
         raise InputError(f"shape={given}: every axis needs at least 1; use e.g. shape=28,28,1")
-    _check_at_least("classes", classes, 2)
-    _check_at_least("examples", examples, 1)
-    _check_at_least("eval_examples", eval_examples, 1)
+    check_at_least("classes", classes, 2)
+    check_at_least("examples", examples, 1)
+    check_at_least("eval_examples", eval_examples, 1)
 
-    prototypes = _generator(seed, _PROTOTYPES, 0).standard_normal((classes, *shape), np.float32)
+    prototypes = generator(seed, _PROTOTYPES, 0).standard_normal((classes, *shape), np.float32)
     prototypes *= np.float32(_SEPARATION / math.sqrt(2 * math.prod(shape)))
     return Splits(
         train=_draw(seed, _TRAIN_LABELS, _TRAIN_NOISE, prototypes, examples),
         eval=_draw(seed, _EVAL_LABELS, _EVAL_NOISE, prototypes, eval_examples),
         num_classes=classes,
     )
-
-
-def _check_at_least(name: str, value: int, minimum: int) -> None:
-    if value < minimum:
-        raise InputError(f"{name}={value} is too small; use at least {minimum}")
-
-
-def _generator(seed: int, stream: int, chunk: int) -> np.random.Generator:
-    key = np.array([seed % 2**64, stream], np.uint64)
-    # The chunk is the counter's highest word, so chunks are 2**192 draws apart.
-    counter = np.array([0, 0, 0, chunk], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def _draw(
@@ -86,10 +73,10 @@ def _draw(
     for chunk, start in enumerate(range(0, examples, _CHUNK_EXAMPLES)):
         # Both draws fill in order, so a chunk that is cut short is a prefix of the whole one.
         stop = min(start + _CHUNK_EXAMPLES, examples)
-        labels[start:stop] = _generator(seed, label_stream, chunk).integers(
+        labels[start:stop] = generator(seed, label_stream, chunk).integers(
             len(prototypes), size=stop - start, dtype=np.int32
         )
-        noise = _generator(seed, noise_stream, chunk)
+        noise = generator(seed, noise_stream, chunk)
         noise.standard_normal(dtype=np.float32, out=features[start:stop])
         features[start:stop] += prototypes[labels[start:stop]]
     return features, labels
