@@ -134,10 +134,10 @@ class Windowed(Periodic):
             self.window = Sums()
 
     def host_state(self) -> dict:
-        return {"window": {name: list(pair) for name, pair in self.window.values().items()}}
+        return {"window": self.window.host_state()}
 
     def restore_host_state(self, values: dict) -> None:
-        self.window = Sums({name: tuple(pair) for name, pair in values.get("window", {}).items()})
+        self.window = Sums(values.get("window"))
 
 
 class StopRequest(Hook):

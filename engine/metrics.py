@@ -1,14 +1,18 @@
-"""Metrics as (total, count) pairs: values that merge, so an average is exact on uneven batches.
+"""Metrics as (total, count) pairs: values that merge, so they are exact on uneven batches, whoever counted what.
 
-Replica code makes pairs; the inner loop adds them up on the device; host code merges the sums and divides once.
+Replica code makes pairs; the inner loop adds them up on the device; host code merges the sums and finishes once.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+AUC_BUCKETS = 4096
 
 
 class Mean(NamedTuple):
@@ -16,6 +20,48 @@ class Mean(NamedTuple):
 
     total: tf.Tensor
     count: tf.Tensor
+
+    def value(self) -> float | None:
+        """Of a pair that was read; None where nothing was counted."""
+        return self.total / self.count if self.count else None
+
+
+class RootMean(NamedTuple):
+    """A pair as `Mean`'s, of squares: its value is the root of their mean."""
+
+    total: tf.Tensor
+    count: tf.Tensor
+
+    def value(self) -> float | None:
+        # math.sqrt refuses what is negative, which a sum of squares never is, and gives nan for nan.
+        return math.sqrt(self.total / self.count) if self.count else None
+
+
+class Auc(NamedTuple):
+    """Two histograms over the predicted probability, float32 [AUC_BUCKETS]: positives, and all examples.
+
+    Its value is the area under the ROC curve: the share of (positive, negative) pairs that are in the right order,
+    those within one bucket counting half. So it is wrong by no more than half the share of pairs within one bucket,
+    1 / (2 x AUC_BUCKETS) where predictions are spread evenly, and in practice by far less, since about half of those
+    pairs are in order.
+    """
+
+    total: tf.Tensor
+    count: tf.Tensor
+
+    def value(self) -> float | None:
+        """Of a pair that was read; None where there is one class only."""
+        positives = np.asarray(self.total, np.float64)
+        negatives = np.asarray(self.count, np.float64) - positives
+        pairs = positives.sum() * negatives.sum()
+        if not pairs > 0:
+            return None
+        below = np.cumsum(negatives) - negatives / 2
+        return float(np.dot(positives, below) / pairs)
+
+
+# Kinds beside Mean, by the name that a row of sums carries.
+_KINDS = {"root_mean": RootMean, "auc": Auc}
 
 
 def mean(values, weights=None) -> Mean:
@@ -37,26 +83,80 @@ def mean(values, weights=None) -> Mean:
     return Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, weights)), tf.reduce_sum(weights))
 
 
+def root_mean_square(values, weights=None) -> RootMean:
+    """The pair for the root of the mean of squares. Arguments as `mean`'s."""
+    return RootMean(*mean(tf.square(tf.cast(values, tf.float32)), weights))
+
+
+def auc(logits, labels, weights=None) -> Auc:
+    """The pair for the area under the ROC curve of a binary classifier.
+
+    Args:
+      logits: any shape, one an example; sigmoid(logits) is the predicted probability. What is not finite counts for
+        nothing.
+      labels: of the same shape, 0 or 1.
+      weights: None, or of the same shape, at least 0.
+    """
+    logits = tf.reshape(tf.cast(logits, tf.float32), [-1])
+    weights = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
+    finite = tf.math.is_finite(logits)
+    place = tf.sigmoid(tf.where(finite, logits, 0.0)) * AUC_BUCKETS
+    # The kernel leaves out what has a negative place.
+    place = tf.where(finite, tf.minimum(tf.cast(place, tf.int32), AUC_BUCKETS - 1), -1)
+    positives = weights * tf.reshape(tf.cast(labels, tf.float32), [-1])
+    return Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, weights)))
+
+
 def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
-    """The pairs as one [number of metrics, 2] tensor, ordered by name.
+    """The pairs as one [rows, 2] tensor, in the order of `row_names`: a row a metric, or a row a bucket.
 
     The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so
     it does not depend on where the loop was cut.
     """
-    return tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in sorted(metrics)])
+    scalars, histograms = _in_order(metrics)
+    rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
+    rows += [tf.cast(tf.stack(metrics[name], axis=1), dtype) for name in histograms]
+    return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
+
+
+def row_names(metrics: dict[str, Mean]) -> list[str]:
+    """What each row of `stack` is of: the metric's name; for other kinds than `Mean` with the kind before it."""
+    scalars, histograms = _in_order(metrics)
+    names = [_row_name(name, metrics[name]) for name in scalars]
+    for name in histograms:
+        names += [_row_name(name, metrics[name])] * metrics[name].total.shape[0]
+    return names
+
+
+def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
+    names = sorted(metrics)
+    return [n for n in names if not isinstance(metrics[n], Auc)], [n for n in names if isinstance(metrics[n], Auc)]
+
+
+def _row_name(name: str, pair) -> str:
+    return next((f"{key}:{name}" for key, kind in _KINDS.items() if isinstance(pair, kind)), name)
+
+
+def _named_kind(row_name: str) -> tuple[str, type]:
+    key, _, name = row_name.partition(":")
+    return (name, _KINDS[key]) if key in _KINDS else (row_name, Mean)
 
 
 class Sums:
     """Host code: the sums of some steps, held as the device returned them until somebody reads them.
 
     Adding does not wait for a device: it reads none but steps that are long done. Reading waits.
+
+    Args:
+      values: what `host_state` gave.
     """
 
     COLLAPSE_AT = 64  # of so many unread tensors all but the newest are added up: it bounds a long window's memory
     IN_FLIGHT = 2  # tensors that a device may be at work on yet
 
-    def __init__(self, values: dict[str, tuple[float, float]] | None = None):
-        self._values = dict(values or {})
+    def __init__(self, values: dict[str, tuple] | None = None):
+        named = [(*_named_kind(row_name), pair) for row_name, pair in (values or {}).items()]
+        self._values = {name: kind(*(np.array(x) if isinstance(x, list) else x for x in p)) for name, kind, p in named}
         self._unread: list[LoopSums] = []
 
     def add(self, sums: LoopSums) -> None:
@@ -64,34 +164,48 @@ class Sums:
         if len(self._unread) >= self.COLLAPSE_AT:
             self._read_all_but(self.IN_FLIGHT)
 
-    def values(self) -> dict[str, tuple[float, float]]:
-        """Name to (total, count), float64. Waits for the steps that were added."""
+    def values(self) -> dict[str, Mean]:
+        """Name to the pair (total, count), of its kind, float64. Waits for the steps that were added."""
         self._read_all_but(0)
         return dict(self._values)
+
+    def host_state(self) -> dict[str, list]:
+        """The values as JSON takes them. Waits as `values` does."""
+        return {
+            _row_name(name, pair): [x.tolist() if isinstance(x, np.ndarray) else x for x in pair]
+            for name, pair in self.values().items()
+        }
 
     def _read_all_but(self, newest: int) -> None:
         done = len(self._unread) - newest
         for sums in self._unread[:done]:
-            for name, (total, count) in sums.read().items():
-                old_total, old_count = self._values.get(name, (0.0, 0.0))
-                self._values[name] = (old_total + total, old_count + count)
+            for name, pair in sums.read().items():
+                old = self._values.get(name)
+                self._values[name] = pair if old is None else type(pair)(old[0] + pair[0], old[1] + pair[1])
         del self._unread[:done]
 
     def means(self) -> dict[str, float]:
-        """Name to total / count; a metric that nothing was counted for is left out. Waits as `values` does."""
-        return {name: total / count for name, (total, count) in self.values().items() if count}
+        """Name to value, of a mean total / count; a metric that has none, since nothing was counted for it, is left
+        out. Waits as `values` does."""
+        found = {name: pair.value() for name, pair in self.values().items()}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class LoopSums:
-    """What one call of the inner loop returned: a [metrics, 2] tensor and the metrics' names. Read at most once."""
+    """What one call of the inner loop returned: a [rows, 2] tensor, and `row_names`. Read at most once."""
 
     def __init__(self, names: list[str], tensor: tf.Tensor):
         self._names = names
         self._tensor = tensor
-        self._read: dict[str, tuple[float, float]] | None = None
+        self._read: dict[str, Mean] | None = None
 
-    def read(self) -> dict[str, tuple[float, float]]:
+    def read(self) -> dict[str, Mean]:
+        """Name to the pair (total, count), of its kind."""
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
-            self._read = {name: (float(row[0]), float(row[1])) for name, row in zip(self._names, array, strict=True)}
+            self._read, start = {}, 0
+            for row_name, rows in itertools.groupby(self._names):
+                (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
+                part = array[start:stop].T if kind is Auc else map(float, array[start])
+                self._read[name], start = kind(*part), stop
         return self._read

@@ -79,13 +79,12 @@ class Monitor(Periodic):
         return gain > self.min_delta
 
     def host_state(self) -> dict:
-        window = {name: list(pair) for name, pair in self.window.values().items()}
-        return {"monitor": self.monitor, "best": self.best, "window": window}
+        return {"monitor": self.monitor, "best": self.best, "window": self.window.host_state()}
 
     def restore_host_state(self, values: dict) -> None:
         if values.get("monitor") == self.monitor:  # another metric's best says nothing
             self.best = values["best"]
-            self.window = Sums({name: tuple(pair) for name, pair in values["window"].items()})
+            self.window = Sums(values["window"])
 
 
 class Patient(Monitor):

@@ -212,7 +212,7 @@ class Trainer(tf.Module):
         metrics = {**metrics, "gradient_norm": Mean(norm, seen)}
         if finite is None:
             return metrics
-        applied = {name: Mean(*(tf.where(finite, x, 0.0) for x in pair)) for name, pair in metrics.items()}
+        applied = tf.nest.map_structure(lambda x: tf.where(finite, x, 0.0), metrics)
         return {**applied, "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
 
     def stateless_seed(self, salt: int = 0) -> tf.Tensor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from engine.metrics import LoopSums, stack
+from engine.metrics import LoopSums, row_names, stack
 from engine.strategies.rounds import Rounds
 
 
@@ -76,7 +76,7 @@ class InnerLoop:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
     def _loop(self, operands, first_step, start, stop):
-        """What a call computes: the sums of its metrics over this host's replicas, [metrics, 2]."""
+        """What a call computes: the sums of its metrics over this host's replicas, [rows, 2]."""
         # One trace of the step serves both to learn what it returns and to be called in the loop.
         one_batch = tf.function(self._feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)
@@ -129,7 +129,7 @@ class InnerLoop:
     def _replicated_step(self, batch, step, observed):
         def run(*batch):
             metrics = self._step(self._feed.batch(*batch), step, observed)
-            self._names = sorted(metrics)
+            self._names = row_names(metrics)
             return stack(metrics, self._sums_dtype)
 
         return self._strategy.run(run, args=batch)

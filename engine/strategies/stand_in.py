@@ -36,4 +36,4 @@ def only_if(present: tf.Tensor | None, metrics: dict[str, Mean]) -> dict[str, Me
     """The metrics where examples were present; otherwise zeros, even for what is not finite."""
     if present is None:
         return metrics
-    return {name: Mean(*(tf.where(present, x, tf.zeros_like(x)) for x in pair)) for name, pair in metrics.items()}
+    return tf.nest.map_structure(lambda x: tf.where(present, x, tf.zeros_like(x)), metrics)

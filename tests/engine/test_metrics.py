@@ -1,10 +1,14 @@
 """(total, count) pairs: exact on uneven and empty batches, merged on the host in float64."""
 
+import itertools
+import json
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from engine import mean
-from engine.metrics import LoopSums, Sums, stack
+from engine.metrics import Auc, LoopSums, Sums, auc, root_mean_square, row_names, stack
 
 
 def test_mean_of_values_and_of_an_empty_batch():
@@ -69,3 +73,71 @@ def test_adding_never_reads_the_newest_sums():
         window.add(added[-1])
         assert all(sums._read is None for sums in added[-Sums.IN_FLIGHT :])
     assert sum(sums._read is None for sums in added) < Sums.COLLAPSE_AT
+
+
+def true_auc(scores, labels):
+    """The share of (positive, negative) pairs in the right order, ties counting half."""
+    positives, negatives = scores[labels == 1][:, None], scores[labels == 0][None]
+    return np.mean((positives > negatives) + 0.5 * (positives == negatives))
+
+
+def auc_sums(*parts):
+    sums = Sums()
+    for logits, labels in parts:
+        metrics = {"auc": auc(tf.constant(logits, tf.float32), tf.constant(labels, tf.float32)), "loss": mean([1.0])}
+        sums.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    return sums
+
+
+@pytest.mark.parametrize("shift", [0.0, -4.0])
+def test_auc_of_uneven_batches_is_that_of_all_examples(shift):
+    """Within 1e-4, a fifth of the bound for even predictions; rare positives (shift -4: 4 %) crowd fewer buckets."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(shift, 1.5, 6000).astype(np.float32)
+    labels = (rng.random(6000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    cuts = [0, 1, 1, 4000, 6000]
+    means = auc_sums(*((logits[a:b], labels[a:b]) for a, b in itertools.pairwise(cuts))).means()
+    assert abs(means["auc"] - true_auc(logits, labels)) < 1e-4
+    assert means["loss"] == 1.0
+
+
+def test_auc_error_is_within_the_bound_it_states():
+    """All in one bucket: every pair counts half, and the bound is half of all pairs."""
+    close = np.array([0.0, 1e-4, 2e-4, 3e-4])
+    assert auc_sums((close, np.array([0, 0, 1, 1]))).means()["auc"] == 0.5
+
+
+def test_auc_of_one_class_is_left_out_and_perfect_order_is_one():
+    assert "auc" not in auc_sums(([1.0, 2.0], [1, 1])).means()
+    assert "auc" not in auc_sums(([], [])).means()
+    assert auc_sums(([-50.0, 50.0], [0, 1])).means()["auc"] == 1.0
+    assert auc_sums(([-50.0, 50.0, np.nan], [1, 0, 1])).means()["auc"] == 0.0
+
+
+def test_auc_weighs_examples():
+    pair = auc(tf.constant([-1.0, 0.0, 1.0]), tf.constant([0, 1, 0]), weights=tf.constant([3.0, 2.0, 1.0]))
+    assert Auc(*(part.numpy() for part in pair)).value() == pytest.approx(3 / 4)
+
+
+def test_root_mean_square_is_the_root_of_the_mean_over_all_batches():
+    sums = Sums()
+    for values in ([3.0, 4.0], [5.0], []):
+        metrics = {"rmse": root_mean_square(tf.constant(values))}
+        sums.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    assert sums.means()["rmse"] == pytest.approx(np.sqrt(50 / 3))
+
+
+def test_a_window_of_every_kind_survives_json():
+    window = auc_sums(([-1.0, 0.0, 1.0], [0, 1, 1]))
+    metrics = {"rmse": root_mean_square(tf.constant([3.0]))}
+    window.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    again = Sums(json.loads(json.dumps(window.host_state())))
+    assert again.means() == window.means() == {"auc": 1.0, "loss": 1.0, "rmse": 3.0}
+    again.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    assert again.values()["rmse"] == (18.0, 2.0)
+
+
+def test_rows_of_means_alone_carry_their_names():
+    metrics = {"loss": mean([1.0]), "top:5": mean([0.0]), "accuracy": mean([1.0])}
+    assert row_names(metrics) == sorted(metrics)
+    assert LoopSums(row_names(metrics), stack(metrics, tf.float64)).read()["top:5"] == (0.0, 1.0)
