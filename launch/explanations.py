@@ -33,6 +33,15 @@ def explain(error: Exception) -> tuple[int, str]:
     return EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
 
 
+def is_lost_peer(error: Exception) -> bool:
+    """Whether a process that this one trained with is gone."""
+    if "tensorflow" not in sys.modules:
+        return False
+    from engine.watchdog import LostPeerError
+
+    return isinstance(error, LostPeerError)
+
+
 def _by_engine(error: Exception) -> tuple[int, str] | None:
     import tensorflow as tf
 

@@ -87,22 +87,25 @@ def _run(trainer_class, data, hooks) -> int:
         if asked.writes_run:
             stack.enter_context(process.lock(asked.run_dir))
         try:
-            splits, strategy = _start(asked, data)
+            splits = datas.load(asked) if asked.input_entry else None
+            strategy = _start(asked)
             with strategy.watch():
-                result, code = _work(_create(asked, trainer_class, splits, strategy), hooks)
+                result, code = _work(_create(asked, trainer_class, splits or datas.call(data), strategy), hooks)
             result.setdefault("wall_seconds", time.monotonic() - started)
             _write_result(asked, result)
         except (KeyboardInterrupt, SystemExit):
             raise
         except Exception as error:  # the border of the program: every failure becomes one line here
-            return _explain(error, asked.debug)
+            code = _explain(error, asked.debug)
+            if explanations.is_lost_peer(error):
+                process.leave(code)
+            return code
         _say_where(asked)
         return code
 
 
-def _start(asked: config.Config, data):
-    """The data, and the strategy; TensorFlow starts here, and where there are several processes they meet."""
-    splits = datas.load(asked) if asked.input_entry else None
+def _start(asked: config.Config):
+    """The strategy; TensorFlow starts here, and where there are several processes they meet."""
     if asked.cluster:
         clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
     with contextlib.ExitStack() as stack:
@@ -118,13 +121,11 @@ def _start(asked: config.Config, data):
         strategy = sessions.make_strategy(asked)
         if asked.tune_allocator:
             process.keep_allocator_tuned()
-    if splits is None:  # the user's function may use TensorFlow, whose devices are split by now
-        splits = datas.call(data)
-    return splits, strategy
+    return strategy
 
 
 def _create(asked: config.Config, trainer_class, splits, strategy):
-    """Everything up to the first step."""
+    """Everything up to the first step. The devices are split by now, so that the user's data may use TensorFlow."""
     from launch import session as sessions
 
     return sessions.create(asked, trainer_class, splits, strategy)
