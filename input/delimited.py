@@ -54,7 +54,7 @@ def read_records(
     bad_records: BadRecords,
     skip_lines: int = 0,
 ) -> Iterator[Parsed]:
-    """What `parse` makes of a file's lines, some MB at a time; blank lines are left out.
+    """What `parse` makes of a file's lines, some thousands at a time; blank lines are left out.
 
     Lines are looked at one by one only where `parse` fails, so that whole files stay fast.
 

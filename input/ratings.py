@@ -16,7 +16,7 @@ from input.draws import generator
 from input.files import find_files, read_lines
 from input.splits import InputError, Splits, check_at_least, check_share, eval_count
 
-_FILES = r".*\.(tsv|csv|data|inter)"
+_FILES = (r".*\.(tsv|csv|data|inter)",)
 _EXPECTED_FILES = "a .tsv, .csv, .data or .inter file, plain or .gz"
 _SEPARATORS = {"\t": "tabs", "::": "'::'", ",": "commas"}
 _COLUMNS = ("user", "item", "rating", "timestamp")

@@ -1,0 +1,184 @@
+"""Criteo's display advertisements: a click or none, 13 integers, 26 categories, from --data_dir or drawn.
+
+Host code, NumPy only.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from input.delimited import BadRecords, read_records, shown
+from input.draws import generator, mix
+from input.files import find_files
+from input.planted import clicks, effects, power_law_ids
+from input.splits import InputError, Splits, check_at_least, check_share, eval_count
+
+_INTEGERS, _CATEGORIES = 13, 26
+_COLUMNS = 1 + _INTEGERS + _CATEGORIES
+_DIGITS = 8  # hexadecimal, of a category
+_CATEGORY = re.compile(b"[0-9a-fA-F]{0,%d}" % _DIGITS)
+
+_FILES = (r"train\.(txt|tsv)|day_[0-9]+(\.(txt|tsv))?", r".*\.(txt|tsv)")
+_EXPECTED_FILES = "train.txt, day_0, day_1 ..., or any .txt or .tsv file, plain or .gz"
+
+_GENERATED = 100_000
+# How many values each category has in the Kaggle challenge's training file.
+_CARDINALITIES = np.array(
+    "1460 583 10131227 2202608 305 24 12517 633 3 93145 5683 8351593 3194 "
+    "27 14992 5461306 10 5652 2173 4 7046547 18 15 286181 105 142572".split(),
+    np.int64,
+)
+_EXPONENT = 1.1
+_TAIL = 1.5  # of the integers: most are small, the largest are millions
+_BIAS, _SIGNAL = -1.5, 1.5  # about a quarter clicks, as in the challenge
+_MISSING = 0.1  # of the generated integers and categories
+_INTEGER_DRAWS, _CATEGORY_DRAWS, _LABEL_DRAWS = range(3)
+
+
+def load(
+    data_dir: str | None,
+    seed: int,
+    *,
+    examples: int = 0,
+    hash_buckets: int = 100000,
+    eval_share: float = 0.1,
+    max_bad_records: int = 0,
+) -> Splits:
+    """The format of Kaggle's Display Advertising Challenge (2014) and of Criteo's terabyte of click logs.
+
+    A line is label, I1..I13, C1..C26 between tabs; integers and categories may be missing. Of a
+    folder, train.txt and the files of days are read; where there are none of them, every .txt and .tsv.
+    Without data_dir, examples are drawn from the seed: categories with a power law and as many values
+    as Criteo's, a tenth of all values missing, and a planted logistic model of both that gives the labels.
+
+    Args:
+      examples: only so many, the first of the files; 0 takes all of them, or draws 100,000.
+      hash_buckets: of each category: 0 is a missing value, 1..hash_buckets-1 hashed ones. The hash
+        depends on the value alone.
+      eval_share: the last part of the lines, above 0 and below 1, is for evaluation.
+      max_bad_records: up to so many malformed lines are skipped, with one warning.
+
+    Returns:
+      Features {"dense": float32 [N, 13], "categories": int64 [N, 26]}, labels float32 [N], 0 or 1.
+      An integer x becomes log(1 + x); a missing or negative one becomes 0, as in DLRM's own
+      preprocessing (Naumov et al. 2019). The vocabulary is hash_buckets.
+
+    Raises:
+      InputError: no file, too many malformed lines, or an argument out of range.
+    """
+    check_at_least("examples", examples, 0)
+    check_at_least("hash_buckets", hash_buckets, 2)
+    check_at_least("max_bad_records", max_bad_records, 0)
+    check_share("eval_share", eval_share)
+    if data_dir:
+        integers, values, missing, labels = _read(data_dir, examples, max_bad_records)
+    else:
+        integers, values, missing, labels = _generate(seed, examples or _GENERATED)
+    dense = np.log1p(np.maximum(integers, 0).astype(np.float32))
+    categories = 1 + (mix(values.astype(np.uint64)) % np.uint64(hash_buckets - 1)).astype(np.int64)
+    categories[missing] = 0
+    cut = len(labels) - eval_count(len(labels), eval_share, f"data_dir={data_dir}" if data_dir else f"{examples=}")
+
+    def part(rows: slice):
+        return {"dense": dense[rows], "categories": categories[rows]}, labels[rows]
+
+    return Splits(part(slice(None, cut)), part(slice(cut, None)), None, {"categories": hash_buckets})
+
+
+def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarray, ...]:
+    """Integers int64, categories uint32, whether one is missing, labels float32; the first `examples`, 0 for all."""
+    bad_records = BadRecords(max_bad_records)
+    pieces, count = [], 0
+    for path in find_files(data_dir, _FILES, _EXPECTED_FILES):
+        for piece in read_records(path, _parse, _why_bad, bad_records):
+            pieces.append(piece)
+            count += len(piece[-1])
+            if 0 < examples <= count:
+                break
+        if 0 < examples <= count:
+            break
+    bad_records.warn()
+    if not pieces:
+        raise InputError(f"data_dir={data_dir} holds no lines: expected label, 13 integers, 26 categories in each")
+    return tuple(np.concatenate(column)[: examples or None] for column in zip(*pieces, strict=True))
+
+
+def _parse(lines: list[bytes]) -> tuple[np.ndarray, ...]:
+    """What `_read` gives, of some lines; a ValueError or OverflowError if one is malformed."""
+    rows = [line.split(b"\t") for line in lines]
+    if set(map(len, rows)) != {_COLUMNS}:
+        raise ValueError("not as many columns in each line")
+    labels, *columns = zip(*rows, strict=True)
+    if not set(labels) <= {b"0", b"1"}:
+        raise ValueError("a label that is neither 0 nor 1")
+    integers = [np.array([int(field) if field else 0 for field in column], np.int64) for column in columns[:_INTEGERS]]
+    categories = columns[_INTEGERS:]
+    # One byte more than a category may have shows those that are longer; an unused byte is 0.
+    text = np.array(categories, f"S{_DIGITS + 1}").view(np.uint8).reshape(_CATEGORIES, len(lines), _DIGITS + 1)
+    if any(b"\0" in line for line in lines) or text[..., _DIGITS].any():
+        raise ValueError("a category that is too long")
+    values = _hexadecimal(text[..., :_DIGITS])
+    return np.stack(integers, 1), values.T, (text[..., 0] == 0).T, (np.array(labels) == b"1").astype(np.float32)
+
+
+def _hexadecimal(text: np.ndarray) -> np.ndarray:
+    """uint32 values of the digits along the last axis of uint8, which ends with zero bytes where there are fewer."""
+    digits = np.full(256, 255, np.uint8)
+    for value, both in enumerate("00 11 22 33 44 55 66 77 88 99 aA bB cC dD eE fF".split()):
+        digits[[ord(character) for character in both]] = value
+    values = np.zeros(text.shape[:-1], np.uint32)
+    for place in range(text.shape[-1]):
+        digit, used = digits[text[..., place]], text[..., place] != 0
+        if (digit[used] == 255).any():
+            raise ValueError("a category that is no hexadecimal number")
+        values = np.where(used, values * np.uint32(16) + digit, values)
+    return values
+
+
+def _why_bad(line: bytes) -> str | None:
+    """What `_parse` does not like about a line."""
+    fields = line.split(b"\t")
+    if len(fields) != _COLUMNS:
+        without_label = " (a test file, without labels?)" if len(fields) == _COLUMNS - 1 else ""
+        return (
+            f"expected {_COLUMNS} columns between tabs, the label, 13 integers and 26 categories, "
+            f"found {len(fields)}{without_label} ({shown(line)})"
+        )
+    if fields[0] not in (b"0", b"1"):
+        return f"expected a label 0 or 1, found {shown(fields[0])}"
+    for place, field in enumerate(fields[1:], 1):
+        if place <= _INTEGERS:
+            if not _is_integer(field):
+                return f"expected an integer or nothing in I{place}, found {shown(field)}"
+        elif not _CATEGORY.fullmatch(field):
+            name = f"C{place - _INTEGERS}"
+            return f"expected up to {_DIGITS} hexadecimal digits or nothing in {name}, found {shown(field)}"
+    return None
+
+
+def _is_integer(field: bytes) -> bool:
+    try:
+        return not field or -(2**63) <= int(field) < 2**63
+    except ValueError:
+        return False
+
+
+def _generate(seed: int, examples: int) -> tuple[np.ndarray, ...]:
+    """As `_read` gives them, drawn; example i depends on the seed and on i alone."""
+    # Each even draw takes one word of its stream, so fewer examples are a prefix of more.
+    draws = generator(seed, _INTEGER_DRAWS).random((examples, 2, _INTEGERS))
+    integers = np.minimum((1 - draws[:, 0]) ** -_TAIL - 1, 2.0**31).astype(np.int64)
+    integers[draws[:, 1] < _MISSING] = 0
+    draws = generator(seed, _CATEGORY_DRAWS).random((examples, 2, _CATEGORIES))
+    rows = _CARDINALITIES + 1
+    values = power_law_ids(draws[:, 0], rows, _EXPONENT)
+    missing = draws[:, 1] < _MISSING
+    logits = np.where(missing, 0, effects(seed, values)).sum(1)
+    # An integer's logarithm, about standardised, has one weight a column, as an id 0 there would.
+    weights = effects(seed, np.zeros((1, _CATEGORIES + _INTEGERS), np.int64))[0, _CATEGORIES:]
+    logits += (np.log1p(integers) / _TAIL - 1) @ weights
+    logits = _BIAS + _SIGNAL / np.sqrt(_INTEGERS + _CATEGORIES) * logits
+    labels = clicks(generator(seed, _LABEL_DRAWS).random(examples), logits, noise=0)
+    return integers, values.astype(np.uint32), missing, labels
