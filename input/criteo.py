@@ -1,4 +1,4 @@
-"""Criteo's display advertisements: a click or none, 13 integers, 26 categories, from --data_dir or drawn.
+"""Criteo's click logs: 13 integers, 26 categories, a click or none; from --data_dir, or drawn.
 
 Host code, NumPy only.
 """

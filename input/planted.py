@@ -1,4 +1,4 @@
-"""A planted logistic model of clicks on ids with a power law, to draw data from and to compare runs with.
+"""A planted logistic model of clicks on ids with a power law, to draw from and to compare with.
 
 Host code, NumPy only.
 """
