@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.optimizer import tf_variable
+from engine.optimizer import path_of, tf_variable
 
 
 class WeightAverage(tf.Module):
@@ -79,7 +79,6 @@ class _Pairs:
         try:
             return self._by_id[id(tf_variable(variable))]
         except KeyError:
-            path = getattr(variable, "path", None) or variable.name
             raise ValueError(
-                f"weight average was built without variable {path}; pass every variable to make_optimizer"
+                f"weight average was built without variable {path_of(variable)}; pass every variable to make_optimizer"
             ) from None

@@ -12,7 +12,10 @@ from absl import logging
 
 from engine.hooks import Hook, Moment
 from engine.metrics import LoopSums
+from engine.optimizer import path_of, tf_variable
 from engine.options import StepOptions
+
+_PIECE_BYTES = 64 << 20
 
 
 class NonfiniteError(ArithmeticError):
@@ -80,10 +83,27 @@ def first_nonfinite_variable(state) -> str | None:
 def first_nonfinite(variables: Iterable) -> str | None:
     """The path of the first floating variable that has an inf or a nan, or None."""
     for variable in variables:
-        value = tf.convert_to_tensor(variable)
-        if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
-            return getattr(variable, "path", None) or variable.name
+        if tf.as_dtype(variable.dtype).is_floating and not all(map(_all_finite, _pieces(tf_variable(variable)))):
+            return path_of(variable)
     return None
+
+
+def _all_finite(value: tf.Tensor) -> bool:
+    return bool(tf.reduce_all(tf.math.is_finite(value)))
+
+
+def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
+    """A variable's value; of a large one, a table, some rows at a time, on its own device: a read would copy it."""
+    row_bytes = 4 * math.prod(variable.shape[1:])
+    if row_bytes * math.prod(variable.shape[:1]) <= _PIECE_BYTES:
+        yield tf.convert_to_tensor(variable)
+        return
+    distributed = isinstance(variable, tf.distribute.DistributedValues)
+    copy = variable.distribute_strategy.experimental_local_results(variable)[0] if distributed else variable
+    step = max(1, _PIECE_BYTES // row_bytes)
+    for first in range(0, variable.shape[0], step):
+        with tf.device(copy.device):
+            yield copy.sparse_read(tf.range(first, min(first + step, variable.shape[0])))
 
 
 class NanGuard(Hook):
@@ -120,8 +140,7 @@ class NanGuard(Hook):
 
     def settle(self, moment: Moment) -> None:
         self._check_all(moment)
-        weights = [v for model in moment.state.trainer.models for v in model.trainable_variables]
-        if path := first_nonfinite(weights):
+        if path := first_nonfinite(moment.state.trainer.all_weights):
             cure = _cure(moment.state.trainer.options)
             raise NonfiniteError(f"step {moment.step}: variable {path} is not finite; {cure}")
 

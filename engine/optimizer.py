@@ -147,7 +147,7 @@ class Target:
     def __init__(self, variable, position):
         self.given = variable
         self.variable = tf_variable(variable)
-        self.path = getattr(variable, "path", None) or self.variable.name
+        self.path = path_of(variable)
         # Keras numbers layers and unnamed variables through the life of a process
         # ("dense_7/kernel", "variable_12"): only the last part without its number is the same in
         # the process that restores.
@@ -191,10 +191,14 @@ class _Targets:
         try:
             return self._by_id[id(tf_variable(variable))]
         except KeyError:
-            path = getattr(variable, "path", None) or variable.name
             raise ValueError(
-                f"optimizer {self._owner} was built without variable {path}; pass every variable to build"
+                f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to build"
             ) from None
+
+
+def path_of(variable) -> str:
+    """What people call a variable: a Keras variable's path, a tf.Variable's name."""
+    return getattr(variable, "path", None) or variable.name.removesuffix(":0")
 
 
 def tf_variable(variable):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from engine.accumulation import accumulate
 from engine.event_values import Histogram, histogram
-from engine.optimizer import tf_variable
+from engine.optimizer import path_of, tf_variable
 from engine.strategies.stand_in import with_stand_in
 
 
@@ -30,13 +30,13 @@ class Probe:
     def gradients(self, step: int) -> dict[str, Histogram]:
         """Histograms of the loss's gradients over the global batch of a step, by the variable's path.
 
-        Before clipping, after the sum over replicas. {} where the trainer has no `model` for `compute_gradients`.
+        Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train.
         """
-        if not hasattr(self._trainer, "model"):
+        if not self._trainer.trainable_variables:
             return {}
         operands, place, _ = self._feed.take(step, 1)
         found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
-        paths = [v.path for v in self._trainer.model.trainable_variables]
+        paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: found[path] for path in paths if path in found}
 
     @property
@@ -72,7 +72,7 @@ class Probe:
         gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
         for variable, value in zip(moved, kept, strict=True):
             tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-        paths = [v.path for v in trainer.model.trainable_variables]
+        paths = [path_of(v) for v in trainer.trainable_variables]
         return {
             path: histogram(g.values if isinstance(g, tf.IndexedSlices) else g)
             for path, g in zip(paths, gradients, strict=True)

@@ -10,10 +10,12 @@ from engine import event_values
 from engine.event_files import EventFiles
 from engine.hooks import Moment, Windowed
 from engine.metrics import Sums
+from engine.optimizer import path_of
 from engine.probe import Probe
 from engine.stragglers import WorkerWindow
 
 _PICTURES = 9
+_HISTOGRAM_BYTES = 64 << 20  # no histogram of a larger table, which may live on another host
 
 
 class TensorBoard(Windowed):
@@ -104,9 +106,10 @@ class TensorBoard(Windowed):
     def _put_histograms(self, moment: Moment) -> None:
         trainer = moment.state.trainer
         if self._weights is None:
-            variables = [v for model in trainer.models for v in model.trainable_variables]
+            variables = [v for v in trainer.all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             self._weights = tf.function(
-                lambda: {v.path: event_values.histogram(tf.convert_to_tensor(v)) for v in variables}, autograph=False
+                lambda: {path_of(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
+                autograph=False,
             )
         found = {f"weights/{path}": made for path, made in self._weights().items()}
         if self.probe is not None:
@@ -115,11 +118,12 @@ class TensorBoard(Windowed):
         self._files.put("train", moment.step, lambda: event_values.histograms(found))
 
     def _put_graph(self, trainer) -> None:
-        """The first model's forward pass. A model that can't be traced alone has no graph here."""
+        """The forward pass, of the first model where there are several. One that can't be traced has no graph here."""
         if not trainer.models:
             return
         model = trainer.models[0]
-        forward = tf.function(lambda x: model(x, training=False), autograph=False)
+        alone = getattr(trainer, "model", None) is model
+        forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
         try:
             graph = forward.get_concrete_function(tf.nest.map_structure(_spec, trainer.example[0])).graph
         except (TypeError, ValueError, tf.errors.OpError) as error:  # it takes other inputs than the features

@@ -10,6 +10,7 @@ import tensorflow as tf
 from engine import optimizers, randomness, schedules
 from engine.accumulation import accumulate
 from engine.averaging import WeightAverage
+from engine.embeddings import Embedding
 from engine.gradients import Gradients
 from engine.loss_scale import DynamicLossScale, NoLossScale, assign_local
 from engine.metrics import Mean
@@ -28,6 +29,7 @@ class Trainer(tf.Module):
       reduction: `Reduction`, the sums over replicas.
       num_classes: of the input's labels, or None.
       vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
+      num_servers: that variables live on; tables are cut into as many shards.
       example: one (features, labels) pair, batch of 1, zeros: shapes and dtypes.
 
     Attributes that the engine sets while a step is traced:
@@ -39,6 +41,7 @@ class Trainer(tf.Module):
     reduction = Reduction()
     num_classes: int | None = None
     vocabulary: dict[str, int] | None = None
+    num_servers = 1
     example = None
     step = observed = None
 
@@ -59,6 +62,10 @@ class Trainer(tf.Module):
             o.optimizer, rate, weight_decay_exclude=o.weight_decay_exclude, **decay, **o.optimizer_args
         )
 
+    def forward(self, features, training: bool):
+        """The model's outputs for a batch of features. Override it to look up embeddings before `self.model`."""
+        return self.model(features, training=training)
+
     def loss(self, outputs, batch) -> Mean:
         """Returns (total, count) over this replica's examples: `engine.mean(losses)`, losses one an example."""
         raise NotImplementedError(
@@ -73,11 +80,12 @@ class Trainer(tf.Module):
         """Makes the model, the optimizer and their variables. Override it to make several of each."""
         self.model = self.build_model()
         self.build_layers(self.model, self.example[0])
-        self.optimizer = self.make_optimizer(self.build_optimizer(), self.model.trainable_variables)
+        self.build_embeddings()
+        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
 
     def train_step(self, batch) -> dict[str, Mean]:
         """One update from one batch (features, labels), this replica's part of it. Replica code."""
-        variables = self.model.trainable_variables
+        variables = self.trainable_variables
         gradients, metrics = accumulate(self.compute_gradients, batch, self.options.accumulate_steps)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics, variables)
         gradients = self.divide(gradients, count)
@@ -91,7 +99,7 @@ class Trainer(tf.Module):
 
     def eval_step(self, batch) -> dict[str, Mean]:
         """The metrics of one batch, this replica's part of it. Replica code."""
-        outputs = self.model(batch[0], training=False)
+        outputs = self.forward(batch[0], training=False)
         return {"loss": self.checked_loss(outputs, batch), **self.metrics(outputs, batch)}
 
     # -- the pieces of a step, for those who write their own ----------------------------------------------------------
@@ -112,6 +120,11 @@ class Trainer(tf.Module):
         if not model.built:
             model(tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=x.dtype), features))
 
+    def build_embeddings(self) -> None:
+        """Makes the shards of the embeddings among this object's attributes."""
+        for table in self.embedding_tables.values():
+            table.build(self.options.seed, self.num_servers)
+
     def compute_gradients(self, batch):
         """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics.
 
@@ -123,14 +136,14 @@ class Trainer(tf.Module):
         # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
         alone = self.reduction.alone()
         with tf.GradientTape() as tape:
-            outputs = self.model(batch[0], training=True)
+            outputs = self.forward(batch[0], training=True)
             loss = self.checked_loss(outputs, batch)
             total = loss.total
-            if added := self.model.losses:
+            if added := self.model.losses if hasattr(self, "model") else ():
                 total += loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added])
             total = self.loss_scale.scale(total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
-        gradients = tape.gradient(total, self.model.trainable_variables)
+        gradients = tape.gradient(total, self.trainable_variables)
         gradients = Gradients(gradients, (loss.count,) if alone else ())
         return gradients, {"loss": loss, **self.metrics(outputs, batch)}
 
@@ -259,6 +272,33 @@ class Trainer(tf.Module):
         return [m for _, m in sorted(vars(self).items()) if isinstance(m, tf.keras.Model)]
 
     @property
+    def embedding_tables(self) -> dict[str, Embedding]:
+        """The embeddings among this object's attributes, and in lists and dictionaries there, by path, in order."""
+        found = {}
+        for name, value in sorted(vars(self).items()):
+            if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
+                continue
+            inside = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
+            found |= {f"{name}.{key}": each for key, each in inside if isinstance(each, Embedding)}
+            if isinstance(value, Embedding):
+                found[name] = value
+        return found
+
+    @property
+    def trainable_variables(self) -> list:
+        """What the default step trains: `model`'s variables, then the embeddings' shards."""
+        return [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._shards]
+
+    @property
+    def all_weights(self) -> list:
+        """What any step may train: the variables of all models, then the embeddings' shards."""
+        return [*(v for model in self.models for v in model.trainable_variables), *self._shards]
+
+    @property
+    def _shards(self) -> list[tf.Variable]:
+        return [shard for table in self.embedding_tables.values() for shard in table.variables_for_gradients]
+
+    @property
     def optimizers(self) -> dict[str, optimizers.Optimizer]:
         """The engine's optimizers among this object's attributes, by attribute name, in order."""
         return {name: value for name, value in sorted(vars(self).items()) if isinstance(value, optimizers.Optimizer)}
@@ -291,3 +331,7 @@ class Trainer(tf.Module):
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
             self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])
+
+
+def _is_list(value) -> bool:
+    return isinstance(value, (list, tuple))

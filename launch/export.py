@@ -37,10 +37,10 @@ def save(trainer: Trainer, example, path: str) -> str:
         for name, value in inputs.items()
     }
     module = tf.Module()
-    module.model = trainer.model
+    module.model, module.embeddings = trainer.model, trainer.embedding_tables
 
     def serve(**features):
-        outputs = trainer.model(features if named else features["features"], training=False)
+        outputs = trainer.forward(features if named else features["features"], training=False)
         return {"outputs": tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), outputs)}
 
     module.serve = tf.function(serve, autograph=False)

@@ -80,7 +80,7 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
     if config.writes_run:  # not before: a run that cannot be gone on with stays what it is
         write_json(os.path.join(config.run_dir, configs.FILE_NAME), config.about())
     if config.is_chief:
-        print_model_summary(session.trainer.models)
+        print_model_summary(session.trainer.models, tables=session.trainer.embedding_tables.values())
     session.say(_first_line(session, manifest))
     with Signals(stop_request.request):
         if state.step < session.train_steps:

@@ -153,17 +153,21 @@ class _Speed:
         return steps * self._seconds / max(self._steps, 1e-9)
 
 
-def print_model_summary(models: Sequence, file=None) -> None:
-    """Prints Keras's summary of each model, as wide as the terminal allows.
+def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
+    """Prints Keras's summary of each model, as wide as the terminal allows, and a line for each embedding.
 
     Args:
       models: Keras models, built.
       file: where to; None is standard output.
+      tables: `engine.embeddings.Embedding`s, built.
     """
     file = file or sys.stdout
     width = min(Console(file=file).width, 100)
     for model in models:
         model.summary(line_length=width, print_fn=lambda line, **_: print(line, file=file, flush=True))
+    for table in tables:
+        size = f"{table.rows:,} rows x {table.width}, {4e-6 * table.rows * table.width:,.1f} MB"
+        print(f"Embedding: {table.name!r}, {size}, shards: {len(table.shards)}", file=file, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -119,6 +119,8 @@ def start_weights(session: Session) -> None:
         for model in session.trainer.models:
             name = next(n for n, value in vars(session.trainer).items() if value is model)
             load_weights(source, model, f"trainer.{name}")
+        for name, table in session.trainer.embedding_tables.items():
+            load_weights(source, table, f"trainer.{name}")
         for optimizer in session.trainer.optimizers.values():
             average = getattr(optimizer, "weight_average", None)
             if average is not None:

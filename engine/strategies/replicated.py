@@ -194,6 +194,8 @@ class Replicated:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if not self.train_feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
+        if self._state.trainer.embedding_tables:
+            return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
         return None
 
     def use_loop(self, loop: InnerLoop) -> None:
