@@ -1,0 +1,75 @@
+"""DLRM (Naumov et al. 2019): embeddings of ids and numbers meet in pairwise products, which a dense network reads."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from engine import embeddings
+from models.tabular import Tabular, relu_layers
+
+
+class Model(Tabular):
+    """Naumov et al., https://arxiv.org/abs/1906.00091, section 2.
+
+    The bottom layers turn the numbers into a vector as wide as an embedding. The products of all pairs of vectors, of
+    the ids and of the numbers, go, with the numbers' vector, through the top layers; data without numbers has no such
+    vector, and the ids' own stand in for it.
+
+    Args:
+      width: of an id's embedding, and of the numbers' vector.
+      bottom_units: of the dense layers before the one of `width`; not there where the data has no numbers.
+      top_units: of the dense layers after the products.
+      task: clicks, ratings, or auto, which goes by the data.
+      hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
+    """
+
+    def __init__(
+        self,
+        width: int = 16,
+        bottom_units: tuple[int, ...] = (64,),
+        top_units: tuple[int, ...] = (128, 64),
+        task: str = "auto",
+        hash_buckets: int = 0,
+    ):
+        super().__init__(task, hash_buckets)
+        self.width = width
+        self.bottom_units = bottom_units
+        self.top_units = top_units
+
+    def build_tables(self) -> None:
+        rows = self.hash_buckets or sum(field.rows for field in self.fields) / len(self.fields)
+        self.embedding = self.table("embedding", self.width, initializer=embeddings.uniform(rows**-0.5))
+
+    def build_model(self) -> tf.keras.Model:
+        vectors = tf.keras.Input([len(self.fields), self.width], name="embedded")
+        inputs, parts = {"embedded": vectors}, []
+        if self.num_numbers:
+            inputs["numbers"] = tf.keras.Input([self.num_numbers], name="numbers")
+            numbers = relu_layers(inputs["numbers"], (*self.bottom_units, self.width), "bottom")
+            vectors = tf.keras.layers.Concatenate(axis=1)([tf.keras.layers.Reshape([1, self.width])(numbers), vectors])
+            parts.append(numbers)
+        else:
+            parts.append(tf.keras.layers.Flatten()(vectors))
+        parts.append(Products(name="products")(vectors))
+        x = tf.keras.layers.Concatenate()(parts)
+        x = relu_layers(x, self.top_units, "top")
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1, name="output")(x), name="dlrm")
+
+    def forward(self, features, training: bool):
+        inputs = {"embedded": self.embedding(self.ids(features))}
+        if self.num_numbers:
+            inputs["numbers"] = self.numbers(features)
+        return tf.cast(self.model(inputs, training=training), tf.float32)[:, 0]
+
+
+class Products(tf.keras.layers.Layer):
+    """[batch, n, width] to [batch, n (n-1) / 2]: the products of all pairs of different vectors."""
+
+    def call(self, inputs):
+        n = inputs.shape[1]
+        products = tf.reshape(tf.matmul(inputs, inputs, transpose_b=True), [-1, n * n])
+        return tf.gather(products, [i * n + j for i in range(n) for j in range(i)], axis=1)
+
+    def compute_output_shape(self, input_shape):
+        n = input_shape[1]
+        return (input_shape[0], n * (n - 1) // 2)

@@ -1,0 +1,142 @@
+"""What models of ids and numbers share: their features in one form, and loss and metrics by the labels. Replica code.
+Not a model by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from engine import Mean, Trainer, mean
+from engine.embeddings import Embedding
+from engine.metrics import auc, root_mean_square
+
+TASKS = ("auto", "clicks", "ratings")
+
+
+class Field(NamedTuple):
+    """One id of an example: the feature, its column (None where the feature has no columns), and how many ids."""
+
+    feature: str
+    column: int | None
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return self.feature if self.column is None else f"{self.feature}.{self.column}"
+
+
+class Tabular(Trainer):
+    """A trainer whose features are a dictionary of ids (integers, [batch] or [batch, columns]) and numbers (floats, of
+    the same shapes), and whose model gives one number an example, [batch]: the log-odds of a click, or a rating.
+
+    How many ids a feature has is the input's to say (`vocabulary`); an id out of range is taken for id 0. All fields'
+    ids share one table, each field having rows of its own there, so a step makes one lookup of it.
+
+    Args:
+      task: "clicks" (labels 0 or 1: cross-entropy, `auc`, `log_loss`), "ratings" (squared error, `rmse`, `mae`), or
+        "auto": ratings where the features are `user` and `item` and labels are no classes, else clicks.
+      hash_buckets: 0 gives each id its row; more hashes all fields' ids into so many rows (Weinberger et al. 2009,
+        https://arxiv.org/abs/0902.2206), for ids that nobody has counted.
+    """
+
+    def __init__(self, task: str = "auto", hash_buckets: int = 0):
+        super().__init__()
+        if task not in TASKS:
+            raise ValueError(f"task={task} is unknown; use one of {', '.join(TASKS)}")
+        self.task = task
+        self.hash_buckets = hash_buckets
+
+    def build(self) -> None:
+        self.fields = self._find_fields()
+        self.build_tables()
+        super().build()
+
+    def build_tables(self) -> None:
+        """Makes the embeddings, as attributes. `fields` is known."""
+        raise NotImplementedError
+
+    def table(self, name: str, width: int, **arguments) -> Embedding:
+        """A table for `ids`."""
+        rows = self.hash_buckets or sum(field.rows for field in self.fields)
+        return Embedding(name, rows, width, hash_ids=bool(self.hash_buckets), **arguments)
+
+    def ids(self, features: dict) -> tf.Tensor:
+        """[batch, fields] int64: the ids of an example, no two fields having one in common."""
+        if self.hash_buckets:
+            ids = [self.column(features, field) * len(self.fields) + i for i, field in enumerate(self.fields)]
+        else:
+            starts = [sum(field.rows for field in self.fields[:i]) for i in range(len(self.fields))]
+            ids = [start + self.column(features, field) for start, field in zip(starts, self.fields, strict=True)]
+        return tf.stack(ids, 1)
+
+    def column(self, features: dict, field: Field) -> tf.Tensor:
+        """[batch] int64: a field's ids, those out of range being 0."""
+        found = features[field.feature]
+        ids = tf.cast(found if field.column is None else found[:, field.column], tf.int64)
+        return ids if self.hash_buckets else tf.where((ids >= 0) & (ids < field.rows), ids, 0)
+
+    def numbers(self, features: dict) -> tf.Tensor | None:
+        """[batch, numbers] float32: the features that are no ids, by name; None if there are none."""
+        found = [tf.cast(features[name], tf.float32) for name in sorted(features) if features[name].dtype.is_floating]
+        found = [x if x.shape.rank == 2 else x[:, None] for x in found]
+        return tf.concat(found, 1) if found else None
+
+    @property
+    def num_numbers(self) -> int:
+        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, self.example[0]))
+        return 0 if numbers is None else numbers.shape[1]
+
+    def _find_fields(self) -> list[Field]:
+        features, vocabulary = self.example[0], self.vocabulary or {}
+        if not isinstance(features, dict):
+            raise ValueError(
+                f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
+                "such as ratings, criteo or synthetic_clicks"
+            )
+        if not self.hash_buckets and not vocabulary:
+            raise ValueError(
+                f"{type(self).__module__} needs to know how many ids the features have, and the data does not say; "
+                "return a vocabulary from the data function, or use --model_arg hash_buckets=100000"
+            )
+        fields = []
+        for name, value in sorted(features.items()):
+            if tf.as_dtype(value.dtype).is_floating or not (self.hash_buckets or name in vocabulary):
+                continue
+            rows = self.hash_buckets or vocabulary[name]
+            columns = [None] if len(value.shape) == 1 else range(value.shape[1])
+            fields += [Field(name, column, rows) for column in columns]
+        if not fields:
+            raise ValueError(
+                f"{type(self).__module__} needs ids, and no feature is an id; those of the data are "
+                f"{', '.join(sorted(features))}, those with a vocabulary {', '.join(sorted(vocabulary)) or 'none'}"
+            )
+        return fields
+
+    @property
+    def predicts_clicks(self) -> bool:
+        if self.task == "auto":
+            return self.num_classes == 2 or not {"user", "item"} <= set(self.example[0])
+        return self.task == "clicks"
+
+    def loss(self, outputs, batch) -> Mean:
+        return mean(self._losses(outputs, batch[1]))
+
+    def metrics(self, outputs, batch) -> dict:
+        outputs, labels = tf.cast(outputs, tf.float32), tf.cast(batch[1], tf.float32)
+        if self.predicts_clicks:
+            return {"auc": auc(outputs, labels), "log_loss": mean(self._losses(outputs, labels))}
+        return {"rmse": root_mean_square(outputs - labels), "mae": mean(tf.abs(outputs - labels))}
+
+    def _losses(self, outputs, labels) -> tf.Tensor:
+        outputs, labels = tf.cast(outputs, tf.float32), tf.cast(labels, tf.float32)
+        if self.predicts_clicks:
+            return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
+        return tf.math.squared_difference(outputs, labels)
+
+
+def relu_layers(x, units: tuple[int, ...], name: str):
+    """Dense layers with ReLU on a symbolic tensor."""
+    for i, width in enumerate(units):
+        x = tf.keras.layers.Dense(width, activation="relu", name=f"{name}_{i}")(x)
+    return x

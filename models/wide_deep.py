@@ -1,0 +1,93 @@
+"""Wide & Deep (Cheng et al. 2016): a linear model of ids and their crosses beside a deep one of their embeddings."""
+
+from __future__ import annotations
+
+import itertools
+
+import tensorflow as tf
+
+from engine import embeddings
+from engine.embeddings import Embedding
+from models.tabular import Tabular, relu_layers
+
+
+class Model(Tabular):
+    """Cheng et al., https://arxiv.org/abs/1606.07792, figure 1: the sum of the two parts' outputs.
+
+    Wide: a weight for each id, and for each pair of ids in `crosses` (the cross-product transformation, hashed). Deep:
+    the ids' embeddings and the numbers, concatenated, through dense layers with ReLU. The paper trains the wide part by
+    FTRL and the deep one by AdaGrad; here one optimizer trains both.
+
+    Args:
+      width: of an id's embedding.
+      hidden_units: of the dense layers.
+      crosses: pairs of fields, as `user:item`; a feature of several columns has the fields `categories.0`, ...; `all`
+        is every pair.
+      cross_buckets: rows that the crosses are hashed into.
+      task: clicks, ratings, or auto, which goes by the data.
+      hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
+    """
+
+    def __init__(
+        self,
+        width: int = 16,
+        hidden_units: tuple[int, ...] = (128, 64),
+        crosses: tuple[str, ...] = (),
+        cross_buckets: int = 100000,
+        task: str = "auto",
+        hash_buckets: int = 0,
+    ):
+        super().__init__(task, hash_buckets)
+        self.width = width
+        self.hidden_units = hidden_units
+        self.crosses = crosses
+        self.cross_buckets = cross_buckets
+
+    def build_tables(self) -> None:
+        self.pairs = self._find_pairs()
+        self.deep_table = self.table("deep", self.width)
+        self.wide_table = self.table("wide", 1, combiner="sum", initializer=embeddings.zeros())
+        if self.pairs:
+            arguments = {"combiner": "sum", "hash_ids": True, "initializer": embeddings.zeros()}
+            self.cross_table = Embedding("crosses", self.cross_buckets, 1, **arguments)
+
+    def build_model(self) -> tf.keras.Model:
+        embedded = tf.keras.Input([len(self.fields) * self.width], name="embedded")
+        inputs, parts = {"embedded": embedded}, [embedded]
+        if self.num_numbers:
+            inputs["numbers"] = tf.keras.Input([self.num_numbers], name="numbers")
+            parts.append(inputs["numbers"])
+        x = tf.keras.layers.Concatenate()(parts) if len(parts) > 1 else embedded
+        x = relu_layers(x, self.hidden_units, "deep")
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1, name="output")(x), name="wide_deep")
+
+    def forward(self, features, training: bool):
+        ids = self.ids(features)
+        embedded = tf.reshape(self.deep_table(ids), [-1, len(self.fields) * self.width])
+        inputs = {"embedded": embedded}
+        if self.num_numbers:
+            inputs["numbers"] = self.numbers(features)
+        outputs = tf.cast(self.model(inputs, training=training), tf.float32) + self.wide_table(ids)
+        if self.pairs:
+            outputs += self.cross_table(self._crossed(features))
+        return outputs[:, 0]
+
+    def _crossed(self, features: dict) -> tf.Tensor:
+        """[batch, pairs] int64: a number for each pair of ids, no two pairs of fields having one in common."""
+        columns = [self.column(features, field) for field in self.fields]
+        # It may overflow, which is a hash as well.
+        crossed = [columns[a] * self.fields[b].rows + columns[b] for a, b in self.pairs]
+        return tf.stack([cross * len(self.pairs) + i for i, cross in enumerate(crossed)], 1)
+
+    def _find_pairs(self) -> list[tuple[int, int]]:
+        """The crosses, by the places of their fields."""
+        places = {field.name: i for i, field in enumerate(self.fields)}
+        if tuple(self.crosses) == ("all",):
+            return list(itertools.combinations(range(len(self.fields)), 2))
+        pairs = [tuple(cross.split(":")) for cross in self.crosses]
+        for cross, pair in zip(self.crosses, pairs, strict=True):
+            if len(pair) != 2 or not set(pair) <= set(places):
+                raise ValueError(
+                    f"crosses={cross} is no pair of fields; use e.g. {':'.join([*places, '?'][:2])}, or all"
+                )
+        return [(places[a], places[b]) for a, b in pairs]

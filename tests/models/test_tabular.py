@@ -1,0 +1,173 @@
+"""wide_deep and dlrm: what they compute against NumPy, and that they learn what was planted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import StepOptions
+from engine.metrics import Sums
+from engine.reduction import Reduction
+from engine.state import TrainState
+from engine.strategies.replicated import Replicated
+from models import dlrm, wide_deep
+
+EXAMPLES, FIELDS, ROWS = 3000, 4, 20
+
+
+def planted(seed=0):
+    """Clicks whose log-odds are the sum of a hidden weight for each id of each field, and of one number."""
+    rng = np.random.default_rng(seed)
+    weights = np.random.default_rng(99).normal(size=[FIELDS, ROWS])
+    ids, dense = rng.integers(0, ROWS, [EXAMPLES, FIELDS]), rng.normal(size=[EXAMPLES, 2]).astype(np.float32)
+    logits = weights[np.arange(FIELDS), ids].sum(1) + 2 * dense[:, 0]
+    labels = (rng.random(EXAMPLES) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    return {"categories": ids, "dense": dense}, labels
+
+
+def ratings(seed=0):
+    rng = np.random.default_rng(seed)
+    users, items = np.random.default_rng(99).normal(size=[2, ROWS])
+    user, item = rng.integers(0, ROWS, [2, EXAMPLES])
+    return {"user": user, "item": item}, (3.5 + users[user] + items[item]).astype(np.float32)
+
+
+def prepared(trainer, source, vocabulary, eval_source=None, batch=100, **options):
+    strategy = Replicated("test", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=50)
+    options = StepOptions(**options)
+    with strategy.scope():
+        state = TrainState(trainer)
+        example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), source)
+        trainer.prepare(options, Reduction(), example, None, vocabulary)
+        state.build()
+    eval_feed = None if eval_source is None else strategy.feed(eval_source, 700, None)
+    strategy.bind(state, strategy.feed(source, batch, 0), eval_feed)
+    return strategy, state
+
+
+def learn(trainer, data, vocabulary, steps=200, **options):
+    strategy, state = prepared(trainer, data(0), vocabulary, data(1), optimizer="adam", learning_rate=0.01, **options)
+    before = strategy.evaluate().means()
+    sums = Sums()
+    while state.step < steps:
+        sums.add(strategy.run_train_steps(steps - state.step).sums)
+    return before, strategy.evaluate().means()
+
+
+MODELS = {
+    "wide_deep": lambda **arguments: wide_deep.Model(width=4, hidden_units=(16,), **arguments),
+    "dlrm": lambda **arguments: dlrm.Model(width=4, bottom_units=(8,), top_units=(16,), **arguments),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("hash_buckets", [0, 4000])
+def test_clicks_are_learned(name, hash_buckets):
+    """The planted odds themselves have an AUC of 0.906 here; before it learns, chance decides."""
+    vocabulary = None if hash_buckets else {"categories": ROWS}
+    before, after = learn(MODELS[name](hash_buckets=hash_buckets), planted, vocabulary)
+    assert set(after) == {"loss", "auc", "log_loss"}
+    assert after["log_loss"] == after["loss"] < 0.5 < before["loss"]
+    assert before["auc"] < 0.8
+    assert after["auc"] > 0.85
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ratings_are_learned(name):
+    """Labels have a standard deviation of about 1.4 around 3.5."""
+    before, after = learn(MODELS[name](), ratings, {"user": ROWS, "item": ROWS})
+    assert set(after) == {"loss", "rmse", "mae"}
+    assert after["rmse"] == pytest.approx(np.sqrt(after["loss"]), rel=1e-6)
+    assert before["rmse"] > 3
+    assert 0 < after["mae"] < after["rmse"] < 0.5
+
+
+def outputs_of(trainer, features):
+    return trainer.forward(tf.nest.map_structure(tf.constant, features), training=False).numpy()
+
+
+def test_dlrm_is_the_papers_products_of_all_pairs():
+    features, labels = planted()
+    features = {name: x[:50] for name, x in features.items()}
+    trainer = MODELS["dlrm"]()
+    prepared(trainer, (features, labels[:50]), {"categories": ROWS}, batch=10)
+    table = trainer.embedding.shards[0].numpy()
+    weights = {v.path: v.numpy() for v in trainer.model.trainable_variables}
+
+    def layer(name, x):
+        return x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
+
+    x = np.maximum(layer("bottom_0", features["dense"]), 0)
+    x = np.maximum(layer("bottom_1", x), 0)
+    vectors = [x] + [table[i * ROWS + features["categories"][:, i]] for i in range(FIELDS)]
+    pairs = [(vectors[i] * vectors[j]).sum(1) for i in range(FIELDS + 1) for j in range(i)]
+    x = np.concatenate([x, np.stack(pairs, 1)], 1)
+    x = layer("output", np.maximum(layer("top_0", x), 0))[:, 0]
+    np.testing.assert_allclose(outputs_of(trainer, features), x, rtol=1e-4, atol=1e-6)
+
+
+def test_wide_part_is_a_weight_for_each_id_and_cross():
+    features, labels = ratings()
+    features = {name: x[:50] for name, x in features.items()}
+    trainer = MODELS["wide_deep"](crosses=("user:item",), cross_buckets=97)
+    prepared(trainer, (features, labels[:50]), {"user": ROWS, "item": ROWS}, batch=10)
+    deep = outputs_of(trainer, features)  # the wide weights are zeros at first
+    rng = np.random.default_rng(5)
+    wide, crosses = rng.normal(size=[2 * ROWS, 1]), rng.normal(size=[97, 1])
+    trainer.wide_table.shards[0].assign(wide.astype(np.float32))
+    trainer.cross_table.shards[0].assign(crosses.astype(np.float32))
+    rows = trainer.cross_table.rows_of(tf.constant(features["item"] * ROWS + features["user"])).numpy()
+    assert trainer.fields[0].name == "item"
+    cross_rows = trainer.cross_table.rows_of(tf.constant(features["user"] * ROWS + features["item"])).numpy()
+    expected = deep + wide[features["item"], 0] + wide[ROWS + features["user"], 0] + crosses[cross_rows, 0]
+    np.testing.assert_allclose(outputs_of(trainer, features), expected, rtol=1e-4, atol=1e-5)
+    assert not np.array_equal(rows, cross_rows)  # which field comes first matters
+
+
+def test_a_cross_learns_what_no_sum_can():
+    """Exclusive or of two ids: the hidden layer is too narrow to help."""
+
+    def exclusive(seed):
+        rng = np.random.default_rng(seed)
+        a, b = rng.integers(0, 2, [2, EXAMPLES])
+        return {"a": a, "b": b}, (a ^ b).astype(np.float32)
+
+    def model(**arguments):
+        return wide_deep.Model(width=1, hidden_units=(), **arguments)
+
+    counts = {"a": 2, "b": 2}
+    assert learn(model(), exclusive, counts)[1]["auc"] < 0.6
+    assert learn(model(crosses=("all",)), exclusive, counts)[1]["auc"] == 1.0
+
+
+def test_ids_out_of_range_are_taken_for_0():
+    features, labels = ratings()
+    trainer = MODELS["dlrm"]()
+    prepared(trainer, (features, labels), {"user": ROWS, "item": ROWS})
+    bad = {"user": np.array([-1, ROWS, 3]), "item": np.array([4, 4, ROWS + 7])}
+    good = {"user": np.array([0, 0, 3]), "item": np.array([4, 4, 0])}
+    np.testing.assert_array_equal(outputs_of(trainer, bad), outputs_of(trainer, good))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "source", "vocabulary", "message"),
+    [
+        (dlrm.Model, planted, None, "hash_buckets=100000"),
+        (wide_deep.Model, lambda: (np.zeros([3, 2]), np.zeros(3)), None, "the data has one array"),
+        (lambda: wide_deep.Model(crosses=("user:shop",)), ratings, {"user": 20, "item": 20}, "crosses=user:shop"),
+        (lambda: wide_deep.Model(task="sales"), ratings, {"user": 20, "item": 20}, "task=sales is unknown"),
+        (dlrm.Model, lambda: ({"x": np.zeros([3, 2], np.float32)}, np.zeros(3)), {"y": 3}, "no feature is an id"),
+    ],
+)
+def test_mistakes_are_one_line(trainer, source, vocabulary, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        prepared(trainer(), source(), vocabulary, batch=3)
+    assert "\n" not in str(raised.value)
+
+
+def test_labels_say_the_task_where_names_do_not():
+    for arguments, clicks in (({}, False), ({"task": "clicks"}, True)):
+        trainer = MODELS["dlrm"](**arguments)
+        prepared(trainer, ratings(), {"user": ROWS, "item": ROWS})
+        assert trainer.predicts_clicks == clicks
