@@ -12,8 +12,6 @@ from launch import config as configs
 from launch.config import Config
 from launch.errors import UsageError
 
-_NOT_YET = ("parameter_server",)
-
 
 def check(config: Config) -> None:
     """Raises `UsageError` for the first thing that is wrong."""
@@ -46,13 +44,12 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
 
 
 def _check_strategy(config: Config) -> None:
-    if config.strategy in _NOT_YET:
-        raise UsageError(
-            f"--strategy={config.strategy} is not there yet; use one_device, mirrored, multi_worker or tpu"
-        )
     if config.cluster:
         clusters.check_bindable(config.cluster)
+    if config.strategy == "multi_worker":
         check_batch(config.global_batch_size, config.cluster.num_workers)
+    if config.strategy == "parameter_server":
+        _ = config.placement_rules  # read for its mistakes
     virtual = config.num_virtual_devices
     if virtual and config.strategy != "mirrored":
         raise UsageError(

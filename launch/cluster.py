@@ -20,7 +20,12 @@ from collections.abc import Mapping
 from launch.errors import UsageError
 
 _CURE = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
-_JOBS = ("chief", "worker")  # in the order of TensorFlow's ids
+_JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster the coordinator, called chief, is first
+    "multi_worker": ("chief", "worker"),
+    "parameter_server": ("chief", "worker", "ps", "evaluator"),
+}
+_NEEDED = {"multi_worker": (), "parameter_server": ("chief", "worker", "ps")}
+_ALONE = ("chief", "evaluator")  # of which there is one at most
 _OTHERS = {
     "ps": "parameter servers belong to --strategy=parameter_server; use that, or leave ps out",
     "evaluator": "an evaluator is no part of --strategy=multi_worker; leave it out, and run --mode=eval by itself",
@@ -64,12 +69,32 @@ class Cluster:
         return len(self.addresses)
 
     @property
+    def kind(self) -> str:
+        """The task's type: chief, worker, ps, evaluator."""
+        return self.task.split()[0]
+
+    @property
+    def place(self) -> int:
+        """The task's index among those of its type."""
+        return self.job(self.kind).index(self.address)
+
+    def job(self, kind: str) -> tuple[str, ...]:
+        """The addresses of the tasks of a type, in their order."""
+        return tuple(address for name, address in self.addresses if name.split()[0] == kind)
+
+    @property
     def peers(self) -> tuple[tuple[str, str], ...]:
-        return self.addresses[: self.index] + self.addresses[self.index + 1 :]
+        """All others that this task works with; an evaluator only reads what they have written."""
+        others = self.addresses[: self.index] + self.addresses[self.index + 1 :]
+        return tuple(other for other in others if other[0] != "evaluator")
 
 
-def from_environment(environment: Mapping[str, str]) -> Cluster:
+def from_environment(environment: Mapping[str, str], strategy: str = "multi_worker") -> Cluster:
     """The cluster that TF_CONFIG describes (https://www.tensorflow.org/guide/distributed_training#TF_CONFIG).
+
+    Args:
+      environment: the process's variables.
+      strategy: multi_worker, or parameter_server, which knows more kinds of task.
 
     Raises:
       UsageError: on any mistake in it.
@@ -77,8 +102,9 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
     text = environment.get("TF_CONFIG", "")
     if not text.strip():
         raise UsageError(
-            "TF_CONFIG is not set, and --strategy=multi_worker learns from it who the workers are; "
-            "`python -m launch.local --workers=2 -- ...` starts them on this machine and sets it"
+            f"TF_CONFIG is not set, and --strategy={strategy} learns from it who the workers are; "
+            f"`python -m launch.local --workers=2{' --ps=2' if strategy == 'parameter_server' else ''} -- ...` starts "
+            "them on this machine and sets it"
         )
     try:
         found = json.loads(text)
@@ -86,26 +112,29 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
         raise UsageError(f"TF_CONFIG={_short(text)} is not JSON ({error}); {_CURE}") from None
     if not isinstance(found, dict):
         raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_CURE}")
-    jobs = _jobs(found)
-    kind, index = _task(found, jobs)
+    known = _JOBS[strategy]
+    jobs = _jobs(found, strategy)
+    kind, index = _task(found, jobs, known)
     addresses = [
-        ("chief" if job == "chief" else f"{job} {place}", address)
-        for job in _JOBS
+        (job if job in _ALONE else f"{job} {place}", address)
+        for job in known
         for place, address in enumerate(jobs.get(job, ()))
     ]
     _check_addresses(addresses)
-    return Cluster(tuple(addresses), index + (len(jobs.get("chief", ())) if kind == "worker" else 0))
+    before = known[: known.index(kind)]
+    return Cluster(tuple(addresses), index + sum(len(jobs.get(job, ())) for job in before))
 
 
-def _jobs(found: dict) -> dict[str, list[str]]:
+def _jobs(found: dict, strategy: str) -> dict[str, list[str]]:
     if "cluster" not in found:
         raise UsageError(f"TF_CONFIG has no cluster, only {_names(found)}; {_CURE}")
     jobs = found["cluster"]
     if not isinstance(jobs, dict):
         raise UsageError(f"TF_CONFIG's cluster={_short(jobs)} is not an object of task types; {_CURE}")
     for job, addresses in jobs.items():
-        if job not in _JOBS:
-            raise UsageError(f"TF_CONFIG's cluster has the task type {job!r}; {_OTHERS.get(job, 'use chief, worker')}")
+        if job not in (known := _JOBS[strategy]):
+            cure = _OTHERS.get(job, f"use {', '.join(known)}")
+            raise UsageError(f"TF_CONFIG's cluster has the task type {job!r}; {cure}")
         if not isinstance(addresses, list):
             raise UsageError(f"TF_CONFIG's cluster has {job}={_short(addresses)}, which is not a list; {_CURE}")
     jobs = {job: addresses for job, addresses in jobs.items() if addresses}
@@ -113,18 +142,27 @@ def _jobs(found: dict) -> dict[str, list[str]]:
         raise UsageError(f"TF_CONFIG's cluster is empty; {_CURE}")
     if len(jobs.get("chief", ())) > 1:
         raise UsageError(f"TF_CONFIG's cluster has {len(jobs['chief'])} chiefs; list one, and the others as workers")
+    if len(jobs.get("evaluator", ())) > 1:
+        raise UsageError(f"TF_CONFIG's cluster has {len(jobs['evaluator'])} evaluators; list one")
+    for job in _NEEDED[strategy]:
+        if job not in jobs:
+            raise UsageError(
+                f"TF_CONFIG's cluster has no {job}, only {_names(jobs)}; --strategy={strategy} needs one chief (the "
+                "coordinator), and worker and ps of one or more"
+            )
     return jobs
 
 
-def _task(found: dict, jobs: dict[str, list[str]]) -> tuple[str, int]:
+def _task(found: dict, jobs: dict[str, list[str]], known: tuple[str, ...]) -> tuple[str, int]:
     """(task type, index within it) of this process."""
     task = found.get("task")
     if not isinstance(task, dict):
         what = f"task={_short(task)}, which is not an object" if "task" in found else "no task"
         raise UsageError(f"TF_CONFIG has {what}: it says which of the cluster's tasks this process is; {_CURE}")
     kind, index = task.get("type"), task.get("index")
-    if kind not in _JOBS:
-        cure = _OTHERS.get(kind, "use chief or worker") if isinstance(kind, str) else "use chief or worker"
+    if kind not in known:
+        use = f"use {' or '.join(known)}"
+        cure = _OTHERS.get(kind, use) if isinstance(kind, str) else use
         raise UsageError(f"TF_CONFIG's task has type={_short(kind)}; {cure}")
     if kind not in jobs:
         raise UsageError(f"TF_CONFIG's task is a {kind}, but its cluster has only {_names(jobs)}; add {kind} to it")
@@ -231,7 +269,7 @@ def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
         listener.setblocking(False)
         while True:
             _hang_up(listener)
-            here = {name for name, address in cluster.peers if _answers(address, end)}
+            here = {name for name, address in cluster.peers if answers(address, _patience(end))}
             came |= here
             if len(here) == len(cluster.peers):
                 return
@@ -256,15 +294,19 @@ def _hang_up(listener: socket.socket) -> None:
             listener.accept()[0].close()
 
 
-def _answers(address: str, end: float) -> bool:
-    """Whether somebody listens there; gives up at `end`, by the monotonic clock."""
-    patience = min(_CONNECT_SECONDS, max(end - time.monotonic(), _POLL_SECONDS))
+def answers(address: str, patience: float = _CONNECT_SECONDS) -> bool:
+    """Whether somebody listens there, found out within so many seconds."""
     try:
         with socket.create_connection(split(address), timeout=patience) as sock:
             # A caller may be given the very port that it calls as its own, and so reach itself.
             return sock.getsockname() != sock.getpeername()
     except OSError:
         return False
+
+
+def _patience(end: float) -> float:
+    """Seconds for one call, up to `end` by the monotonic clock."""
+    return min(_CONNECT_SECONDS, max(end - time.monotonic(), _POLL_SECONDS))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ PERIODS = (
 _OF_THIS_CALL = (
     "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config"
 ).split()
-_CLUSTERED = ("multi_worker",)  # strategies of several processes
+_CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
 # Schedules that reach their end at the run's end: for them its length decides too.
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
@@ -73,6 +74,34 @@ class Config:
     def is_chief(self) -> bool:
         """Whether this process, of those that train together, writes files and speaks to people."""
         return self.cluster is None or self.cluster.is_chief
+
+    @property
+    def placement_rules(self) -> list[tuple[str, int]]:
+        """--variable_placement, as (regular expression, number of the server). Raises `UsageError`."""
+        servers = len(self.cluster.job("ps"))
+        rules = []
+        for given in self.variable_placement:
+            pattern, _, place = given.rpartition("=ps:")
+            if not pattern or not place.isdecimal() or int(place) >= servers:
+                raise UsageError(
+                    f"--variable_placement={given} is no REGEX=ps:N with N from 0 to {servers - 1}; use e.g. table=ps:0"
+                )
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(f"--variable_placement={given} is no regular expression: {error}") from None
+            rules.append((pattern, int(place)))
+        return rules
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process does what a coordinator asks it to, and no more: a worker or a parameter server."""
+        return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
+
+    @property
+    def coordinates(self) -> bool:
+        """Whether this process asks workers and parameter servers to do things."""
+        return self.strategy == "parameter_server" and self.cluster.kind == "chief"
 
     @property
     def writes_run(self) -> bool:
@@ -117,7 +146,9 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
     if values["mode"] in ("eval", "export"):
         _fill_from_run(values, environment)
-    cluster = clusters.from_environment(environment) if values["strategy"] in _CLUSTERED else None
+    cluster = None
+    if values["strategy"] in _CLUSTERED:
+        cluster = clusters.from_environment(environment, values["strategy"])
     if trainer_class is None:
         model = registry.find("model", values["model"], registry.models())
     elif values["model"] not in (None, trainer_class.__name__):

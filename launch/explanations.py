@@ -47,11 +47,12 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
 
     from engine import numerics
     from engine.checkpoints import CheckpointError
+    from engine.coordinator import ClosureError
     from engine.strategies.devices import DeviceError
     from engine.sync_check import OutOfSyncError
     from engine.watchdog import LostPeerError
 
-    if isinstance(error, DeviceError):
+    if isinstance(error, (DeviceError, ClosureError)):
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):  # a full disk may have room the next time
         return EXIT_FAILED if "could not be written" in str(error) else EXIT_USAGE, str(error)

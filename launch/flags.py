@@ -131,6 +131,25 @@ def _define_between_replicas() -> None:
     between(_number, "outer_momentum", 0.9, "Of that step, Nesterov's; 0 is none.", lower_bound=0, upper_bound=1)
 
 
+def _define_servers() -> None:
+    servers = _group("Parameter servers")
+    servers(_integer, "max_inflight_per_worker", 2, "Closures that are out at once, times the workers.", lower_bound=1)
+    servers(
+        _integer,
+        "max_staleness_steps",
+        None,
+        "A worker more updates than this ahead of the slowest waits; 0 makes rounds. None waits if not given.",
+        **_COUNT,
+    )
+    servers(_integer, "max_closure_retries", 3, "How often a closure that raises is tried again.", **_COUNT)
+    servers(
+        _repeated,
+        "variable_placement",
+        [],
+        "REGEX=ps:N puts variables in whose path it is found on that server, e.g. embedding=ps:0. Repeatable.",
+    )
+
+
 def _define_how() -> None:
     update = _group("The update")
     update(
@@ -203,6 +222,7 @@ def _define_when_and_what_is_shown() -> None:
 _define_what()
 _define_where()
 _define_between_replicas()
+_define_servers()
 _define_how()
 _define_when_and_what_is_shown()
 

@@ -2,6 +2,7 @@
 
   python -m launch.local --workers=2 -- --model=mlp --input=digits --run_dir=runs/first
   python -m launch.local --workers=2 -- my_script.py --run_dir=runs/first
+  python -m launch.local --workers=2 --ps=2 --evaluator -- --model=mlp --input=digits --run_dir=runs/first
 
 What stands after -- are flags of launch.train, or a script that calls `train.main` and its flags. Every worker gets
 TF_CONFIG and its share of the cores; its output is shown with its name, and kept in run_dir/logs. When one dies, all
@@ -25,7 +26,7 @@ from launch.errors import UsageError, nearest
 from launch.supervisor import Spec, StartError, Supervisor
 
 _PROGRAM = "python -m launch.local"
-_STRATEGY = "multi_worker"
+_STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
 _FLAGS = flags.FlagValues()  # apart from launch.train's, which are the tasks'
 
 
@@ -37,6 +38,8 @@ def _define_flags() -> None:
         flags.DEFINE_float(name, default, help, lower_bound=0, upper_bound=1e6, flag_values=_FLAGS)
 
     integer("workers", 2, "Processes that train together.", 1, 1000)
+    integer("ps", 0, "Parameter servers: the workers then have a coordinator, called chief, for company.", 0, 1000)
+    flags.DEFINE_bool("evaluator", False, "With --ps: a process that evaluates each checkpoint.", flag_values=_FLAGS)
     integer("cores_per_task", None, "Logical cores of each task; all / tasks if not given.", 1)
     integer("max_restarts", 5, "Restarts after failures within --restart_window_seconds; one more failure ends it.", 0)
     seconds("restart_window_seconds", 600, "Failures longer ago than this are forgotten.")
@@ -82,10 +85,11 @@ def _supervisor(argv: list[str], environment: Mapping[str, str]) -> Supervisor:
     cut = argv.index("--") if "--" in argv else len(argv)
     _parse(argv[:cut])
     asked = _read_command(argv[cut + 1 :])
+    rule = restarts.Servers if _FLAGS.ps else restarts.Synchronous
     return Supervisor(
         _specs(environment),
         asked.command,
-        restarts.Synchronous(_FLAGS.max_restarts, _FLAGS.restart_window_seconds, _FLAGS.grace_seconds),
+        rule(_FLAGS.max_restarts, _FLAGS.restart_window_seconds, _FLAGS.grace_seconds),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
         coloured=tuple(os.isatty(stream) and _wants_colours(environment) for stream in (1, 2)),
@@ -105,6 +109,8 @@ def _parse(argv: list[str]) -> None:
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, _names(), 'see --help')}") from None
     except flags.Error as error:
         raise UsageError(_explain(error)) from None
+    if _FLAGS.evaluator and not _FLAGS.ps:
+        raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; what the tasks run stands after --, see --help")
     for name in _names():
@@ -137,31 +143,39 @@ def _read_command(arguments: list[str]) -> _Asked:
         )
     if script and not os.path.isfile(script[0]):
         raise UsageError(f"the script {script[0]} does not exist; give its path from {os.getcwd()}")
-    own = arguments[len(script) :]
+    own, program = arguments[len(script) :], script or ["-m", "launch.train"]
+    meant = _STRATEGIES[bool(_FLAGS.ps)]
     try:
         flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
         flags.FLAGS(["task", *own], known_only=True)
         strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
         given = flags.FLAGS["strategy"].present
     except flags.Error:  # the tasks will say so
-        strategy, run_dir, given = _STRATEGY, None, False
-    if given and strategy != _STRATEGY:
+        return _Asked([sys.executable, *program, f"--strategy={meant}", *own], None)
+    if given and strategy == "parameter_server" != meant:
+        raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
+    if given and strategy != meant:
         raise UsageError(f"--strategy={strategy} is not for workers; leave it out, or use launch.train without them")
-    program = script or ["-m", "launch.train"]
-    return _Asked([sys.executable, *program, f"--strategy={_STRATEGY}", *own], run_dir)
+    if _FLAGS.evaluator and not run_dir:
+        raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
+    return _Asked([sys.executable, *program, f"--strategy={meant}", *own], run_dir)
 
 
 def _specs(environment: Mapping[str, str]) -> list[Spec]:
     """The tasks, each with its share of the machine. Raises `UsageError`."""
-    cores, tasks = shares.usable_cores(), _FLAGS.workers
+    kinds = [("worker", index) for index in range(_FLAGS.workers)]
+    if _FLAGS.ps:
+        kinds = [("chief", 0), *kinds, *(("ps", index) for index in range(_FLAGS.ps))]
+    if _FLAGS.evaluator:
+        kinds.append(("evaluator", 0))
+    cores, tasks = shares.usable_cores(), len(kinds)
     per_task = _FLAGS.cores_per_task or max(1, len(cores) // tasks)
     if per_task > len(cores):
         raise UsageError(f"--cores_per_task={per_task} is more than the {len(cores)} cores there are; use fewer")
     # As many threads as cores: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
-    return [
-        Spec("worker", index, own, threads) for index, own in enumerate(shares.divide_cores(cores, tasks, per_task))
-    ]
+    own = shares.divide_cores(cores, tasks, per_task)
+    return [Spec(kind, index, mine, threads) for (kind, index), mine in zip(kinds, own, strict=True)]
 
 
 def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
@@ -184,8 +198,9 @@ def _help() -> str:
     parts = [__doc__.strip(), "", f"usage: {_PROGRAM} [flags] -- [script.py] [flags of launch.train]", ""]
     for name in _names():
         flag = _FLAGS[name]
-        default = "" if flag.default is None else f" [{flag.default:g}]"
-        parts.append(train_flags.described(f"--{name}=...", f"{flag.help}{default}"))
+        default = "" if flag.default in (None, False) else f" [{flag.default:g}]"
+        usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
+        parts.append(train_flags.described(usage, f"{flag.help}{default}"))
     return "\n".join(parts)
 
 

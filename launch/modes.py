@@ -51,7 +51,7 @@ class TrainMetrics(Windowed):
             self._first = done
 
     def act(self, moment: Moment) -> None:
-        # The gradient's norm is measured at the last step of each call: its mean depends on where calls were cut.
+        # The gradients' norm is measured where something is due: its mean depends on what else there is to do.
         self.means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
 
     def rates(self) -> dict[str, float | None]:
@@ -289,5 +289,6 @@ def _result(session: Session, **more) -> dict[str, Any]:
         "jit": False if session.strategy.without_jit else session.state.jit,
         "precision": config.precision,
         "run_dir": config.run_dir,
+        **session.strategy.report(),
         **more,
     }

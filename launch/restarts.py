@@ -1,6 +1,7 @@
 """The rule by which a cluster's tasks are started again, or not: from how tasks ended, what is to happen.
 
-A rule is an object of two methods, `patience` and `settle`; the supervisor does what they say. Supervisor code.
+A rule is an object of four methods, `alone`, `saves`, `patience`, `settle`; the supervisor does what they say.
+Supervisor code.
 """
 
 from __future__ import annotations
@@ -72,6 +73,14 @@ class Settlement:
     cause: Ending | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """A task is started again by itself, after so many seconds; `message` says why."""
+
+    pause_seconds: float
+    message: str
+
+
 class Synchronous:
     """Tasks that go in step: when one fails, none can go on, and all start again from the last checkpoint.
 
@@ -90,6 +99,14 @@ class Synchronous:
         self._clock = clock
         self._failures: collections.deque[float] = collections.deque()
         self._preemptions: collections.deque[float] = collections.deque()
+
+    def alone(self, ending: Ending) -> Alone | None:
+        """How a task is started again by itself; None: it is not."""
+        return None
+
+    def saves(self, task: str) -> bool:
+        """Whether a task has to save when all are to end: those that have not are signalled once these are done."""
+        return True
 
     def patience(self, ending: Ending) -> Patience | None:
         """How long the other tasks have to end after this one; None: they go on."""
@@ -113,6 +130,9 @@ class Synchronous:
             pause = _pause(count - 1)
             when = f"in {pause:g} s" if pause else "at once"
             return Settlement(None, pause, f"{cause}, preempted; all tasks start again {when}", cause)
+        return self._failed(cause)
+
+    def _failed(self, cause: Ending) -> Settlement:
         count = self._count(self._failures)
         if count > self._max_restarts:
             return Settlement(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
@@ -135,6 +155,58 @@ class Synchronous:
             f"it is failure {failures} within {self._window_seconds:g} s, and --max_restarts={self._max_restarts} "
             "restarts are used up"
         )
+
+
+class Servers(Synchronous):
+    """A coordinator ("chief"), workers, parameter servers, and perhaps an evaluator.
+
+    A worker is started again by itself and at once: the others go on, and it joins them; but one that keeps failing is
+    waited for longer each time. A parameter server's death loses variables, and the coordinator's everything that is
+    under way: then all start again from the last checkpoint. An evaluator is no part of the run. The coordinator's end
+    is the run's.
+
+    Args:
+      As `Synchronous` has them; `max_restarts` also counts those of each worker by itself.
+    """
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self._deaths: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
+
+    def alone(self, ending: Ending) -> Alone | None:
+        kind = ending.task.split()[0]
+        done = kind == "evaluator" and not ending.code
+        if kind not in ("worker", "evaluator") or ending.code == EXIT_USAGE or done:
+            return None
+        count = self._count(self._deaths[ending.task])
+        if count > self._max_restarts:
+            return None
+        pause = _pause(count - 1)
+        when = f"in {pause:g} s" if pause else "at once"
+        return Alone(pause, f"{ending}; it starts again {when}, the others go on")
+
+    def saves(self, task: str) -> bool:
+        return task in ("chief", "evaluator")
+
+    def patience(self, ending: Ending) -> Patience | None:
+        if ending.task == "chief" and not ending.code:
+            return Patience(0.0, self._grace_seconds)  # the evaluator has the last checkpoint to look at
+        if ending.task == "evaluator":
+            return None
+        if not ending.code:
+            return Patience(_LEAVE_SECONDS, min(_END_SECONDS, self._grace_seconds))
+        return super().patience(ending)
+
+    def settle(self, endings: list[Ending]) -> Settlement:
+        chief = next((ending for ending in endings if ending.task == "chief"), None)
+        if chief is not None and not chief.code:
+            return Settlement(0)
+        part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
+        if not part:  # a server that ended well before the run did: nobody asked it to
+            return self._failed(endings[0])
+        if chief is not None and chief.code == EXIT_USAGE:
+            part = [chief]  # what the coordinator has found explains more than a task that was ended for it
+        return super().settle(part)
 
 
 def _pause(count: int) -> float:

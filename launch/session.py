@@ -16,13 +16,16 @@ from absl import logging
 
 from engine import StepOptions, Trainer, watchdog
 from engine.checkpoints import Checkpoints, load_weights
+from engine.coordinator import Cluster
 from engine.hooks import Hook
 from engine.local_sgd import LocalSgd
+from engine.placement import Rule
 from engine.power_sgd import PowerSgd
 from engine.reduction import Reduction
 from engine.state import TrainState
 from engine.strategies import devices, jit_choice
 from engine.strategies.multi_worker import Place
+from engine.strategies.parameter_server import ServerOptions
 from engine.strategies.replicated import FeedOptions, Replicated
 from launch import checks
 from launch.config import Config, whole_rounds
@@ -71,7 +74,8 @@ def make_strategy(config: Config) -> Replicated:
         config.strategy,
         num_virtual_devices=config.num_virtual_devices,
         tpu_address=config.tpu_address,
-        place=config.cluster and Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True)),
+        place=_place(config),
+        servers=_servers(config),
         communication=config.communication,
         step_timeout_seconds=_step_timeout_seconds(config),
         steps_per_loop=config.steps_per_loop,
@@ -160,6 +164,25 @@ def write_json(path: str, values: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def _place(config: Config) -> Place | None:
+    if config.strategy != "multi_worker":
+        return None
+    return Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True))
+
+
+def _servers(config: Config) -> ServerOptions | None:
+    if config.strategy != "parameter_server":
+        return None
+    cluster = config.cluster
+    return ServerOptions(
+        Cluster(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
+        config.max_inflight_per_worker,
+        config.max_staleness_steps,
+        config.max_closure_retries,
+        tuple(Rule(*rule) for rule in config.placement_rules),
+    )
 
 
 def _step_timeout_seconds(config: Config) -> float:

@@ -20,7 +20,7 @@ from launch import shares
 from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
 from launch.guard import Guard
 from launch.output import Output, TaskOutput
-from launch.restarts import Ending, Synchronous
+from launch.restarts import Ending, Servers, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, where somebody wants us to end
 
@@ -42,7 +42,7 @@ class Spec:
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {self.index}"
+        return self.kind if self.kind in ("chief", "evaluator") else f"{self.kind} {self.index}"
 
 
 class StartError(Exception):
@@ -99,7 +99,7 @@ class Supervisor:
         self,
         specs: list[Spec],
         command: list[str],
-        rule: Synchronous,
+        rule: Synchronous | Servers,
         *,
         environment: Mapping[str, str],
         log_dir: str | None,
@@ -115,6 +115,8 @@ class Supervisor:
         self._output = Output(self._selector, log_dir, coloured)
         self._guard = Guard()
         self._tasks: list[Task] = []
+        self._cluster: dict[str, list[str]] = {}
+        self._alone: list[tuple[float, int]] = []  # when the task at which place is to be started again, by itself
         self._plan: list[tuple[float, signal.Signals]] = []  # when the tasks that are left get which signal
         self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
 
@@ -152,25 +154,25 @@ class Supervisor:
                 return self._exit_code_as_asked([])
 
     def _start_all(self) -> None:
-        self._plan = []
+        self._plan, self._alone, self._cluster = [], [], {}
         ports = shares.free_ports(len(self._specs))
-        addresses = {
-            (spec.kind, spec.index): f"{shares.LOOPBACK}:{port}" for spec, port in zip(self._specs, ports, strict=True)
-        }
-        cluster: dict[str, list[str]] = {}
-        for (kind, _), address in sorted(addresses.items()):
-            cluster.setdefault(kind, []).append(address)
-        for place, spec in enumerate(self._specs):
-            try:
-                process = self._start(spec, cluster)
-            except OSError as error:
-                raise StartError(f"{spec.name} can't be started: {error}") from None
-            output = self._output.follow(spec.name, place, process)
-            self._tasks.append(Task(spec.name, process, output))
-            cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
-            self._output.say(f"{spec.name} is process {process.pid} at {addresses[spec.kind, spec.index]}{cores}")
+        for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
+            self._cluster.setdefault(spec.kind, []).append(f"{shares.LOOPBACK}:{port}")
+        for place in range(len(self._specs)):
+            self._start_one(place)
 
-    def _start(self, spec: Spec, cluster: dict[str, list[str]]) -> subprocess.Popen:
+    def _start_one(self, place: int) -> None:
+        spec = self._specs[place]
+        try:
+            process = self._start(spec)
+        except OSError as error:
+            raise StartError(f"{spec.name} can't be started: {error}") from None
+        output = self._output.follow(spec.name, place, process)
+        self._tasks.append(Task(spec.name, process, output))
+        cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
+        self._output.say(f"{spec.name} is process {process.pid} at {self._cluster[spec.kind][spec.index]}{cores}")
+
+    def _start(self, spec: Spec) -> subprocess.Popen:
         task = {"type": spec.kind, "index": spec.index}
         return subprocess.Popen(
             self._command,
@@ -182,7 +184,7 @@ class Supervisor:
                 **self._environment,
                 **spec.environment,
                 **self._guard.environment,
-                "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+                "TF_CONFIG": json.dumps({"cluster": self._cluster, "task": task}),
             },
             start_new_session=True,
             preexec_fn=lambda: self._prepare(spec),  # safe: there is one thread
@@ -198,11 +200,12 @@ class Supervisor:
     def _watch(self) -> list[Ending]:
         """Until all tasks have ended; how they did, in the order of their ends."""
         endings: list[Ending] = []
-        while self._tasks:
-            self._turn(self._seconds_to_next_signal())
+        while self._tasks or self._alone:
+            self._turn(self._seconds_to_next())
             for ending in self._reap():
-                endings.append(ending)
-                self._after(ending)
+                if not self._replace(ending):
+                    endings.append(ending)
+                    self._after(ending)
             self._carry_out_plan()
         return endings
 
@@ -214,8 +217,20 @@ class Supervisor:
         self._tasks = [task for task in self._tasks if task not in codes]
         return [task.bury() for task in dead]
 
+    def _replace(self, ending: Ending) -> bool:
+        """Whether the task is to be started again by itself, while the others go on; if so, plans it."""
+        alone = None if self._asked or self._plan else self._rule.alone(ending)
+        if alone is None:
+            return False
+        place = next(place for place, spec in enumerate(self._specs) if spec.name == ending.task)
+        self._alone.append((time.monotonic() + alone.pause_seconds, place))
+        self._output.say(alone.message)
+        return True
+
     def _after(self, ending: Ending) -> None:
         if self._asked:
+            if not any(self._rule.saves(task.name) for task in self._tasks):
+                self._send(self._tasks, signal.SIGTERM)
             return
         patience = self._rule.patience(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
@@ -223,11 +238,21 @@ class Supervisor:
         if patience is not None and not self._plan:
             leave = time.monotonic() + patience.leave_seconds
             self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
+            self._alone = []
 
-    def _seconds_to_next_signal(self) -> float | None:
-        return max(0.0, self._plan[0][0] - time.monotonic()) if self._plan else None
+    def _send(self, tasks: list[Task], number: signal.Signals) -> None:
+        for task in tasks:
+            task.send(number)
+
+    def _seconds_to_next(self) -> float | None:
+        """Until a signal is to be sent, or a task started."""
+        times = [self._plan[0][0]] if self._plan else [when for when, _ in self._alone]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _carry_out_plan(self) -> None:
+        for due in [each for each in self._alone if each[0] <= time.monotonic()]:
+            self._alone.remove(due)
+            self._start_one(due[1])
         while self._plan and self._plan[0][0] <= time.monotonic():
             _, number = self._plan.pop(0)
             for task in self._tasks:
@@ -280,9 +305,9 @@ class Supervisor:
                 f"{signal.Signals(number).name}: the tasks have {self._grace_seconds:g} s to save and end; "
                 "a second one kills them"
             )
-            for task in self._tasks:
-                task.send(self._asked)
-            self._plan = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)]
+            saving = [task for task in self._tasks if self._rule.saves(task.name)]
+            self._send(saving or self._tasks, self._asked)
+            self._plan, self._alone = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
     def _exit_code_as_asked(self, endings: list[Ending]) -> int:
         for ending in endings:

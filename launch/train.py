@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from launch import checks, config, errors, explanations, process
+from launch import checks, config, errors, explanations, process, servers
 from launch import cluster as clusters
 from launch import data as datas
 from launch import flags as our_flags
@@ -81,8 +81,12 @@ def _run(trainer_class, data, hooks) -> int:
     started = time.monotonic()
     asked = config.from_flags(trainer_class, data is not None, os.environ)
     checks.check(asked)
+    if asked.strategy == "parameter_server":
+        servers.fail_fast()
     if asked.tune_allocator:
         process.tune_allocator()
+    if asked.serves:
+        return servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug)
     with contextlib.ExitStack() as stack:
         if asked.writes_run:
             stack.enter_context(process.lock(asked.run_dir))
@@ -97,10 +101,12 @@ def _run(trainer_class, data, hooks) -> int:
             raise
         except Exception as error:  # the border of the program: every failure becomes one line here
             code = _explain(error, asked.debug)
-            if explanations.is_lost_peer(error):
+            if asked.coordinates or explanations.is_lost_peer(error):
                 process.leave(code)
             return code
         _say_where(asked)
+        if asked.coordinates:  # a worker may be down
+            process.leave(code)
         return code
 
 

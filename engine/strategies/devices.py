@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from engine.strategies import parameter_server
 from engine.strategies.multi_worker import MultiWorker, Place, connect
+from engine.strategies.parameter_server import ParameterServer, ServerOptions
 from engine.strategies.replicated import FeedOptions, Replicated
 
 _CONNECT_SECONDS = 5
@@ -25,18 +27,20 @@ def create(
     num_virtual_devices: int = 0,
     tpu_address: str = "",
     place: Place | None = None,
+    servers: ServerOptions | None = None,
     communication: str = "auto",
     step_timeout_seconds: float = 0.0,
     steps_per_loop: int = 0,
     feed_options: FeedOptions | None = None,
-) -> Replicated:
+) -> Replicated | ParameterServer:
     """Makes a strategy.
 
     Args:
-      name: one_device, mirrored, multi_worker or tpu.
+      name: one_device, mirrored, multi_worker, parameter_server or tpu.
       num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
       place: of this process among the workers of multi_worker.
+      servers: of parameter_server, where its tasks are and what is peculiar to it.
       communication: how workers' sums travel, see `multi_worker.connect`.
       step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
       steps_per_loop: steps in one compiled call; 0 fits them.
@@ -45,6 +49,9 @@ def create(
     feed_options = feed_options or FeedOptions()
     if name == "multi_worker":
         return MultiWorker(connect(place, communication), place, feed_options, steps_per_loop, step_timeout_seconds)
+    if name == "parameter_server":
+        distribution = parameter_server.connect(servers.cluster)
+        return ParameterServer(distribution, servers, feed_options, steps_per_loop, step_timeout_seconds)
     makers = {
         "one_device": lambda: _one_device(),
         "mirrored": lambda: _mirrored(num_virtual_devices),

@@ -126,6 +126,10 @@ class Replicated:
             "hosts": self.num_hosts,
         }
 
+    def report(self) -> dict:
+        """What a run's result says of the strategy's own doings: plain JSON."""
+        return {}
+
     def feed(self, source, global_batch_size: int, seed: int | None):
         """The feed for a split of the data.
 

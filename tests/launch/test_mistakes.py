@@ -65,7 +65,10 @@ MISTAKES = {
     "xla over replicas": ([*RUN, *MIRRORED, "--jit=on"], ["--jit=on needs one replica", "8", "--jit=auto or off"]),
     "xla with checks": ([*RUN, "--jit=on", "--check_numerics"], ["--jit=on", "--check_numerics", "--jit=auto or off"]),
     "workers without a cluster": ([*RUN, "--strategy=multi_worker"], ["TF_CONFIG is not set", "launch.local"]),
-    "a strategy that is to come": ([*RUN, "--strategy=parameter_server"], ["=parameter_server is not there yet"]),
+    "servers without a cluster": (
+        [*RUN, "--strategy=parameter_server"],
+        ["TF_CONFIG is not set", "launch.local --workers=2 --ps=2"],
+    ),
     "evaluation within a round": (
         [*RUN, *MIRRORED, "--sync_every_steps=16", "--eval_every_steps=100"],
         ["--eval_every_steps=100 is no multiple of --sync_every_steps=16", "use 96 or 112"],

@@ -1,0 +1,315 @@
+"""The parameter servers' loop: closures handed out to workers in a bounded window, and taken back as they come.
+
+Coordinator code, on TensorFlow's `ClusterCoordinator`, whose own queue would take 262,144 of them and run one that
+fails for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import queue
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease
+from engine.watchdog import LostPeerError
+
+_PROBE_SECONDS = 0.5
+_REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError)
+
+
+class ClosureError(Exception):
+    """What a worker ran failed as often as it was tried: where, on which data, with what. One line."""
+
+
+class Cluster(NamedTuple):
+    """Where the tasks are: host:port of the coordinator, of each worker and each parameter server, in their order."""
+
+    coordinator: str
+    workers: tuple[str, ...]
+    servers: tuple[str, ...]
+
+
+@dataclasses.dataclass
+class Ledger:
+    """What became of closures, over the life of the process.
+
+    Attributes:
+      scheduled: handed out, each lease once.
+      done: came back.
+      retried: run again, by TensorFlow after a worker's death or by us after an error.
+      lost: runs whose end never came.
+      steps_unseen: updates whose metrics were lost with the run that did them.
+    """
+
+    scheduled: int = 0
+    done: int = 0
+    retried: int = 0
+    lost: int = 0
+    steps_unseen: int = 0
+
+
+class Done(NamedTuple):
+    """A closure that came back: its lease, and what `ClosureLoop` returns, as NumPy arrays."""
+
+    lease: Lease
+    sums: np.ndarray
+    staleness: np.ndarray
+    worker: int
+    seconds: float
+
+
+class Closures:
+    """The window of closures that are out.
+
+    Args:
+      coordinator: TensorFlow's.
+      cluster: where its tasks are.
+      max_inflight_per_worker: closures that are out at once, times the workers.
+      max_retries: of a lease whose closure raises.
+      timeout_seconds: without any update, until those that hold it are named; 0 waits for ever.
+      describe: a lease and a step of it, for a message.
+
+    Attributes:
+      ledger: what became of closures.
+    """
+
+    def __init__(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        cluster: Cluster,
+        *,
+        max_inflight_per_worker: int,
+        max_retries: int,
+        timeout_seconds: float,
+        describe: Callable[[Lease, int], str],
+    ):
+        self._coordinator = coordinator
+        self._cluster = cluster
+        self._max_retries = max_retries
+        self._timeout_seconds = timeout_seconds
+        self._describe = describe
+        slots = max_inflight_per_worker * len(cluster.workers)
+        self.board = Board(slots, len(cluster.workers))
+        self.ledger = Ledger()
+        self._slots = list(range(slots))
+        self._steps = [0] * slots  # of each slot, what the board has counted when nothing is open in it
+        self._starts = [0] * slots
+        self._open: dict[int, tuple[ClosureLoop, object, Lease]] = {}
+        self._traced: set[ClosureLoop] = set()
+        self._failures: dict[int, int] = {}
+        self._arrived: queue.SimpleQueue = queue.SimpleQueue()
+        self._numbers = 0
+        self._moved = (0, time.monotonic())  # updates on the board, and since when there are so many
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._slots)
+
+    def hand_out(self, loop: ClosureLoop, operands, first: int, stop: int) -> None:
+        """Schedules steps [first, stop). There has to be room."""
+        slot = self._slots.pop(0)
+        self._numbers += 1
+        lease = Lease(self._numbers, slot, self._steps[slot], self._starts[slot], first, stop)
+        self.ledger.scheduled += 1
+        self._schedule(loop, operands, lease)
+
+    def _schedule(self, loop: ClosureLoop, operands, lease: Lease) -> None:
+        self._open[lease.number] = (loop, operands, lease)
+        if len(self._open) == 1:
+            self._moved = (self._moved[0], time.monotonic())
+        try:
+            remote = self._coordinator.schedule(loop.function, args=(operands, np.array(lease, np.int64)))
+        except Exception as error:
+            if loop not in self._traced:
+                raise
+            # Not this one's: TensorFlow tells here that another has failed, and has cancelled all.
+            self._arrived.put((lease, None, tf.errors.CancelledError(None, None, str(error))))
+            return
+        self._traced.add(loop)
+        # A thread for each: there are few, and only `fetch` tells when one is back. Daemons, since one may never be.
+        threading.Thread(target=self._await, args=(lease, remote), name=f"lease-{lease.number}", daemon=True).start()
+
+    def _await(self, lease: Lease, remote) -> None:
+        try:
+            self._arrived.put((lease, remote.fetch(), None))
+        except Exception as error:  # reaches the coordinator's own thread
+            self._arrived.put((lease, None, error))
+
+    def collect(self, seconds: float) -> list[Done]:
+        """What comes back within so many seconds, as soon as anything has; [] if nothing does.
+
+        Raises:
+          ClosureError: a lease has failed too often.
+          LostPeerError: a parameter server is lost, or nothing moves.
+        """
+        done, failed = [], []
+        end = time.monotonic() + seconds
+        while not done and not failed and self._open and (left := end - time.monotonic()) > 0:
+            self._take(done, failed, min(left, _PROBE_SECONDS))
+            if not done and not failed:
+                self._look_after()
+        if failed:
+            self._recover(done, failed)
+        return done
+
+    def _take(self, done: list[Done], failed: list, seconds: float) -> None:
+        """Waits for one, and takes what else is there."""
+        try:
+            lease, result, error = self._arrived.get(timeout=seconds)
+            while True:
+                if error is None:
+                    done.append(self._settle(lease, result))
+                else:
+                    failed.append((lease, error))
+                lease, result, error = self._arrived.get_nowait()
+        except queue.Empty:
+            return
+
+    def _settle(self, lease: Lease, result: dict) -> Done:
+        del self._open[lease.number]
+        self._failures.pop(lease.number, None)
+        worker, start, starts, steps = (int(x) for x in result["row"])
+        self._slots.append(lease.slot)
+        self._steps[lease.slot] = lease.steps_before + steps
+        self._starts[lease.slot] = lease.starts_before + starts
+        again = max(0, starts - 1)
+        self.ledger.done += 1
+        self.ledger.retried += again
+        self.ledger.lost += again
+        self.ledger.steps_unseen += start - lease.first
+        return Done(
+            lease, np.asarray(result["sums"]), np.asarray(result["staleness"]), worker, float(result["seconds"])
+        )
+
+    def _recover(self, done: list[Done], failed: list) -> None:
+        """After an error: all that is out is called back, and what is not done handed out again."""
+        with contextlib.suppress(Exception):  # the one that we have
+            self._coordinator.join()  # TensorFlow cancels the others, and forgets the error
+        while len(failed) < len(self._open):
+            self._take(done, failed, 1.0)
+        for _, error in failed:
+            if is_server_lost(error):
+                raise LostPeerError(self.explain_lost_server(error)) from error
+        for lease, error in failed:
+            if isinstance(error, tf.errors.CancelledError):
+                continue
+            self._failures[lease.number] = self._failures.get(lease.number, 0) + 1
+            if self._failures[lease.number] > self._max_retries:
+                raise ClosureError(self._explain_failure(lease, error)) from error
+        for lease, _ in failed:
+            loop, operands, _ = self._open[lease.number]
+            self._schedule(loop, operands, lease)
+
+    def _look_after(self) -> None:
+        """While nothing comes back: lets nobody wait for a dead worker, and does not wait for ever."""
+        gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
+        lost = [server for server, address in enumerate(self._cluster.servers) if is_gone(address)]
+        if lost:
+            raise LostPeerError(self._lost_servers(lost))
+        for worker in gone:
+            self.board.holding.scatter_update(tf.IndexedSlices(tf.constant(DEAD, tf.int64), worker))
+        updates = int(self.board.counts[0].numpy())
+        now = time.monotonic()
+        if updates != self._moved[0]:
+            self._moved = (updates, now)
+        elif self._timeout_seconds and now - self._moved[1] > self._timeout_seconds:
+            raise LostPeerError(self._explain_stuck(gone))
+
+    def _explain_stuck(self, gone: list[int]) -> str:
+        at = {number: worker for worker, number in enumerate(self.board.holding.numpy().tolist()) if number > 0}
+        parts = [f"worker {worker} ({self._cluster.workers[worker]}) is not there" for worker in gone]
+        for number, (_, _, lease) in self._open.items():
+            if number in at and at[number] not in gone:
+                worker = at[number]
+                parts.append(f"worker {worker} ({self._cluster.workers[worker]}) holds {self._describe(lease, -1)}")
+        return (
+            f"no update for --step_timeout_seconds={self._timeout_seconds:g}: "
+            f"{'; '.join(parts) or 'no worker has taken what was handed out'}"
+        )
+
+    def _explain_failure(self, lease: Lease, error: Exception) -> str:
+        holding = self.board.holding.numpy().tolist()
+        counts = self.board.counts.numpy()
+        step = lease.first + int(counts[self.board.steps_at(lease.slot)]) - lease.steps_before
+        where = f"worker {holding.index(lease.number)}" if lease.number in holding else "a worker"
+        times = self._failures[lease.number]
+        return (
+            f"{where} failed {times} time{'s' * (times > 1)} on {self._describe(lease, step)}: "
+            f"{type(error).__name__}: {first_line(error)}; correct the model or the data, or raise "
+            "--max_closure_retries"
+        )
+
+    def explain_lost_server(self, error: Exception) -> str | None:
+        """One line, if an error says that a parameter server is lost."""
+        if not is_server_lost(error):
+            return None
+        time.sleep(_PROBE_SECONDS)  # its port may be open for a moment yet
+        gone = [server for server, address in enumerate(self._cluster.servers) if is_gone(address)]
+        named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
+        return self._lost_servers(gone or named)
+
+    def _lost_servers(self, servers: list[int]) -> str:
+        names = " and ".join(f"ps {server} ({self._cluster.servers[server]})" for server in servers)
+        return (
+            f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
+            "start the job again: it goes on from the last checkpoint"
+        )
+
+
+def is_server_lost(error: Exception) -> bool:
+    """Whether a closure's or an operation's error is a parameter server's death."""
+    text = str(error)
+    return isinstance(error, _LOST[:2]) and "/job:ps" in text
+
+
+def is_gone(address: str) -> bool:
+    """Whether nobody listens there: its process has ended. A stopped one listens still."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no way to say
+        return False
+
+
+def first_line(error: Exception) -> str:
+    """What TensorFlow says of an error on a worker, without its list of nodes."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    around = ("Graph execution error", "Detected at node", "File ", "From /job", "in user code", "<stack traces")
+    lines = [line for line in lines if not line.startswith(around) and "root error(s) found" not in line]
+    line = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]", "", lines[0] if lines else type(error).__name__)
+    return re.sub(r"^\(\d+\) [A-Z_]+: +", "", line.strip())
+
+
+class _InOneLine(logging.Filter):
+    """What TensorFlow's coordinator logs of a failure, as one line; nothing where it raises it as well."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = str(record.msg)
+        if message.startswith("Worker %s failed with"):
+            place = str(record.args[0]).rpartition(":")[2]
+            record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (place,)
+            return True
+        return not ("encountered the following error" in message or message.startswith(_REPEATED))
+
+
+def quiet_tensorflow() -> None:
+    """Errors that the coordinator's threads log, each with a page of details, become a line or nothing. Once."""
+    tf.get_logger().addFilter(_InOneLine())

@@ -1,0 +1,246 @@
+"""What a worker runs for the coordinator: a range of steps in one compiled call, counted by the servers. Worker code.
+
+Where a worker dies, TensorFlow runs its closure again on another one. The servers know how far it was, so it goes on
+from there: a step is repeated only if it was applied and not yet counted when the worker died.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from engine.strategies.inner_loop import InnerLoop
+
+_EXACT = 64  # staleness up to here has a bucket for each value; above, one for each power of two
+_BUCKETS = _EXACT + 32
+DEAD = -1  # a worker that the coordinator has found dead
+
+
+class Lease(NamedTuple):
+    """A range of steps of the data's order, handed out to whichever worker takes it.
+
+    Attributes:
+      number: from 1 on, over the whole run of the process.
+      slot: its place on the board while it is open.
+      steps_before, starts_before: what the board had counted for the slot when the lease was made.
+      first, stop: the range, [first, stop).
+    """
+
+    number: int
+    slot: int
+    steps_before: int
+    starts_before: int
+    first: int
+    stop: int
+
+
+class Board:
+    """What the servers know of the run beside its variables: on the first server, int64, not in checkpoints.
+
+    Attributes:
+      counts: [1 + 2 slots + workers]: updates in all; of each slot, its steps and how often a closure was begun; each
+        worker's updates. Only added to, all at once, so that they agree.
+      holding: [workers], the number of the lease that each worker is at; 0 is none, -1 a worker found dead.
+    """
+
+    def __init__(self, slots: int, workers: int):
+        self.slots, self.workers = slots, workers
+        self._size = 1 + 2 * slots + workers
+        with tf.device("/job:ps/task:0/device:CPU:0"):
+            self.counts = tf.Variable(tf.zeros([self._size], tf.int64), trainable=False, name="counts")
+            self.holding = tf.Variable(tf.zeros([workers], tf.int64), trainable=False, name="holding")
+
+    def add(self, *places: tf.Tensor, amount=1) -> tf.Tensor:
+        """Adds to some counts at once, and returns what they are then."""
+        amounts = tf.add_n([tf.one_hot(place, self._size, dtype=tf.int64) for place in places])
+        tf.raw_ops.AssignAddVariableOp(resource=self.counts.handle, value=amounts * tf.cast(amount, tf.int64))
+        return self.read()
+
+    def read(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.counts.handle, dtype=tf.int64)
+
+    def read_holding(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.holding.handle, dtype=tf.int64)
+
+    def hold(self, worker: tf.Tensor, lease: tf.Tensor) -> tf.Operation:
+        return tf.raw_ops.ResourceScatterUpdate(
+            resource=self.holding.handle, indices=tf.cast(worker, tf.int64), updates=tf.cast(lease, tf.int64)
+        )
+
+    def steps_at(self, slot):
+        return 1 + slot
+
+    def starts_at(self, slot):
+        return 1 + self.slots + slot
+
+    def clock_at(self, worker):
+        return 1 + 2 * self.slots + worker
+
+    def updates_ahead(self, counts: tf.Tensor, holding: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+        """By how many updates a worker is ahead of the slowest that is at work."""
+        clocks = counts[self.clock_at(0) :]
+        return clocks[worker] - tf.reduce_min(tf.where(holding > 0, clocks, clocks[worker]))
+
+
+class ClosureLoop(InnerLoop):
+    """Runs a lease's steps, which change nothing: run twice, they give the same, and the last time counts.
+
+    Args:
+      strategy, step, feed: as `InnerLoop` has them.
+    """
+
+    @property
+    def function(self) -> tf.function:
+        """To be scheduled, with (operands, lease) of which the lease is an int64 vector."""
+        return self._compiled
+
+    @property
+    def names(self) -> list[str]:
+        """Of the metrics, in the order of a closure's sums; known once it was traced."""
+        return self._names
+
+    def _loop(self, operands, lease):
+        """A closure.
+
+        Returns:
+          sums: [metrics, 2] float64, of the steps that this call did.
+          staleness: [buckets + 1] int64, the last being the sum.
+          row: int64, the worker; the first of these steps; how often the lease was begun, and its steps, as the board
+            counts them.
+          seconds: float64, that it took.
+        """
+        lease = Lease(*tf.unstack(lease))
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
+        one_step, zeros = self._traced(operands, lease.first)
+        found = self._run_lease(operands, lease, worker, one_step, zeros)
+        with tf.control_dependencies(tf.nest.flatten(found)):
+            return {**found, "seconds": tf.timestamp() - began}
+
+    def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
+        def body(step, sums):
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1))
+            return step + 1, self._added(sums, result)
+
+        _, sums = tf.while_loop(lambda step, _: step < lease.stop, body, (lease.first, zeros), parallel_iterations=1)
+        row = tf.stack([worker, lease.first, 0, 0])
+        return {"sums": tf.add_n(sums), "staleness": tf.zeros([_BUCKETS + 1], tf.int64), "row": row}
+
+    def _added(self, sums, result):
+        return [a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)]
+
+    def _traced(self, operands, first):
+        """The step, traced once, and zeros of what it returns."""
+        one_batch = tf.function(self._feed.next_operands, autograph=False)
+        one_step = tf.function(self._replicated_step, autograph=False)
+        batch_spec = one_batch.get_concrete_function(operands, first).structured_outputs
+        one_step = one_step.get_concrete_function(batch_spec, first, tf.constant(True))
+        local = self._strategy.experimental_local_results(one_step.structured_outputs)
+        return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
+
+
+class UpdateLoop(ClosureLoop):
+    """Runs a lease's steps, which are updates: each is counted on the board, and a closure that is run again goes on
+    where the board says that the one before it stopped.
+
+    Args:
+      board: where steps are counted.
+      max_staleness_steps: a worker that is more updates than this ahead of the slowest waits (Ho et al. 2013, More
+        effective distributed ML via a stale synchronous parallel parameter server); None lets it run.
+      The rest is `ClosureLoop`'s.
+    """
+
+    def __init__(self, strategy, step, feed, board: Board, max_staleness_steps: int | None = None):
+        super().__init__(strategy, step, feed)
+        self._board = board
+        self._max_staleness_steps = max_staleness_steps
+
+    def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
+        board = self._board
+        counts = self._begin(worker, lease)
+        done_before = counts[board.steps_at(lease.slot)] - lease.steps_before
+        starts = counts[board.starts_at(lease.slot)] - lease.starts_before
+
+        def body(step, sums, staleness, seen):
+            seen = self._wait_for_slower(worker, seen)
+            with tf.control_dependencies([seen]):
+                step = tf.identity(step)
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1))
+            # Counted only once it is applied on all servers: what is in doubt is done again, never left out.
+            with tf.control_dependencies(tf.nest.flatten(result)):
+                after = board.add(0, board.steps_at(lease.slot), board.clock_at(worker))
+            return step + 1, self._added(sums, result), staleness + _bucketed(after[0] - seen[0] - 1), after
+
+        start = (lease.first + done_before, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts)
+        _, sums, staleness, counts = tf.while_loop(
+            lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
+        )
+        with tf.control_dependencies([counts]):
+            board.hold(worker, 0)
+        row = tf.stack([worker, lease.first + done_before, starts, lease.stop - lease.first])
+        return {"sums": tf.add_n(sums), "staleness": staleness, "row": row}
+
+    def _begin(self, worker, lease: Lease) -> tf.Tensor:
+        """Notes that this worker has the lease; returns the board's counts."""
+        board = self._board
+        if self._max_staleness_steps is not None:
+            # One that was dead does not make the others wait until it has caught up.
+            before = board.read_holding()
+            behind = tf.maximum(-_slack(board, before, worker), 0)
+            board.add(board.clock_at(worker), amount=tf.where(before[worker] == DEAD, behind, 0))
+        with tf.control_dependencies([board.hold(worker, lease.number)]):
+            return board.add(board.starts_at(lease.slot))
+
+    def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
+        """The board's counts once this worker may go on."""
+        if self._max_staleness_steps is None:
+            return seen
+        board = self._board
+        with tf.control_dependencies([seen]):
+            first = (seen, board.read_holding())
+        return tf.while_loop(
+            lambda counts, holding: board.updates_ahead(counts, holding, worker) > self._max_staleness_steps,
+            lambda *_: (board.read(), board.read_holding()),
+            first,
+            parallel_iterations=1,
+        )[0]
+
+
+def _slack(board: Board, holding: tf.Tensor, worker) -> tf.Tensor:
+    """A worker's updates, less those of the slowest other that is at work; 0 if none is."""
+    counts = board.read()
+    clocks = counts[board.clock_at(0) :]
+    others = tf.logical_and(holding > 0, tf.range(board.workers, dtype=tf.int64) != worker)
+    slowest = tf.reduce_min(tf.where(others, clocks, clocks.dtype.max))
+    return tf.where(tf.reduce_any(others), clocks[worker] - slowest, 0)
+
+
+def _bucketed(staleness: tf.Tensor) -> tf.Tensor:
+    """[buckets + 1] int64: a one in the value's bucket, and the value itself last."""
+    power = tf.cast(tf.math.log(tf.maximum(tf.cast(staleness, tf.float64), 1.0)) / np.log(2.0), tf.int64)
+    bucket = tf.where(staleness < _EXACT, staleness, tf.minimum(_EXACT + power - 6, _BUCKETS - 1))
+    return tf.concat([tf.one_hot(bucket, _BUCKETS, dtype=tf.int64), staleness[tf.newaxis]], 0)
+
+
+class Staleness:
+    """Of all updates so far: how many of others' came between the pull and the push of each. Host code."""
+
+    def __init__(self):
+        self._counts = np.zeros(_BUCKETS + 1, np.int64)
+
+    def add(self, counted: np.ndarray) -> None:
+        self._counts += counted
+
+    def describe(self) -> dict[str, float]:
+        """mean and p99; above 63 the latter is the lower end of a power of two. {} before any update."""
+        buckets, total = self._counts[:-1], self._counts[-1]
+        if not buckets.sum():
+            return {}
+        place = int(np.searchsorted(np.cumsum(buckets), 0.99 * buckets.sum()))
+        return {
+            "mean": float(total / buckets.sum()),
+            "p99": float(place if place < _EXACT else 2.0 ** (place - _EXACT + 6)),
+        }

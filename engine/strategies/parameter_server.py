@@ -1,0 +1,314 @@
+"""Parameter servers: variables on servers, workers that pull and push as fast as each can. Coordinator code.
+
+The verbs are `Replicated`'s, so the outer loop, the hooks and `Trainer` are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
+from engine.feeds import Run
+from engine.metrics import LoopSums, Sums
+from engine.order import Order
+from engine.placement import Placement, Rule
+from engine.state import TrainState
+from engine.strategies.closures import ClosureLoop, Lease, Staleness, UpdateLoop
+from engine.strategies.inner_loop import LoopResult
+from engine.strategies.replicated import FeedOptions, Stop
+from engine.watchdog import LostPeerError
+
+_TARGET_SECONDS = 0.1  # of a closure, and of a call of `run_train_steps`
+_WAIT_SECONDS = 1.0
+_PIECE_BYTES = 256 << 20  # arrays travel to workers in pieces: a message of 2 GiB does not
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """What is peculiar to parameter servers.
+
+    Attributes:
+      cluster: where the tasks are.
+      max_inflight_per_worker: closures that are out at once, times the workers.
+      max_staleness_steps: a worker that is more updates than this ahead of the slowest waits; None is never.
+      max_closure_retries: of a closure that raises.
+      placement_rules: which variables go where.
+    """
+
+    cluster: Cluster
+    max_inflight_per_worker: int = 2
+    max_staleness_steps: int | None = None
+    max_closure_retries: int = 3
+    placement_rules: tuple[Rule, ...] = ()
+
+
+class WorkersFeed:
+    """Arrays that each worker has whole; a step's batch is a gather by index, computed by the worker from the step.
+
+    They travel once to each worker, and again to one that comes back.
+    """
+
+    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, arrays, order: Order):
+        self.order = order
+        self._coordinator = coordinator
+        self._arrays = arrays
+        self._resident = None
+
+    @property
+    def operands(self):
+        if self._resident is None:
+            with tf.device("CPU:0"):
+                pieces = tf.nest.map_structure(_pieces, self._arrays)
+            whole = tf.function(lambda: tf.nest.map_structure(_Pieces.whole, pieces), autograph=False)
+            # The one way to keep a value on each worker that is made again where a worker comes back; datasets, which
+            # have a public name for it, would hold the arrays in their graph, and take none of 2 GiB.
+            self._resident = self._coordinator._create_per_worker_resources(whole)
+        return (self._resident,)
+
+    def take(self, step: int, limit: int) -> Run:
+        """The operands of steps for the coordinator itself, as the other feeds have them."""
+        with tf.device("CPU:0"):
+            return Run((tf.nest.map_structure(tf.convert_to_tensor, self._arrays),), step, step + limit)
+
+    def next_operands(self, operands, step: tf.Tensor):
+        return (*operands, step)
+
+    def batch(self, arrays, step: tf.Tensor):
+        examples = self.order.examples(step)[0]
+        return tf.nest.map_structure(lambda array: tf.gather(array, examples), arrays)
+
+
+class _Pieces:
+    """An array in parts, of which a message holds one."""
+
+    def __init__(self, array):
+        rows = max(1, int(len(array) * _PIECE_BYTES / max(1, array.nbytes)))
+        self._parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]
+
+    def whole(self) -> tf.Tensor:
+        return tf.concat(self._parts, 0) if len(self._parts) > 1 else tf.identity(self._parts[0])
+
+
+def _pieces(array) -> _Pieces:
+    return _Pieces(array)
+
+
+class ParameterServer:
+    """`tf.distribute.ParameterServerStrategy`, seen by the coordinator.
+
+    An update is made by one worker from a whole batch; batches are those of one device, in the order in which workers
+    come to them. After `limit` steps of `run_train_steps` nothing is under way: what is due then finds all updates
+    applied.
+
+    Args:
+      distribution: TensorFlow's strategy.
+      options: what is peculiar to parameter servers.
+      feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is the steps of a closure.
+      step_timeout_seconds: without any update, until those that hold it are named; 0 waits for ever.
+    """
+
+    name = "parameter_server"
+    num_replicas = num_hosts = 1  # that have to be in step
+    host = 0
+    is_chief = True
+    why_no_jit = "XLA compiles no variable of another host"
+
+    def __init__(
+        self,
+        distribution: tf.distribute.ParameterServerStrategy,
+        options: ServerOptions,
+        feed_options: FeedOptions | None = None,
+        steps_per_loop: int = 0,
+        step_timeout_seconds: float = 0.0,
+    ):
+        self.distribution = distribution
+        self.cluster = cluster = options.cluster
+        self.options = options
+        self.step_timeout_seconds = step_timeout_seconds
+        self.feed_options = feed_options or FeedOptions()
+        self.without_jit = True
+        self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
+        self.staleness = Staleness()
+        self._coordinator = None
+        self._closures = None
+        self._steps_per_loop = steps_per_loop
+        self._closure_steps = steps_per_loop or 1
+        self._next_step = 0  # the first that is not handed out
+        self._ending = False
+
+    @property
+    def replica_names(self) -> list[str]:
+        return [f"worker {worker}" for worker in range(len(self.cluster.workers))]
+
+    def describe(self) -> dict:
+        return {
+            "name": self.name,
+            "replicas": len(self.cluster.workers),
+            "devices": [f"/job:worker/task:{worker}" for worker in range(len(self.cluster.workers))],
+            "hosts": len(self.cluster.workers),
+            "servers": len(self.cluster.servers),
+        }
+
+    def report(self) -> dict:
+        """What a run's result says of it: closures, staleness in updates, bytes on each server."""
+        return {
+            "closures": dataclasses.asdict(self._closures.ledger),
+            "staleness": self.staleness.describe(),
+            "server_bytes": list(self.placement.loads),
+            "placement": [each._asdict() for each in self.placement.table],
+        }
+
+    def exchange(self, value: int) -> list[int]:
+        return [value]
+
+    def agree_to_stop(self, wish: str | None) -> Stop | None:
+        self._ending |= bool(wish)
+        return Stop(wish) if wish else None
+
+    @contextlib.contextmanager
+    def watch(self):
+        try:
+            yield
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            if self._closures is not None and (line := self._closures.explain_lost_server(error)):
+                raise LostPeerError(line) from error
+            raise
+
+    @contextlib.contextmanager
+    def scope(self):
+        if self._coordinator is None:
+            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.distribution)
+            self.placement.build()
+        with self.distribution.scope(), self.placement.creator_scope():
+            yield
+
+    def feed(self, source, global_batch_size: int, seed: int | None) -> WorkersFeed:
+        if isinstance(source, tf.data.Dataset):
+            raise ValueError(
+                "--strategy=parameter_server takes arrays, whose order its leases are made of, and the data is a "
+                "tf.data.Dataset; return NumPy arrays, or use another --strategy"
+            )
+        if self._coordinator is None:
+            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.distribution)
+            self.placement.build()
+        order = Order(len(tf.nest.flatten(source)[0]), global_batch_size, 1, seed)
+        return WorkersFeed(self._coordinator, source, order)
+
+    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+        self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
+        options = self.options
+        self._closures = Closures(
+            self._coordinator,
+            self.cluster,
+            max_inflight_per_worker=options.max_inflight_per_worker,
+            max_retries=options.max_closure_retries,
+            timeout_seconds=self.step_timeout_seconds,
+            describe=self._describe_lease,
+        )
+        trainer = state.trainer
+        for optimizer in trainer.optimizers.values():
+            optimizer.use_locking = True  # one worker's update is whole before another's begins
+
+        def train_step(batch, step, observed):
+            trainer.begin_step(step, tf.constant(0), observed)
+            return trainer.train_step(batch)
+
+        def eval_step(batch, *_):
+            return trainer.eval_step(batch)
+
+        board = self._closures.board
+        self._train_loop = train_feed and UpdateLoop(
+            self.distribution, train_step, train_feed, board, options.max_staleness_steps
+        )
+        self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed)
+
+    @property
+    def train_order(self) -> Order:
+        return self.train_feed.order
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all updates that were asked for are applied: only then may anybody read the weights."""
+        return not (self._closures and self._closures.num_open)
+
+    def run_train_steps(self, limit: int) -> LoopResult:
+        """Trains for at most `limit` steps, and at least one, which may not be the next ones: all are done once it has
+        come to `limit`. Returns what has come back after about a tenth of a second."""
+        began = time.monotonic()
+        step = self._state.step
+        if self.in_step:
+            self._next_step = step
+        done: list[Done] = []
+        while True:
+            if not (self._ending and not self.in_step):
+                self._fill(step + limit)
+            done += self._closures.collect(_WAIT_SECONDS)
+            if done and (self.in_step or time.monotonic() - began >= _TARGET_SECONDS):
+                break
+        for each in done:
+            self.staleness.add(each.staleness)
+            self._pace(each)
+        steps = sum(each.lease.stop - each.lease.first for each in done)
+        self._state.advance(steps)
+        return LoopResult(_summed(self._train_loop.names, done), steps, 0.0)
+
+    def _pace(self, done: Done) -> None:
+        """Fits the length of closures to a tenth of a second, where it is not fixed."""
+        steps = done.lease.stop - done.lease.first
+        if not self._steps_per_loop and steps == self._closure_steps and done.lease.number > len(self.cluster.workers):
+            wanted = round(steps * _TARGET_SECONDS / max(done.seconds, 1e-6))  # first ones are compiled
+            self._closure_steps = max(1, min(wanted, 8 * steps))
+
+    def _fill(self, end: int) -> None:
+        """Hands out steps up to `end` while there is room."""
+        while self._closures.has_room and self._next_step < end:
+            # Towards the end in smaller parts, so that nobody is waited for long.
+            part = -(-(end - self._next_step) // len(self.cluster.workers))
+            stop = self._next_step + min(self._closure_steps, part)
+            self._closures.hand_out(self._train_loop, self.train_feed.operands, self._next_step, stop)
+            self._next_step = stop
+
+    def evaluate(self) -> Sums:
+        """The metrics' sums over the whole evaluation set, each example once, by all workers."""
+        steps, sums, first = self._eval_feed.order.steps_per_epoch, Sums(), 0
+        part = max(1, -(-steps // (2 * len(self.cluster.workers))))
+        while first < steps or not self.in_step:
+            while first < steps and self._closures.has_room:
+                stop = min(steps, first + part)
+                self._closures.hand_out(self._eval_loop, self._eval_feed.operands, first, stop)
+                first = stop
+            if done := self._closures.collect(_WAIT_SECONDS):
+                sums.add(_summed(self._eval_loop.names, done))
+        return sums
+
+    def _describe_lease(self, lease: Lease, step: int) -> str:
+        """A lease for a message, and, if it is one of it, the step at which it stands."""
+        order = self.train_feed.order
+        found = f"steps {lease.first} to {lease.stop - 1}"
+        if lease.first <= step < lease.stop:
+            epoch, batch = divmod(step, order.steps_per_epoch)
+            found += f", at step {step} (batch {batch} of epoch {epoch})"
+        return found
+
+
+def _summed(names: list[str], done: list[Done]) -> LoopSums:
+    return LoopSums(names, np.sum([each.sums for each in done], axis=0))
+
+
+def connect(cluster: Cluster) -> tf.distribute.ParameterServerStrategy:
+    """Connects to all workers and servers, whose processes have to be there. Before any op runs."""
+    spec = {"chief": [cluster.coordinator], "worker": list(cluster.workers), "ps": list(cluster.servers)}
+    distribution = tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+    )
+    quiet_tensorflow()
+    # TensorFlow would warn where the coordinator looks at a batch by itself, for TensorBoard.
+    distribution.extended._allow_run_without_coordinator = True
+    return distribution

@@ -1,0 +1,46 @@
+"""A worker's or parameter server's life: TensorFlow's server, for as long as there is a coordinator. Their code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from launch import cluster as clusters
+from launch import errors, process
+from launch.cluster import Cluster
+
+_POLL_SECONDS = 1.0
+
+
+def fail_fast() -> None:
+    """Calls to a task that is not there fail at once. In every task, before TensorFlow starts."""
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+
+
+def serve(cluster: Cluster, timeout_seconds: float, quiet: bool) -> int:
+    """Serves until SIGTERM or Ctrl-C, or until the coordinator has been gone for too long. Returns the exit code.
+
+    Args:
+      cluster: with this process as a worker or a parameter server.
+      timeout_seconds: how long the coordinator may be away, at the start too.
+      quiet: leave out what TensorFlow says of errors, which the coordinator is told.
+    """
+    with process.without_start_up_noise(quiet):
+        import tensorflow as tf
+
+        jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
+        spec = tf.train.ClusterSpec(jobs)
+        server = tf.distribute.Server(spec, job_name=cluster.kind, task_index=cluster.place, protocol="grpc")
+    for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
+        # At once: it holds nothing that is not in a checkpoint, and its threads may be at work within TensorFlow.
+        signal.signal(number, lambda *_, code=code: os._exit(code))
+    (chief,) = cluster.job("chief")
+    seen = time.monotonic()
+    while time.monotonic() - seen < timeout_seconds:
+        time.sleep(_POLL_SECONDS)
+        if clusters.answers(chief):
+            seen = time.monotonic()
+    print(f"error: the coordinator ({chief}) has been gone for {timeout_seconds:g} s; {cluster.task} ends", flush=True)
+    del server
+    os._exit(errors.EXIT_FAILED)
