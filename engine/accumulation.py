@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -14,13 +16,13 @@ def accumulate(compute: Callable, batch, steps: int):
     fewer examples than `steps` makes so many parts. Memory holds one part's activations and one set of sums.
 
     Args:
-      compute: batch -> (gradients, metrics): gradients of a *sum* of losses, where `tf.IndexedSlices` are made dense;
+      compute: batch -> (gradients, metrics): gradients of a *sum* of losses, tensors, `tf.IndexedSlices` or None;
         metrics are nests of tensors that add up, such as (total, count) pairs.
       batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
 
     Returns:
-      (gradients, metrics) of the whole batch.
+      (gradients, metrics) of the whole batch. Slices stay slices: a row is there once for each part that has it.
     """
     if steps == 1:
         return compute(batch)
@@ -37,21 +39,39 @@ def accumulate(compute: Callable, batch, steps: int):
         start, end = i * size // parts, (i + 1) * size // parts
         length = size // parts if even else end - start
         gradients, metrics = compute(tf.nest.map_structure(lambda x: _rows(x, start, length), batch))
-        return [None if g is None else tf.convert_to_tensor(g) for g in gradients], metrics
+        return list(gradients), metrics
 
-    sums = part_sums(0)
+    first_sums = part_sums(0)
     if isinstance(size, int) and not even:  # XLA takes no lengths that differ within a loop, so it is unrolled
-        for i in range(1, parts):
-            sums = _add(sums, part_sums(i))
-        return sums
-    template = sums
-    _, flat = tf.while_loop(
+        added = [_present(first_sums), *(_present(part_sums(i)) for i in range(1, parts))]
+        return _restored(first_sums, [_sum(column) for column in zip(*added, strict=True)])
+    return _restored(first_sums, _looped(part_sums, _present(first_sums), parts))
+
+
+def _looped(part_sums: Callable, firsts: list, parts) -> list:
+    """The sums of the parts' tensors, in the order of `firsts`, those of the first part; slices are strung together."""
+
+    def strung(x: tf.IndexedSlices) -> list[tf.TensorArray]:
+        return [
+            tf.TensorArray(y.dtype, size=parts, infer_shape=False, element_shape=[None, *y.shape[1:]]).write(0, y)
+            for y in (x.values, x.indices)
+        ]
+
+    def plus(i, kept, x):
+        if isinstance(x, tf.IndexedSlices):
+            return [array.write(i, y) for array, y in zip(kept, (x.values, x.indices), strict=True)]
+        return kept + x
+
+    _, kept = tf.while_loop(
         lambda i, _: i < parts,
-        lambda i, flat: (i + 1, [a + b for a, b in zip(flat, _present(part_sums(i)), strict=True)]),
-        (1, _present(sums)),
+        lambda i, kept: (i + 1, [plus(i, k, x) for k, x in zip(kept, _present(part_sums(i)), strict=True)]),
+        (1, [strung(x) if isinstance(x, tf.IndexedSlices) else x for x in firsts]),
         parallel_iterations=1,
     )
-    return _restored(template, flat)
+    return [
+        tf.IndexedSlices(*(array.concat() for array in k), x.dense_shape) if isinstance(x, tf.IndexedSlices) else k
+        for k, x in zip(kept, firsts, strict=True)
+    ]
 
 
 def _rows(x: tf.Tensor, start, length) -> tf.Tensor:
@@ -59,15 +79,18 @@ def _rows(x: tf.Tensor, start, length) -> tf.Tensor:
     return tf.slice(x, [start] + [0] * (rank - 1), [length] + [-1] * (rank - 1))
 
 
-def _add(a, b):
-    return _restored(a, [x + y for x, y in zip(_present(a), _present(b), strict=True)])
+def _sum(parts: Sequence):
+    if isinstance(parts[0], tf.IndexedSlices):
+        values, indices = (tf.concat([getattr(x, name) for x in parts], 0) for name in ("values", "indices"))
+        return tf.IndexedSlices(values, indices, parts[0].dense_shape)
+    return functools.reduce(operator.add, parts)
 
 
-def _present(sums) -> list[tf.Tensor]:
+def _present(sums) -> list:
     """The tensors of a nest, without its Nones (gradients of variables that the loss does not reach)."""
     return [x for x in tf.nest.flatten(sums) if x is not None]
 
 
-def _restored(template, flat: list[tf.Tensor]):
+def _restored(template, flat: list):
     flat = iter(flat)
     return tf.nest.map_structure(lambda x: None if x is None else next(flat), template)
