@@ -32,10 +32,10 @@ class Pace:
         self._before = None  # the result of the call before, which may still be at work
 
     def run(self, loop, step: int, limit: int, *told):
-        """Calls loop(step, at most `limit` steps, *told) and returns its result."""
+        """Calls loop(step, at most `limit` steps, *told) and returns its result. After `limit` something is due."""
         before = self._clock()
         steps = self._steps_from(step)
-        result = loop(step, min(limit, steps), *told)
+        result = loop(step, min(limit, steps), *told, due=step + limit)
         if self._before is not None:
             self._before.sums.read()
         self._before = result

@@ -156,9 +156,10 @@ class Reduction(tf.Module):
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
         started = _time_after([*(item.value for item in items), *meanwhile]) if self.watched else None
         reduce_pack = self._all_reduce if self.wire_dtype == tf.float32 else self._all_gather
-        sums = []
+        sums = [None] * len(items)
         for pack in _packs(items, -(-self.pack_bytes // self.wire_dtype.size)):
-            sums += reduce_pack(context, pack)
+            for place, total in zip(pack, reduce_pack(context, [items[place] for place in pack]), strict=True):
+                sums[place] = total
         if self.watched:
             waited, before = tf.maximum(_time_after(sums) - started, 0.0), self._waited.noted()
             self._waited.note(waited if before is None else before + waited)
@@ -256,16 +257,24 @@ class Item(NamedTuple):
     exact: bool
 
 
-def _packs(items: list[Item], pack_size: int) -> list[list[Item]]:
-    """Cuts the list, in order, into packs of about `pack_size` values; one pack if that is 0."""
-    packs, size = [[]], 0
-    for item in items:
+def _packs(items: list[Item], pack_size: int) -> list[list[int]]:
+    """The items' places, in order, in packs of about `pack_size` values; one pack if that is 0.
+
+    An item as large as a pack travels by itself, as it stands: packing would copy it twice. Packs stand in the order in
+    which they are whole, since each waits for the one before it.
+    """
+    packs, open_pack, size = [], [], 0
+    for place, item in enumerate(items):
+        values = item.value.shape.num_elements()
+        if pack_size and values >= pack_size:
+            packs.append([place])
+            continue
+        open_pack.append(place)
+        size += values
         if pack_size and size >= pack_size:
-            packs.append([])
-            size = 0
-        packs[-1].append(item)
-        size += item.value.shape.num_elements()
-    return packs
+            packs.append(open_pack)
+            open_pack, size = [], 0
+    return [*packs, open_pack] if open_pack else packs
 
 
 def _unpack(flat: tf.Tensor, pack: list[Item]) -> list[tf.Tensor]:

@@ -30,7 +30,7 @@ class InnerLoop:
     Args:
       strategy: the `tf.distribute.Strategy`.
       step: replica code, (batch, step, observed) -> metrics; `step` scalar int64, `observed` scalar bool, true at a
-        call's last step.
+        step at which something is due.
       feed: one of `engine.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 but where the device has none.
@@ -55,10 +55,13 @@ class InnerLoop:
         self._names: list[str] = []
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
 
-    def __call__(self, step: int, limit: int, *told) -> LoopResult:
+    def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer where the operands end.
 
-        `told` is for loops that tell something more: arguments of `_loop`.
+        Args:
+          step, limit: above.
+          told: for loops that tell something more: arguments of `_loop`.
+          due: the step after which somebody looks at the metrics, if that is known.
         """
         before = time.perf_counter()
         operands, start, stop = self._feed.take(step, limit)
@@ -68,6 +71,7 @@ class InnerLoop:
             tf.constant(step, tf.int64),
             tf.constant(start, tf.int64),
             tf.constant(stop, tf.int64),
+            tf.constant(stop - 1 if step + stop - start == due else -1, tf.int64),
             *told,
         )
         return self._result(sums, stop - start, input_seconds)
@@ -75,8 +79,11 @@ class InnerLoop:
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
-    def _loop(self, operands, first_step, start, stop):
-        """What a call computes: the sums of its metrics over this host's replicas, [rows, 2]."""
+    def _loop(self, operands, first_step, start, stop, observed):
+        """What a call computes: the sums of its metrics over this host's replicas, [rows, 2].
+
+        `observed` is the place of the step whose costly figures are looked at, -1 for none.
+        """
         # One trace of the step serves both to learn what it returns and to be called in the loop.
         one_batch = tf.function(self._feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)
@@ -87,7 +94,7 @@ class InnerLoop:
 
         def body(place, sums):
             batch = self._batch(operands, place)
-            result = one_step(batch, first_step + place - start, tf.equal(place, stop - 1))
+            result = one_step(batch, first_step + place - start, tf.equal(place, observed))
             return place + 1, [
                 a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)
             ]

@@ -54,9 +54,9 @@ class WorkersLoop(InnerLoop):
         self._patience = FIRST_CALL_FACTOR
         super().__init__(*arguments, **keywords)
 
-    def __call__(self, step: int, limit: int, *told) -> LoopResult:
+    def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
         self._watchdog.beat(step, self._patience)
-        result = super().__call__(step, limit, *told)
+        result = super().__call__(step, limit, *told, due=due)
         self._patience = 1.0
         self._watchdog.beat(step + result.steps)
         return result
@@ -68,13 +68,13 @@ class WorkersLoop(InnerLoop):
         rows = WorkerRows([*TOLD, *_MEASURED, *own], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
-    def _loop(self, operands, first_step, start, stop, told=None):
+    def _loop(self, operands, first_step, start, stop, observed, told=None):
         told = tf.zeros([len(TOLD)], tf.float64) if told is None else told
         began = tf.timestamp()
         waited_before = self._arrivals.waited()
         with tf.control_dependencies([began, waited_before]):
             start = tf.identity(start)
-        sums = super()._loop(operands, first_step, start, stop)
+        sums = super()._loop(operands, first_step, start, stop, observed)
         with tf.control_dependencies([sums]):
             seconds, waited = tf.timestamp() - began, self._arrivals.waited() - waited_before
         own = tf.constant([name.startswith(OWN) for name in self._names])

@@ -16,7 +16,7 @@ class Device:
     def clock(self):
         return self.now
 
-    def __call__(self, step, limit):
+    def __call__(self, step, limit, due):
         per_call, per_step = self._costs
         self.now += per_call + limit * per_step
         self.calls.append(limit)

@@ -109,7 +109,7 @@ def test_debug_checks_the_pair_that_any_loss_returns(bench, pair, message):
         made.train(1)
 
 
-def test_gradient_norm_is_taken_at_a_calls_last_step_only_unless_it_is_needed(bench):
+def test_gradient_norm_is_taken_only_where_something_is_due_unless_it_is_needed(bench):
     source = np.ones((24, 3), np.float32), np.zeros(24, np.int32)
     assert bench(Linear(), source, 4).train(6, calls_of=3)["gradient_norm"][1] == 2
     assert bench(Linear(), source, 4, clip_norm=1.0).train(6, calls_of=3)["gradient_norm"][1] == 6

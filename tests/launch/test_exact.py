@@ -1,7 +1,6 @@
 """A run that was ended and resumed gives the bits of one that was not, wherever its loops were cut. Real processes end.
 
-Runs have 60 steps of digits, 23 an epoch. `gradient_norm` is left out of the comparison: it is looked at once a call of
-the inner loop, and the length of a call is fitted to the machine.
+Runs have 60 steps of digits, 23 an epoch.
 """
 
 from __future__ import annotations
