@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, embeddings, mean
+from engine import Trainer, embeddings, mean, numerics
 from engine.checkpoints import Checkpoints, load_weights
 from engine.embeddings import Embedding
+from engine.probe import Probe
 
 ROWS, WIDTH = 11, 3
 
@@ -274,3 +275,24 @@ def test_tables_are_found_in_lists_and_dictionaries():
     trainer.by_name = {"c": Embedding("c", 2, 1)}
     names = {path: found.name for path, found in trainer.embedding_tables.items()}
     assert names == {"by_name.c": "c", "more.0": "a", "more.1": "b", "table": "table"}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_value_that_is_not_finite_is_found_piece_by_piece(bench, monkeypatch, replicas):
+    monkeypatch.setattr(numerics, "_PIECE_BYTES", 4 * WIDTH * 4)
+    made = bench(Pull(), power_law(), BATCH, replicas)
+    assert numerics.first_nonfinite(made.trainer.all_weights) is None
+    value = made.trainer.table.shards[0].numpy()
+    value[ROWS - 1, 1] = np.inf
+    made.trainer.table.shards[0].assign(value)
+    assert numerics.first_nonfinite(made.trainer.all_weights) == "table/shard_0"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_probe_shows_the_rows_gradients_and_changes_nothing(bench, replicas):
+    made = bench(Pull(), power_law(), BATCH, replicas)
+    before = made.arrays()
+    probe = Probe(made.strategy.distribution, made.strategy.train_feed, made.trainer)
+    assert list(probe.gradients(0)) == ["table/shard_0"]
+    for now, then in zip(made.arrays(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
