@@ -108,6 +108,7 @@ class Closures:
         self._open: dict[int, tuple[ClosureLoop, object, Lease]] = {}
         self._traced: set[ClosureLoop] = set()
         self._failures: dict[int, int] = {}
+        self._begun: dict[int, tuple[int, int]] = {}  # steps of a lease, and how often it was begun when they were new
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()
         self._numbers = 0
         self._moved = (0, time.monotonic())  # updates on the board, and since when there are so many
@@ -183,6 +184,7 @@ class Closures:
     def _settle(self, lease: Lease, result: dict) -> Done:
         del self._open[lease.number]
         self._failures.pop(lease.number, None)
+        self._begun.pop(lease.number, None)
         worker, start, starts, steps = (int(x) for x in result["row"])
         self._slots.append(lease.slot)
         self._steps[lease.slot] = lease.steps_before + steps
@@ -223,12 +225,25 @@ class Closures:
             raise LostPeerError(self._lost_servers(lost))
         for worker in gone:
             self.board.holding.scatter_update(tf.IndexedSlices(tf.constant(DEAD, tf.int64), worker))
-        updates = int(self.board.counts[0].numpy())
+        counts = self.board.counts.numpy()
+        self._look_for_vain(counts)
+        updates = int(counts[0])
         now = time.monotonic()
         if updates != self._moved[0]:
             self._moved = (updates, now)
         elif self._timeout_seconds and now - self._moved[1] > self._timeout_seconds:
             raise LostPeerError(self._explain_stuck(gone))
+
+    def _look_for_vain(self, counts: np.ndarray) -> None:
+        """TensorFlow runs a closure again, and does not say so, where it takes an error for another's consequence."""
+        for _, _, lease in self._open.values():
+            steps, starts = counts[self.board.steps_at(lease.slot)], counts[self.board.starts_at(lease.slot)]
+            before = self._begun.get(lease.number)
+            if before is None or before[0] != steps:
+                self._begun[lease.number] = (steps, starts)
+            elif starts - before[1] > self._max_retries:
+                self._failures[lease.number] = int(starts - before[1])
+                raise ClosureError(self._explain_failure(lease, None))
 
     def _explain_stuck(self, gone: list[int]) -> str:
         at = {number: worker for worker, number in enumerate(self.board.holding.numpy().tolist()) if number > 0}
@@ -242,16 +257,16 @@ class Closures:
             f"{'; '.join(parts) or 'no worker has taken what was handed out'}"
         )
 
-    def _explain_failure(self, lease: Lease, error: Exception) -> str:
+    def _explain_failure(self, lease: Lease, error: Exception | None) -> str:
         holding = self.board.holding.numpy().tolist()
         counts = self.board.counts.numpy()
         step = lease.first + int(counts[self.board.steps_at(lease.slot)]) - lease.steps_before
         where = f"worker {holding.index(lease.number)}" if lease.number in holding else "a worker"
         times = self._failures[lease.number]
+        what = f"{type(error).__name__}: {first_line(error)}" if error else "the worker's own output may say why"
         return (
             f"{where} failed {times} time{'s' * (times > 1)} on {self._describe(lease, step)}: "
-            f"{type(error).__name__}: {first_line(error)}; correct the model or the data, or raise "
-            "--max_closure_retries"
+            f"{what}; correct the model or the data, or raise --max_closure_retries"
         )
 
     def explain_lost_server(self, error: Exception) -> str | None:

@@ -31,6 +31,7 @@ def take(state) -> tuple[dict, dict]:
     Returns (tree, variables): `tree` holds `Value`s at the leaves and dicts {child name: ...} elsewhere, an object that
     is reached twice being there twice by identity; `variables` is {checkpoint key: [shape, dtype name]}.
 
+    Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it.
     On a CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes
     to a new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call
     waits for that. A mirrored variable gives its first replica's value, one that is summed on read its sum, and one
@@ -80,7 +81,8 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
     def make(part):
         if id(part) not in made:
             if isinstance(part, Value):
-                made[id(part)] = tf.Variable(part.tensor, trainable=False)
+                with tf.device(_host_of(part.tensor.device)):
+                    made[id(part)] = tf.Variable(part.tensor, trainable=False)
             elif not isinstance(part, dict):
                 made[id(part)] = part
             else:
@@ -89,8 +91,7 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
                     setattr(node, name, make(child))
         return made[id(part)]
 
-    with tf.device("CPU:0"):
-        return tf.train.Checkpoint(**{name: make(part) for name, part in tree.items()})
+    return tf.train.Checkpoint(**{name: make(part) for name, part in tree.items()})
 
 
 def walk(root) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -214,8 +215,13 @@ def _children(node, is_root: bool) -> list[tuple[str, object]]:
 def _read(variable) -> tf.Tensor:
     if isinstance(variable, tf.keras.Variable):
         variable = variable.value
-    with tf.device("CPU:0"):
+    with tf.device(_host_of(variable.device)):
         return tf.identity(variable.read_value())
+
+
+def _host_of(device: str) -> str:
+    """The CPU of the process that a device is in."""
+    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
 
 
 def _refuse_other_state(path, node) -> None:
