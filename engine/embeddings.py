@@ -3,8 +3,9 @@ host, in a strategy's scope; called in replica code. Nothing here is of a table'
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -118,7 +119,8 @@ class Embedding(tf.Module):
             )
             if number > 1 and isinstance(variable, tf.distribute.DistributedValues):
                 raise ValueError(
-                    f"embedding {self.name}: num_shards={number}, and each replica has a copy of all; leave it out"
+                    f"embedding {self.name}: num_shards={number}, and each replica has a copy of all; "
+                    "leave it out, or use one device"
                 )
             for copy in tf.distribute.get_strategy().experimental_local_results(variable):
                 self._fill(copy, shard, number, seed)
@@ -242,6 +244,15 @@ class Embedding(tf.Module):
         w = tf.ones_like(found[:, :1]) if w is None else w
         divisor = _total(w, ids) if self.combiner == "mean" else tf.sqrt(_total(tf.square(w), ids))
         return tf.math.divide_no_nan(summed, divisor)
+
+
+def shards_in(keys: Iterable[str]) -> int:
+    """How many shards the most divided table of a checkpoint has, by the keys of its variables; 0 without tables.
+
+    As `num_servers`, it divides all tables as they were: who restores must not go by the servers that there are now.
+    """
+    found = (re.search(r"/shards/(\d+)/\.ATTRIBUTES/", key) for key in keys)
+    return max((1 + int(match[1]) for match in found if match), default=0)
 
 
 class _Leaf(NamedTuple):

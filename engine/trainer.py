@@ -29,7 +29,7 @@ class Trainer(tf.Module):
       reduction: `Reduction`, the sums over replicas.
       num_classes: of the input's labels, or None.
       vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
-      num_servers: that variables live on; tables are cut into as many shards.
+      num_servers: that variables live on, when the run began; tables are cut into as many shards.
       example: one (features, labels) pair, batch of 1, zeros: shapes and dtypes.
 
     Attributes that the engine sets while a step is traced:

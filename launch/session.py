@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import StepOptions, Trainer, watchdog
+from engine import StepOptions, Trainer, manifest, watchdog
 from engine.checkpoints import Checkpoints, load_weights
 from engine.coordinator import Cluster
+from engine.embeddings import shards_in
 from engine.hooks import Hook
 from engine.local_sgd import LocalSgd
 from engine.placement import Rule
@@ -109,12 +110,20 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     example = _example(train)
     with strategy.scope():
         trainer = trainer_class(**config.model_arg)
+        trainer.num_servers = _num_servers(config, strategy)
         state = TrainState(trainer)
         trainer.prepare(_step_options(config, train_steps), _reduction(config), example, num_classes, vocabulary)
         state.build()
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy)
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
+
+
+def _num_servers(config: Config, strategy) -> int:
+    """The servers that tables are divided for: as many as the run began with, since its checkpoints hold the shards."""
+    folder = os.path.join(config.run_dir, "checkpoints") if config.run_dir else None
+    newest = manifest.read_all(folder)[0][:1] if folder else []
+    return (newest and shards_in(newest[0].variables)) or strategy.num_servers
 
 
 def start_weights(session: Session) -> None:

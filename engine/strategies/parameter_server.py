@@ -142,6 +142,10 @@ class ParameterServer:
         self._ending = False
 
     @property
+    def num_servers(self) -> int:
+        return len(self.cluster.servers)
+
+    @property
     def replica_names(self) -> list[str]:
         return [f"worker {worker}" for worker in range(len(self.cluster.workers))]
 

@@ -91,6 +91,7 @@ class Replicated:
         return 1
 
     host = 0
+    num_servers = 1  # that hold parts of the variables
 
     def exchange(self, value: int) -> list[int]:
         """The value that each process that trains has brought, in their order; all have to come."""

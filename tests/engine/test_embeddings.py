@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from engine import Trainer, embeddings, mean, numerics
 from engine.checkpoints import Checkpoints, load_weights
-from engine.embeddings import Embedding
+from engine.embeddings import Embedding, shards_in
+from engine.manifest import read_all
 from engine.probe import Probe
 
 ROWS, WIDTH = 11, 3
@@ -296,3 +297,10 @@ def test_a_probe_shows_the_rows_gradients_and_changes_nothing(bench, replicas):
     assert list(probe.gradients(0)) == ["table/shard_0"]
     for now, then in zip(made.arrays(), before, strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+def test_a_checkpoint_says_how_its_tables_were_cut(bench, tmp_path):
+    made = bench(Pull(3), power_law(), BATCH)
+    Checkpoints(tmp_path, made.state.checkpoint, keep=1, about={}).save(0, {}, wait=True)
+    assert shards_in(read_all(tmp_path)[0][0].variables) == 3
+    assert shards_in(["trainer/model/shards/kernel/.ATTRIBUTES/VARIABLE_VALUE", "step/.ATTRIBUTES/VARIABLE_VALUE"]) == 0
