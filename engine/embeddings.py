@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-_PIECE_BYTES = 64 << 20  # a table is filled so much at a time: an initializer's temporaries are several times as large
+_PIECE_BYTES = 16 << 20  # a table is filled so much at a time: an initializer's temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNKNOWN = ("row_0", "error")
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import signal
 import subprocess
 import sys
+import time
+import uuid
+
+import pytest
 
 from tests import runs
 from tests.distributed.conftest import ROOT
@@ -44,3 +50,50 @@ def test_shards_outlive_the_cluster_that_made_them(tmp_path):
     further = launch(ALONE, run_dir, "--train_steps=170")
     assert "shards: 2" in further
     assert runs.newest(tmp_path / "run") == 170
+
+
+def peaks(mark: str) -> dict[str, float]:
+    """The most memory, in GiB, that each task of the cluster whose environment holds `mark` has had until now."""
+    found = {}
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            environment = dict(v.split("=", 1) for v in (process / "environ").read_text().split("\0") if "=" in v)
+            status = (process / "status").read_text()
+        except OSError:  # it has ended, or is another user's
+            continue
+        if environment.get("MARK") == mark and "TF_CONFIG" in environment and "VmHWM" in status:
+            task = json.loads(environment["TF_CONFIG"])["task"]
+            kib = int(status.split("VmHWM:")[1].split()[0])
+            found[f"{task['type']} {task['index']}"] = kib / 2**20
+    return found
+
+
+@pytest.mark.slow
+def test_a_table_of_2_gb_on_two_servers_trains_with_a_worker_of_less_than_one(tmp_path):
+    """TensorFlow alone is about 0.6 GiB in each process. A server has its half of the table, and little beside."""
+    mark = uuid.uuid4().hex
+    flags = ("--model=dlrm", "--model_arg=hash_buckets=32000000", "--optimizer=sgd", "--train_steps=150")
+    command = [sys.executable, *SERVERS, *RUN[1:], *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": mark}
+    seen: dict[str, float] = {}
+    with open(tmp_path / "log", "w+", encoding="utf-8") as log:
+        cluster = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + _SECONDS
+            while cluster.poll() is None:
+                assert time.monotonic() < end
+                for task, peak in peaks(mark).items():
+                    seen[task] = max(peak, seen.get(task, 0.0))
+                time.sleep(0.5)
+        finally:
+            if cluster.poll() is None:
+                cluster.send_signal(signal.SIGTERM)
+                cluster.wait()
+        log.seek(0)
+        said = log.read()
+    assert cluster.returncode == 0, said[-3000:]
+    assert "Embedding: 'embedding', 32,000,000 rows x 16, 2,048.0 MB, shards: 2" in said
+    half = 32e6 * 16 * 4 / 2 / 2**30
+    assert seen["worker 0"] < 1 > seen["chief 0"]
+    for server in ("ps 0", "ps 1"):
+        assert half < seen[server] < half + 1
