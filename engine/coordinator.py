@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease
+from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, UpdateLoop
 from engine.watchdog import LostPeerError
 
 _PROBE_SECONDS = 0.5
@@ -258,10 +258,10 @@ class Closures:
         )
 
     def _explain_failure(self, lease: Lease, error: Exception | None) -> str:
-        holding = self.board.holding.numpy().tolist()
-        counts = self.board.counts.numpy()
-        step = lease.first + int(counts[self.board.steps_at(lease.slot)]) - lease.steps_before
-        where = f"worker {holding.index(lease.number)}" if lease.number in holding else "a worker"
+        board, step, where = self.board, -1, "a worker"
+        if isinstance(self._open[lease.number][0], UpdateLoop):
+            step = lease.first + int(board.counts.numpy()[board.steps_at(lease.slot)]) - lease.steps_before
+            where = f"worker {board.takers.numpy()[lease.slot]}"
         times = self._failures[lease.number]
         what = f"{type(error).__name__}: {first_line(error)}" if error else "the worker's own output may say why"
         return (
@@ -322,7 +322,9 @@ class _InOneLine(logging.Filter):
             place = str(record.args[0]).rpartition(":")[2]
             record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (place,)
             return True
-        return not ("encountered the following error" in message or message.startswith(_REPEATED))
+        # The last: each checkpoint is written by a function of its own, once.
+        known = ("encountered the following error", "tf_function_save")
+        return not (message.startswith(_REPEATED) or any(text in record.getMessage() for text in known))
 
 
 def quiet_tensorflow() -> None:

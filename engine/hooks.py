@@ -144,24 +144,25 @@ class StopRequest(Hook):
     """Ends the run at the next moment once somebody asks. `request` may be called in a signal handler or a thread.
 
     Attributes:
+      wish: why this process wants the run to end; None before.
       reason: why the run ends, once all processes that train know; None before.
     """
 
     name = "stop_request"
 
     def __init__(self):
-        self._wish: str | None = None
+        self.wish: str | None = None
         self.reason: str | None = None
 
     def request(self, reason: str) -> None:
         """Asks for the end; the first reason stays."""
-        self._wish = self._wish or reason
+        self.wish = self.wish or reason
 
     def begin(self, moment: Moment) -> None:
         self(moment)
 
     def __call__(self, moment: Moment) -> None:
-        stop = moment.strategy.agree_to_stop(self._wish)
+        stop = moment.strategy.agree_to_stop(self.wish)
         if stop and not moment.stop:
             moment.stop, self.reason = str(stop), stop.reason
 

@@ -9,13 +9,16 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+_LISTED = 20  # variables, of a table for people
+
 
 class Placed(NamedTuple):
-    """A variable's path, its size in bytes, and the number of its server."""
+    """A variable's path, its size in bytes, the number of its server, and whether it is there to be beside another."""
 
     path: str
     bytes: int
     server: int
+    beside: bool
 
 
 class Rule(NamedTuple):
@@ -57,15 +60,26 @@ class Placement:
         """The context in which variables are placed, within the strategy's scope."""
         return tf.variable_creator_scope(self._create)
 
+    def lines(self) -> list[str]:
+        """The table for people: bytes, server and path of each variable, the biggest first; slots are in the sums."""
+        found = sorted((each for each in self.table if not each.beside), key=lambda each: -each.bytes)
+        width = len(f"{max((each.bytes for each in found), default=0):,}")
+        lines = [f"  ps {each.server}  {each.bytes:>{width},} bytes  {each.path}" for each in found[:_LISTED]]
+        if len(found) > _LISTED:
+            lines.append(f"  and {len(found) - _LISTED} smaller ones")
+        sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))
+        return [f"variables, with their slots: {sums}", *lines]
+
     def _create(self, next_creator, **keywords):
         path = "/".join(filter(None, [tf.get_current_name_scope(), keywords.get("name") or "variable"]))
         size = _size(keywords)
-        if "colocate_with" not in keywords:
+        beside = "colocate_with" in keywords
+        if not beside:
             # What the strategy's `colocate_vars_with` does.
             keywords["colocate_with"] = self._anchors[self._server_for(path)]
         variable = next_creator(**keywords)
         server = _server_of(variable.device)
-        self.table.append(Placed(path, size, server))
+        self.table.append(Placed(path, size, server, beside))
         self.loads[server] += size
         return variable
 

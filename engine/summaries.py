@@ -66,6 +66,8 @@ class TensorBoard(Windowed):
             if self.config:
                 self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
                 self._files.put("train", 0, lambda: event_values.table("configuration", self.config))
+            if about := dict(enumerate(moment.strategy.about())):
+                self._files.put("train", 0, lambda: event_values.table("strategy", about))
             self._put_graph(trainer)
             self._put_images(moment.step)
 
@@ -88,7 +90,7 @@ class TensorBoard(Windowed):
             self._put_histograms(moment)
 
     def act(self, moment: Moment) -> None:
-        window, rates = self.window, self._rates.take(moment)
+        window, rates = self.window, self._rates.take(moment) | moment.strategy.figures()
         workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.
         self._files.put("train", moment.step, lambda: _training_scalars(window, rates, workers))

@@ -132,14 +132,14 @@ def _check_checkpoints(config: Config) -> None:
         raise UsageError(f"--run_dir={config.run_dir} does not exist; give the folder of a run")
     which = config.eval_checkpoint
     folder = "best" if which == "best" else "checkpoints"
-    steps = _checkpoint_steps(config.run_dir, folder)
+    steps = checkpoint_steps(config.run_dir, folder)
     if not steps:
         raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {folder}/; train first")
     if which not in ("latest", "best", "all", *map(str, steps)):
         raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
 
 
-def _checkpoint_steps(run_dir: str, folder: str) -> list[int]:
+def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
     """Steps of the checkpoints that have a manifest."""
     folder = os.path.join(run_dir, folder)
     names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -150,7 +150,7 @@ def _check_init_from(config: Config) -> None:
     source = config.init_from
     if not source or os.path.exists(source) or os.path.exists(f"{source}.index"):
         return
-    if config.run_dir and _checkpoint_steps(config.run_dir, "checkpoints"):
+    if config.run_dir and checkpoint_steps(config.run_dir, "checkpoints"):
         return  # the run has weights of its own by now
     raise UsageError(f"--init_from={source} does not exist; give a run's folder or a checkpoint, .../ckpt-1000")
 

@@ -304,6 +304,20 @@ def answers(address: str, patience: float = _CONNECT_SECONDS) -> bool:
         return False
 
 
+class Presence:
+    """Whether a task has been away for so many seconds, from the start on."""
+
+    def __init__(self, address: str, timeout_seconds: float):
+        self._address = address
+        self._timeout_seconds = timeout_seconds
+        self._seen = time.monotonic()
+
+    def is_gone(self) -> bool:
+        if answers(self._address):
+            self._seen = time.monotonic()
+        return time.monotonic() - self._seen > self._timeout_seconds
+
+
 def _patience(end: float) -> float:
     """Seconds for one call, up to `end` by the monotonic clock."""
     return min(_CONNECT_SECONDS, max(end - time.monotonic(), _POLL_SECONDS))

@@ -99,6 +99,11 @@ class Config:
         return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
 
     @property
+    def looks_on(self) -> bool:
+        """Whether this process evaluates what others train, each checkpoint of theirs."""
+        return self.strategy == "parameter_server" and self.cluster.kind == "evaluator"
+
+    @property
     def coordinates(self) -> bool:
         """Whether this process asks workers and parameter servers to do things."""
         return self.strategy == "parameter_server" and self.cluster.kind == "chief"
@@ -149,6 +154,13 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
     cluster = None
     if values["strategy"] in _CLUSTERED:
         cluster = clusters.from_environment(environment, values["strategy"])
+    if cluster and cluster.job("evaluator") and values["mode"] == "train_and_eval":
+        if flags.FLAGS["mode"].present:
+            raise UsageError(
+                "--mode=train_and_eval evaluates within the run, as the evaluator does beside it; use --mode=train, or "
+                "leave the evaluator out"
+            )
+        values["mode"] = "train"
     if trainer_class is None:
         model = registry.find("model", values["model"], registry.models())
     elif values["model"] not in (None, trainer_class.__name__):

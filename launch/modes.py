@@ -82,6 +82,8 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
     if config.is_chief:
         print_model_summary(session.trainer.models, tables=session.trainer.embedding_tables.values())
     session.say(_first_line(session, manifest))
+    for line in session.strategy.about():
+        session.say(line)
     with Signals(stop_request.request):
         if state.step < session.train_steps:
             session.say(choose_jit(session))
@@ -90,7 +92,7 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
     exit_code = EXIT_CODES.get(stop_request.reason, 0)
     if config.mode == "train_and_eval" and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
-        session.say(f"evaluation at step {state.step}: {_line(result['eval'])}")
+        session.say(f"evaluation at step {state.step}: {as_line(result['eval'])}")
     if moment.stop:
         result["stop"] = moment.stop
         session.say(f"stopped at step {state.step}: {moment.stop}")
@@ -178,7 +180,7 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     results = {}
     for manifest in _restored_checkpoints(session):
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
-        session.say(f"evaluation at step {manifest.step}: {_line(results[manifest.step])}")
+        session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
     result = _result(session, eval=results[session.state.step])
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
@@ -257,7 +259,8 @@ def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:
     return next((hook.result for hook in made if hook.step == step), None)
 
 
-def _line(metrics: Mapping[str, float]) -> str:
+def as_line(metrics: Mapping[str, float]) -> str:
+    """Metrics for people, by name."""
     return ", ".join(f"{name} {value:.6g}" for name, value in sorted(metrics.items()))
 
 

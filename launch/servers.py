@@ -36,11 +36,9 @@ def serve(cluster: Cluster, timeout_seconds: float, quiet: bool) -> int:
         # At once: it holds nothing that is not in a checkpoint, and its threads may be at work within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
-    seen = time.monotonic()
-    while time.monotonic() - seen < timeout_seconds:
+    coordinator = clusters.Presence(chief, timeout_seconds)
+    while not coordinator.is_gone():
         time.sleep(_POLL_SECONDS)
-        if clusters.answers(chief):
-            seen = time.monotonic()
     print(f"error: the coordinator ({chief}) has been gone for {timeout_seconds:g} s; {cluster.task} ends", flush=True)
     del server
     os._exit(errors.EXIT_FAILED)

@@ -72,7 +72,7 @@ class Session:
 def make_strategy(config: Config) -> Replicated:
     """Takes the devices; before anything else that touches them."""
     strategy = devices.create(
-        config.strategy,
+        "one_device" if config.looks_on else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
         tpu_address=config.tpu_address,
         place=_place(config),
@@ -182,7 +182,7 @@ def _place(config: Config) -> Place | None:
 
 
 def _servers(config: Config) -> ServerOptions | None:
-    if config.strategy != "parameter_server":
+    if not config.coordinates:
         return None
     cluster = config.cluster
     return ServerOptions(

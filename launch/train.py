@@ -93,6 +93,8 @@ def _run(trainer_class, data, hooks) -> int:
         try:
             splits = datas.load(asked) if asked.input_entry else None
             strategy = _start(asked)
+            if asked.looks_on:
+                return _look_on(asked, trainer_class, splits or datas.call(data), strategy)
             with strategy.watch():
                 result, code = _work(_create(asked, trainer_class, splits or datas.call(data), strategy), hooks)
             result.setdefault("wall_seconds", time.monotonic() - started)
@@ -112,7 +114,7 @@ def _run(trainer_class, data, hooks) -> int:
 
 def _start(asked: config.Config):
     """The strategy; TensorFlow starts here, and where there are several processes they meet."""
-    if asked.cluster:
+    if asked.cluster and not asked.looks_on:
         clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
     with contextlib.ExitStack() as stack:
         if asked.cluster:
@@ -135,6 +137,12 @@ def _create(asked: config.Config, trainer_class, splits, strategy):
     from launch import session as sessions
 
     return sessions.create(asked, trainer_class, splits, strategy)
+
+
+def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
+    from launch import sidecar
+
+    return sidecar.watch(_create(asked, trainer_class, splits, strategy))
 
 
 def _work(session, hooks):

@@ -43,6 +43,7 @@ class Board:
       counts: [1 + 2 slots + workers]: updates in all; of each slot, its steps and how often a closure was begun; each
         worker's updates. Only added to, all at once, so that they agree.
       holding: [workers], the number of the lease that each worker is at; 0 is none, -1 a worker found dead.
+      takers: [slots], the worker that was the last to begin the lease there.
     """
 
     def __init__(self, slots: int, workers: int):
@@ -51,6 +52,7 @@ class Board:
         with tf.device("/job:ps/task:0/device:CPU:0"):
             self.counts = tf.Variable(tf.zeros([self._size], tf.int64), trainable=False, name="counts")
             self.holding = tf.Variable(tf.zeros([workers], tf.int64), trainable=False, name="holding")
+            self.takers = tf.Variable(tf.zeros([slots], tf.int64), trainable=False, name="takers")
 
     def add(self, *places: tf.Tensor, amount=1) -> tf.Tensor:
         """Adds to some counts at once, and returns what they are then."""
@@ -64,10 +66,12 @@ class Board:
     def read_holding(self) -> tf.Tensor:
         return tf.raw_ops.ReadVariableOp(resource=self.holding.handle, dtype=tf.int64)
 
-    def hold(self, worker: tf.Tensor, lease: tf.Tensor) -> tf.Operation:
-        return tf.raw_ops.ResourceScatterUpdate(
-            resource=self.holding.handle, indices=tf.cast(worker, tf.int64), updates=tf.cast(lease, tf.int64)
-        )
+    def take(self, worker: tf.Tensor, lease: Lease) -> list[tf.Operation]:
+        """Notes who is at what."""
+        return [_put(self.holding, worker, lease.number), _put(self.takers, lease.slot, worker)]
+
+    def release(self, worker: tf.Tensor) -> None:
+        _put(self.holding, worker, tf.constant(0, tf.int64))
 
     def steps_at(self, slot):
         return 1 + slot
@@ -82,6 +86,10 @@ class Board:
         """By how many updates a worker is ahead of the slowest that is at work."""
         clocks = counts[self.clock_at(0) :]
         return clocks[worker] - tf.reduce_min(tf.where(holding > 0, clocks, clocks[worker]))
+
+
+def _put(variable: tf.Variable, place: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=place, updates=value)
 
 
 class ClosureLoop(InnerLoop):
@@ -179,7 +187,7 @@ class UpdateLoop(ClosureLoop):
             lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
         )
         with tf.control_dependencies([counts]):
-            board.hold(worker, 0)
+            board.release(worker)
         row = tf.stack([worker, lease.first + done_before, starts, lease.stop - lease.first])
         return {"sums": tf.add_n(sums), "staleness": staleness, "row": row}
 
@@ -191,7 +199,7 @@ class UpdateLoop(ClosureLoop):
             before = board.read_holding()
             behind = tf.maximum(-_slack(board, before, worker), 0)
             board.add(board.clock_at(worker), amount=tf.where(before[worker] == DEAD, behind, 0))
-        with tf.control_dependencies([board.hold(worker, lease.number)]):
+        with tf.control_dependencies(board.take(worker, lease)):
             return board.add(board.starts_at(lease.slot))
 
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:

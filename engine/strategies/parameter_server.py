@@ -158,6 +158,15 @@ class ParameterServer:
             "servers": len(self.cluster.servers),
         }
 
+    def about(self) -> list[str]:
+        """Where the variables are, a line each."""
+        return self.placement.lines()
+
+    def figures(self) -> dict[str, float]:
+        """For TensorBoard: the counts of closures, and the staleness of updates, so far."""
+        closures = {f"closures/{name}": value for name, value in dataclasses.asdict(self._closures.ledger).items()}
+        return closures | {f"staleness/{name}": value for name, value in self.staleness.describe().items()}
+
     def report(self) -> dict:
         """What a run's result says of it: closures, staleness in updates, bytes on each server."""
         return {

@@ -127,6 +127,14 @@ class Replicated:
             "hosts": self.num_hosts,
         }
 
+    def figures(self) -> dict[str, float]:
+        """The strategy's own figures for TensorBoard, by name."""
+        return {}
+
+    def about(self) -> list[str]:
+        """Lines that a run begins with, of what the strategy has decided."""
+        return []
+
     def report(self) -> dict:
         """What a run's result says of the strategy's own doings: plain JSON."""
         return {}

@@ -1,0 +1,229 @@
+"""Real coordinators, workers and parameter servers on loopback, killed for real: what is counted, and what goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests import runs
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "distributed" / "counting.py"
+STEPS_PER_EPOCH = 16  # 1000 examples in batches of 64: the last is of 40
+_SECONDS = 150
+
+
+class Job:
+    """A cluster started by launch.local, whose output goes to a file."""
+
+    def __init__(self, run_dir: pathlib.Path, *flags: str, local: tuple[str, ...] = ()):
+        self.run_dir = run_dir
+        run_dir.mkdir(exist_ok=True)
+        self._log = run_dir.with_suffix(f".{time.monotonic_ns()}.log")
+        command = [sys.executable, "-m", "launch.local", "--workers=2", "--ps=2", *local, "--", str(SCRIPT)]
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--run_dir={run_dir}", "--progress=plain", *flags],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def until(self, condition) -> None:
+        end = time.monotonic() + _SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"it ended\n{self.output[-4000:]}"
+            assert time.monotonic() < end, f"waited in vain\n{self.output[-4000:]}"
+            time.sleep(0.05)
+
+    def kill(self, task: str) -> None:
+        os.kill(int(re.findall(rf"\[local\] {task} is process (\d+)", self.output)[-1]), signal.SIGKILL)
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end\n{self.output[-4000:]}") from None
+
+    def ok(self) -> Job:
+        code = self.wait()
+        assert code == 0, f"exit code {code}\n{self.output[-4000:]}"
+        return self
+
+    @property
+    def result(self) -> dict:
+        return json.loads((self.run_dir / "result.json").read_text())
+
+    @property
+    def left(self) -> list[str]:
+        """Processes of this job that are still there."""
+        pids = re.findall(r"is process (\d+)", self.output)
+        return [pid for pid in pids if os.path.exists(f"/proc/{pid}") and "counting" in _command_of(pid)]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # the guard ends its tasks
+            self.process.wait()
+
+
+def _command_of(pid: str) -> str:
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(name, *flags, local=()): a started `Job`, ended with the test."""
+    started = []
+
+    def start(name: str, *flags: str, local: tuple[str, ...] = ()) -> Job:
+        started.append(Job(tmp_path / name, *flags, local=local))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def variable(run_dir: pathlib.Path, name: str) -> np.ndarray:
+    """A variable of the newest checkpoint whose key ends so."""
+    found = {key: value for key, value in runs.tensors(run_dir).items() if name in key}
+    (value,) = found.values()
+    return value
+
+
+def check_updates(job: Job, steps: int) -> np.ndarray:
+    """Exactly so many updates, by the run's own count and by the checkpoint's. Returns how often each was seen."""
+    assert job.result["step"] == steps
+    assert variable(job.run_dir, "step/.ATT") == steps
+    seen = variable(job.run_dir, "seen/")
+    assert variable(job.run_dir, "optimizer/iterations") >= steps
+    return seen
+
+
+def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_each_checkpoint(start):
+    steps = 10 * STEPS_PER_EPOCH
+    job = start("run", f"--train_steps={steps}", "--checkpoint_every_steps=50", local=("--evaluator",)).ok()
+    seen = check_updates(job, steps)
+    assert (seen == 10).all()
+    assert variable(job.run_dir, "optimizer/iterations") == steps
+    closures = job.result["closures"]
+    assert closures["scheduled"] == closures["done"] > 0
+    assert closures["lost"] == closures["retried"] == closures["steps_unseen"] == 0
+    assert job.result["staleness"]["mean"] < 10
+    assert {each["server"] for each in job.result["placement"]} == {0, 1}
+    assert f"[evaluator] evaluation at step {steps}" in job.output
+    assert list((job.run_dir / "best").glob("ckpt-*.manifest.json"))
+    assert list((job.run_dir / "tensorboard" / "eval").glob("*tfevents*"))
+    servers_files = runs.manifests(job.run_dir)[-1]["files"]
+    assert len(servers_files) > 2  # the index, and a file each for the two servers at least
+    assert job.left == []
+
+
+def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_missing(start):
+    steps = 60 * STEPS_PER_EPOCH
+    job = start("run", "--mode=train", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
+    job.until(lambda: runs.newest(job.run_dir) >= 100)
+    job.kill("worker 0")
+    job.ok()
+    seen = check_updates(job, steps)
+    assert seen.min() >= 60
+    assert seen.sum() - 60 * len(seen) <= 64  # what the killed worker had applied and not yet counted
+    assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
+    assert len(re.findall(r"\[local\] chief is process", job.output)) == 1
+
+
+def test_a_killed_server_is_named_and_training_goes_on_from_the_last_checkpoint(start):
+    steps = 25 * STEPS_PER_EPOCH
+    job = start("run", "--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
+    job.until(lambda: runs.newest(job.run_dir) >= 100)
+    job.kill("ps 1")
+    job.ok()
+    seen = check_updates(job, steps)
+    assert (seen == 25).all()  # what was lost with the server is lost in the counts, too
+    assert re.search(r"\[chief\] error: ps 1 \(127.0.0.1:\d+\) is lost", job.output)
+    assert re.search(r"resumed at step [1-9]\d* of", job.output.replace(",", ""))
+
+
+def test_a_signal_saves_what_is_done_and_the_same_command_ends_the_run_exactly(start):
+    steps = 30 * STEPS_PER_EPOCH
+    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
+    job = start("run", *flags)
+    job.until(lambda: runs.newest(job.run_dir) >= 50)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    stopped = runs.newest(job.run_dir)
+    assert 0 < stopped < steps
+    assert f"stopped at step {stopped}: SIGTERM" in job.output
+    seen = check_updates(start("run", *flags).ok(), steps)
+    assert (seen == 30).all()
+
+
+def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for_ever(start):
+    job = start("run", "--mode=train", "--train_steps=50", "--poison", "--max_closure_retries=1", local=())
+    assert job.wait() == 2
+    (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
+    assert re.match(r"worker [01] failed 2 times on steps \d+ to \d+, at step \d+ \(batch \d+ of epoch 0\)", line), line
+    assert "a feature is over 50" in line
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_is_restarted_and_restored(start):
+    steps = 60 * STEPS_PER_EPOCH
+    job = start("run", "--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=100")
+    job.until(lambda: runs.newest(job.run_dir) >= 200)
+    job.kill("chief")
+    seen = check_updates(job.ok(), steps)
+    assert (seen == 60).all()
+    assert job.left == []
+
+
+@pytest.mark.slow
+def test_five_killed_workers_cost_no_update_and_no_accuracy(start):
+    steps = 800 * STEPS_PER_EPOCH
+    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=500")
+    job = start("run", *flags, local=("--max_restarts=10",))
+    for kill in range(5):
+        job.until(lambda: runs.newest(job.run_dir) >= 1000 + 1500 * kill)  # noqa: B023
+        job.kill(f"worker {kill % 2}")
+    seen = check_updates(job.ok(), steps)
+    assert seen.min() >= 800
+    assert seen.sum() - 800 * len(seen) <= 5 * 64
+    assert job.result["train"]["loss"] == pytest.approx(start("other", *flags).ok().result["train"]["loss"], abs=0.02)
+
+
+@pytest.mark.slow
+def test_one_worker_resumed_gives_the_bits_of_one_that_was_not_interrupted(start):
+    def run(name: str, steps: int) -> Job:
+        flags = ("--eval_every_steps=100", f"--train_steps={steps}", "--checkpoint_every_steps=100")
+        return start(name, *flags, local=("--workers=1",)).ok()
+
+    run("halves", 200)
+    halves, whole = run("halves", 400), run("whole", 400)
+    runs.assert_equal_bits(halves.run_dir, whole.run_dir, "eval")
+
+
+@pytest.mark.slow
+def test_with_no_staleness_workers_go_in_rounds(start):
+    steps = 20 * STEPS_PER_EPOCH
+    job = start("run", "--mode=train", f"--train_steps={steps}", "--max_staleness_steps=0").ok()
+    assert (check_updates(job, steps) == 20).all()
+    # In a round each worker pushes once; one that pulls before the other has pushed sees it one later.
+    assert job.result["staleness"]["p99"] <= 2
