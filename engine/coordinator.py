@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, UpdateLoop
+from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
 from engine.watchdog import LostPeerError
 
 _PROBE_SECONDS = 0.5
@@ -60,13 +60,10 @@ class Ledger:
 
 
 class Done(NamedTuple):
-    """A closure that came back: its lease, and what `ClosureLoop` returns, as NumPy arrays."""
+    """A closure that came back: its lease, and what it returned."""
 
     lease: Lease
-    sums: np.ndarray
-    staleness: np.ndarray
-    worker: int
-    seconds: float
+    returned: Returned
 
 
 class Closures:
@@ -181,11 +178,12 @@ class Closures:
         except queue.Empty:
             return
 
-    def _settle(self, lease: Lease, result: dict) -> Done:
+    def _settle(self, lease: Lease, result: np.ndarray) -> Done:
         del self._open[lease.number]
         self._failures.pop(lease.number, None)
         self._begun.pop(lease.number, None)
-        worker, start, starts, steps = (int(x) for x in result["row"])
+        returned = Returned.unpacked(np.asarray(result))
+        _, start, starts, steps = returned.row
         self._slots.append(lease.slot)
         self._steps[lease.slot] = lease.steps_before + steps
         self._starts[lease.slot] = lease.starts_before + starts
@@ -194,9 +192,7 @@ class Closures:
         self.ledger.retried += again
         self.ledger.lost += again
         self.ledger.steps_unseen += start - lease.first
-        return Done(
-            lease, np.asarray(result["sums"]), np.asarray(result["staleness"]), worker, float(result["seconds"])
-        )
+        return Done(lease, returned)
 
     def _recover(self, done: list[Done], failed: list) -> None:
         """After an error: all that is out is called back, and what is not done handed out again."""

@@ -6,7 +6,7 @@ from there: a step is repeated only if it was applied and not yet counted when t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,27 @@ class Lease(NamedTuple):
     starts_before: int
     first: int
     stop: int
+
+
+class Returned(NamedTuple):
+    """What a closure gives back.
+
+    Attributes:
+      sums: [rows, 2], the metrics' sums over the steps that this run of it did.
+      staleness: [buckets + 1], see `Staleness`.
+      row: the worker; the first of these steps; how often the lease was begun, and its steps, as the board counts them.
+      seconds: that it took.
+    """
+
+    sums: Any
+    staleness: Any
+    row: Any
+    seconds: Any = 0.0
+
+    @classmethod
+    def unpacked(cls, vector: np.ndarray) -> Returned:
+        sums, staleness, row, seconds = np.split(vector, np.cumsum([len(vector) - _BUCKETS - 6, _BUCKETS + 1, 4]))
+        return cls(sums.reshape(-1, 2), staleness.astype(np.int64), row.astype(np.int64).tolist(), float(seconds[0]))
 
 
 class Board:
@@ -110,15 +131,7 @@ class ClosureLoop(InnerLoop):
         return self._names
 
     def _loop(self, operands, lease):
-        """A closure.
-
-        Returns:
-          sums: [metrics, 2] float64, of the steps that this call did.
-          staleness: [buckets + 1] int64, the last being the sum.
-          row: int64, the worker; the first of these steps; how often the lease was begun, and its steps, as the board
-            counts them.
-          seconds: float64, that it took.
-        """
+        """A closure. Returns a `Returned` as one vector: the coordinator asks for each tensor by itself."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
@@ -126,7 +139,8 @@ class ClosureLoop(InnerLoop):
         one_step, zeros = self._traced(operands, lease.first)
         found = self._run_lease(operands, lease, worker, one_step, zeros)
         with tf.control_dependencies(tf.nest.flatten(found)):
-            return {**found, "seconds": tf.timestamp() - began}
+            found = found._replace(seconds=tf.timestamp() - began)
+        return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in found], 0)
 
     def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
         def body(step, sums):
@@ -135,7 +149,7 @@ class ClosureLoop(InnerLoop):
 
         _, sums = tf.while_loop(lambda step, _: step < lease.stop, body, (lease.first, zeros), parallel_iterations=1)
         row = tf.stack([worker, lease.first, 0, 0])
-        return {"sums": tf.add_n(sums), "staleness": tf.zeros([_BUCKETS + 1], tf.int64), "row": row}
+        return Returned(tf.add_n(sums), tf.zeros([_BUCKETS + 1], tf.int64), row)
 
     def _added(self, sums, result):
         return [a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)]
@@ -189,7 +203,7 @@ class UpdateLoop(ClosureLoop):
         with tf.control_dependencies([counts]):
             board.release(worker)
         row = tf.stack([worker, lease.first + done_before, starts, lease.stop - lease.first])
-        return {"sums": tf.add_n(sums), "staleness": staleness, "row": row}
+        return Returned(tf.add_n(sums), staleness, row)
 
     def _begin(self, worker, lease: Lease) -> tf.Tensor:
         """Notes that this worker has the lease; returns the board's counts."""
@@ -234,7 +248,10 @@ def _bucketed(staleness: tf.Tensor) -> tf.Tensor:
 
 
 class Staleness:
-    """Of all updates so far: how many of others' came between the pull and the push of each. Host code."""
+    """Of all updates so far: how many of others' came between the pull and the push of each. Host code.
+
+    Kept as the number of updates in each bucket, and last the sum.
+    """
 
     def __init__(self):
         self._counts = np.zeros(_BUCKETS + 1, np.int64)

@@ -23,7 +23,8 @@ from engine.strategies.inner_loop import LoopResult
 from engine.strategies.replicated import FeedOptions, Stop
 from engine.watchdog import LostPeerError
 
-_TARGET_SECONDS = 0.1  # of a closure, and of a call of `run_train_steps`
+_CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
+_CLOSURE_SECONDS = 0.25  # of a closure: to start one and to take it back costs about 10 ms
 _WAIT_SECONDS = 1.0
 _PIECE_BYTES = 256 << 20  # arrays travel to workers in pieces: a message of 2 GiB does not
 
@@ -261,20 +262,20 @@ class ParameterServer:
             if not (self._ending and not self.in_step):
                 self._fill(step + limit)
             done += self._closures.collect(_WAIT_SECONDS)
-            if done and (self.in_step or time.monotonic() - began >= _TARGET_SECONDS):
+            if done and (self.in_step or time.monotonic() - began >= _CALL_SECONDS):
                 break
         for each in done:
-            self.staleness.add(each.staleness)
+            self.staleness.add(each.returned.staleness)
             self._pace(each)
         steps = sum(each.lease.stop - each.lease.first for each in done)
         self._state.advance(steps)
         return LoopResult(_summed(self._train_loop.names, done), steps, 0.0)
 
     def _pace(self, done: Done) -> None:
-        """Fits the length of closures to a tenth of a second, where it is not fixed."""
+        """Fits the length of closures to a quarter of a second, where it is not fixed."""
         steps = done.lease.stop - done.lease.first
         if not self._steps_per_loop and steps == self._closure_steps and done.lease.number > len(self.cluster.workers):
-            wanted = round(steps * _TARGET_SECONDS / max(done.seconds, 1e-6))  # first ones are compiled
+            wanted = round(steps * _CLOSURE_SECONDS / max(done.returned.seconds, 1e-6))  # first ones are compiled
             self._closure_steps = max(1, min(wanted, 8 * steps))
 
     def _fill(self, end: int) -> None:
@@ -310,7 +311,7 @@ class ParameterServer:
 
 
 def _summed(names: list[str], done: list[Done]) -> LoopSums:
-    return LoopSums(names, np.sum([each.sums for each in done], axis=0))
+    return LoopSums(names, np.sum([each.returned.sums for each in done], axis=0))
 
 
 def connect(cluster: Cluster) -> tf.distribute.ParameterServerStrategy:

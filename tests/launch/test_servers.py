@@ -1,0 +1,100 @@
+"""Parameter servers' clusters as TF_CONFIG has them, who is restarted when, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from launch import cluster as clusters
+from launch.errors import UsageError
+from launch.restarts import Ending, Servers, Synchronous
+
+JOBS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4", "h:5"], "evaluator": ["h:6"]}
+
+
+def cluster_of(jobs: dict, kind: str, index: int) -> clusters.Cluster:
+    text = json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
+    return clusters.from_environment({"TF_CONFIG": text}, "parameter_server")
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "task", "is_chief"),
+    [
+        ("chief", 0, "chief", True),
+        ("worker", 1, "worker 1", False),
+        ("ps", 1, "ps 1", False),
+        ("evaluator", 0, "evaluator", False),
+    ],
+)
+def test_each_task_knows_its_part_and_only_the_coordinator_is_chief(kind, index, task, is_chief):
+    found = cluster_of(JOBS, kind, index)
+    assert (found.task, found.kind, found.place, found.is_chief) == (task, kind, index, is_chief)
+    assert found.job("ps") == ("h:4", "h:5")
+
+
+def test_nobody_waits_for_an_evaluator():
+    assert {name for name, _ in cluster_of(JOBS, "chief", 0).peers} == {"worker 0", "worker 1", "ps 0", "ps 1"}
+
+
+@pytest.mark.parametrize("missing", ["chief", "worker", "ps"])
+def test_a_cluster_without_one_of_its_parts_is_a_mistake_that_names_it(missing):
+    jobs = {kind: addresses for kind, addresses in JOBS.items() if kind != missing}
+    with pytest.raises(UsageError, match=f"has no {missing}"):
+        cluster_of(jobs, next(iter(jobs)), 0)
+
+
+def test_a_second_evaluator_is_a_mistake():
+    with pytest.raises(UsageError, match="2 evaluators"):
+        cluster_of({**JOBS, "evaluator": ["h:6", "h:7"]}, "chief", 0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rule(max_restarts: int = 3) -> Servers:
+    return Servers(max_restarts, 600.0, 30.0, clock=Clock())
+
+
+KILLED = -signal.SIGKILL
+
+
+def test_a_dead_worker_starts_again_at_once_and_later_after_a_while_until_restarts_are_used_up():
+    servers = rule(max_restarts=3)
+    pauses = [servers.alone(Ending("worker 0", KILLED)).pause_seconds for _ in range(3)]
+    assert pauses == [0, 1, 2]
+    assert servers.alone(Ending("worker 1", KILLED)).pause_seconds == 0
+    assert servers.alone(Ending("worker 0", KILLED)) is None
+
+
+@pytest.mark.parametrize("task", ["chief", "ps 0"])
+def test_with_a_server_or_the_coordinator_all_start_again(task):
+    servers = rule()
+    assert servers.alone(Ending(task, KILLED)) is None
+    assert servers.patience(Ending(task, KILLED)) is not None
+    endings = [Ending(task, KILLED), Ending("worker 0", 143), Ending("evaluator", 143)]
+    assert servers.settle(endings).exit_code is None
+
+
+def test_a_mistake_is_not_tried_again_whoever_finds_it():
+    assert rule().alone(Ending("worker 0", 2)) is None
+    assert rule().settle([Ending("worker 0", 143), Ending("chief", 2)]).exit_code == 2
+
+
+def test_the_coordinators_end_is_the_runs_whatever_became_of_the_others():
+    assert rule().settle([Ending("chief", 0), Ending("worker 0", 143), Ending("evaluator", 1)]).exit_code == 0
+
+
+def test_an_evaluators_failure_stops_nobody_and_its_end_is_no_failure():
+    assert rule().patience(Ending("evaluator", 1)) is None
+    assert rule().alone(Ending("evaluator", 1)).pause_seconds == 0
+    assert rule().alone(Ending("evaluator", 0)) is None
+
+
+def test_workers_that_are_in_step_are_never_restarted_alone():
+    assert Synchronous(3, 600.0, 30.0).alone(Ending("worker 0", KILLED)) is None
