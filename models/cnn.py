@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from engine.layers import Conv2DMaxPool
 from models.classification import Classifier
 
 
@@ -29,7 +30,7 @@ class Model(Classifier):
         return tf.keras.Sequential(layers, name="cnn")
 
     def _convolution(self, filters: int) -> list:
-        convolution = [tf.keras.layers.Conv2D(filters, 3, activation=None if self.batch_norm else "relu")]
-        if self.batch_norm:
-            convolution += [tf.keras.layers.BatchNormalization(), tf.keras.layers.ReLU()]
-        return [*convolution, tf.keras.layers.MaxPooling2D(2)]
+        if not self.batch_norm:
+            return [Conv2DMaxPool(filters, 3, pool_size=2, activation="relu")]
+        layers = tf.keras.layers
+        return [layers.Conv2D(filters, 3), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(2)]

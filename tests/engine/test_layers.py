@@ -1,0 +1,33 @@
+"""Layers that save work compute what Keras's own do."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.layers import Conv2DMaxPool
+
+
+@pytest.mark.parametrize("size", [12, 13])  # 10 and 11 after the convolution: pooled whole, and with one left over
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_pooling_before_bias_and_relu_is_pooling_after_them(size, dtype):
+    """Outputs to the bit. Gradients are sums of the same terms in another order: a few roundings of the dtype."""
+    images = tf.random.stateless_normal([5, size, size, 3], seed=[1, 2])
+    weights = tf.random.stateless_normal([3, 3, 3, 8], seed=[3, 4]).numpy(), np.linspace(-1, 1, 8, dtype=np.float32)
+    plain = tf.keras.Sequential(
+        [tf.keras.layers.Conv2D(8, 3, activation="relu", dtype=dtype), tf.keras.layers.MaxPooling2D(2, dtype=dtype)]
+    )
+    saving = tf.keras.Sequential([Conv2DMaxPool(8, 3, pool_size=2, activation="relu", dtype=dtype)])
+    found = []
+    for model in (plain, saving):
+        model.build(images.shape)
+        model.layers[0].set_weights(weights)
+        with tf.GradientTape() as tape:
+            outputs = tf.cast(model(images), tf.float32)
+            total = tf.reduce_sum(outputs * outputs)
+        found.append((outputs.numpy(), [g.numpy() for g in tape.gradient(total, model.trainable_variables)]))
+        assert model.output_shape == outputs.shape
+    (outputs, gradients), (others, other_gradients) = found
+    np.testing.assert_array_equal(outputs, others)
+    for gradient, other in zip(gradients, other_gradients, strict=True):
+        rounding = 1e-5 if dtype == "float32" else 2e-2
+        np.testing.assert_allclose(gradient, other, rtol=rounding, atol=rounding * np.abs(gradient).max())
