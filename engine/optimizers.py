@@ -99,14 +99,43 @@ class FusedOptimizer(Optimizer):
         scalars = {
             name: tf.convert_to_tensor(value, tf.float32) for name, value in self.scalars(learning_rate, step).items()
         }
+        pairs = [(sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g, target) for g, target in pairs]
+        for server, there in _by_server(pairs).items():
+            dense = [tf.cast(g, tf.float32) for g, _ in there if not isinstance(g, tf.IndexedSlices)]
+            if server is None:
+                self._apply(there, iter(dense), scalars)
+                continue
+            values = _sent([*scalars.values(), *dense], server)
+            with tf.device(server):
+                here = dict(zip(scalars, values, strict=False))
+                self._apply(there, iter(values[len(here) :]), here)
+
+    def _apply(self, pairs, dense, scalars):
+        """The kernels, each with its slots; `dense` are the gradients of the pairs that have dense ones, in order."""
         for gradient, target in pairs:
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
             if isinstance(gradient, tf.IndexedSlices):
-                gradient = sum_duplicate_rows(gradient)
                 rows = tf.cast(gradient.values, tf.float32)
                 self.sparse(target.handle, slots, rows, gradient.indices, scalars)
             else:
-                self.dense(target.handle, slots, tf.cast(gradient, tf.float32), scalars)
+                self.dense(target.handle, slots, next(dense), scalars)
+
+
+def _by_server(pairs):
+    """Pairs by the parameter server that their variable is on; None where it is no server's."""
+    found = {}
+    for gradient, target in pairs:
+        device = target.variable.device or ""
+        found.setdefault(device if "/job:ps" in device else None, []).append((gradient, target))
+    return found
+
+
+def _sent(tensors, device):
+    """float32 tensors of static shapes on another device, which they reach as one: each by itself costs a message."""
+    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+    with tf.device(device):
+        parts = tf.split(flat, [tensor.shape.num_elements() for tensor in tensors])
+        return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 class SGD(FusedOptimizer):
