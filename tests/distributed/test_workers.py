@@ -120,10 +120,9 @@ def test_a_slow_worker_is_named_and_its_time_is_its_own(found):
     """The last one sleeps 20 ms a step; the others wait for it as long, and that is not theirs."""
     *fast, slow = found[0]["slow"]["figures"]
     assert slow["own_ms"] > 20
-    assert slow["reduce_wait_ms"] < 10
-    for each in fast:
-        assert each["own_ms"] < 10
-        assert each["reduce_wait_ms"] > 10
+    for each in fast:  # a machine that is busy adds to all of them
+        assert each["own_ms"] < slow["own_ms"] / 1.5
+        assert each["reduce_wait_ms"] > slow["reduce_wait_ms"] + 10
         assert each["step_ms"] == pytest.approx(slow["step_ms"], rel=0.2)  # all take as long: they wait for each other
     assert {line.split(" is slow")[0].split(": ")[1] for line in found[0]["slow"]["warnings"]} == {
         f"worker {len(found) - 1}"
