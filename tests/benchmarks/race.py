@@ -41,18 +41,26 @@ TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "OMP_", "ONEDNN_", 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A model, as Keras layers (`units` of the dense ones; None is the reference CNN) and as Crankshaft's flags."""
+    """A model, as Keras layers (`units` of the dense ones; None is the reference CNN) and as Crankshaft's flags.
+
+    `input_flags` say what it is trained on, and `metric` how good it is told to be beside its loss.
+    """
 
     title: str
     flags: tuple[str, ...]
     units: tuple[int, ...] | None
+    input_flags: tuple[str, ...] = INPUT_FLAGS
+    metric: str = "accuracy"
 
 
 WORKLOADS = {
     "mlp": Workload("mlp 784-128-10", ("--model=mlp", "--model_arg=hidden_units=128"), (128,)),
     "wide": Workload("mlp 784-2048-2048-10", ("--model=mlp", "--model_arg=hidden_units=2048,2048"), (2048, 2048)),
     "cnn": Workload("reference CNN", ("--model=cnn",), None),
+    # Its Keras layers are in peers/ps_tutorial_loop.py, the only peer that it has.
+    "wide_deep": Workload("wide_deep", ("--model=wide_deep",), None, ("--input=synthetic_clicks",), "auc"),
 }
+IMAGES = ("mlp", "wide", "cnn")
 
 
 def keras_model(workload: Workload):
@@ -73,11 +81,13 @@ def keras_model(workload: Workload):
     return tf.keras.Sequential([layers.Input((28, 28, 1)), *body, layers.Dense(10)])
 
 
-def load_data():
-    """The `input.splits.Splits` that `INPUT_FLAGS` ask for: the same examples for all peers."""
+def load_data(name: str = "mlp"):
+    """The `input.splits.Splits` that a workload's `input_flags` ask for: the same examples for all peers."""
     sys.path.insert(0, str(ROOT))
-    from input import synthetic
+    from input import synthetic, synthetic_clicks
 
+    if name == "wide_deep":
+        return synthetic_clicks.load(None, 0)
     return synthetic.load(None, 0, examples=EXAMPLES, eval_examples=EVAL_EXAMPLES)
 
 
@@ -90,11 +100,15 @@ class MeasurementFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A command, the environment variables that it gets besides, and the cores that it may use (None: all)."""
+    """A command, the environment variables that it gets besides, and the cores that it may use (None: all).
+
+    One that `serves` others has no end of its own: it is ended once they have come to theirs.
+    """
 
     command: Sequence[str]
     variables: dict[str, str] = dataclasses.field(default_factory=dict)
     cores: frozenset[int] | None = None
+    serves: bool = False
 
     def shown(self) -> str:
         """As one would type it."""
@@ -134,7 +148,7 @@ def run_together(processes: Sequence[Process]) -> None:
         try:
             for process, output in zip(processes, outputs, strict=True):
                 started.append(process.start(output))
-            why = _wait(started)
+            why = _wait(started, [process.serves for process in processes])
         finally:
             _end(started)
         if why:
@@ -145,15 +159,15 @@ def run_together(processes: Sequence[Process]) -> None:
             raise MeasurementFailed(f"{why}:\n{tails}")
 
 
-def _wait(started: Sequence[subprocess.Popen]) -> str | None:
-    """Until all have ended well (None) or one has not (why)."""
+def _wait(started: Sequence[subprocess.Popen], serves: Sequence[bool]) -> str | None:
+    """Until all but those that serve have ended well (None) or one has not (why)."""
     deadline = time.monotonic() + MEASUREMENT_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         codes = [child.poll() for child in started]
         for number, code in enumerate(codes):
             if code:
                 return f"process {number} of this measurement ended with {code}"
-        if None not in codes:
+        if all(code == 0 or server for code, server in zip(codes, serves, strict=True)):
             return None
         time.sleep(POLL_SECONDS)
     return f"this measurement took longer than {MEASUREMENT_TIMEOUT_SECONDS} s"
@@ -224,9 +238,8 @@ class Race:
         return statistics.median(self.rates(peer))
 
     def cell(self, peer: str) -> str:
-        """For a table: median (least-most)."""
-        rates = self.rates(peer)
-        return f"{self.rate(peer):,.0f} ({min(rates):,.0f}–{max(rates):,.0f})"
+        """For a table."""
+        return spread(self.rates(peer))
 
     def measure(self, peer: str, commands: str, run: Callable[[Path], dict]) -> None:
         """Keeps what `run` gives, called with an empty folder; `commands` is what the report says of it."""
@@ -242,13 +255,17 @@ class Race:
         )
 
     def quality(self, peer: str, run: Callable[[], dict]) -> dict:
-        """Loss and accuracy of Crankshaft after some steps: a run of its own, the same each time, so made once."""
-        if peer in self.measured:
-            return {name: self.measured[peer][0][name] for name in ("loss", "accuracy")}
-        return {name: run()["eval"][name] for name in ("loss", "accuracy")}
+        """Loss and metric of Crankshaft after some steps: a run of its own, the same each time, so made once."""
+        found = self.measured[peer][0] if peer in self.measured else run()["eval"]
+        return {name: found[name] for name in ("loss", self.workload.metric)}
 
 
 # -- The report -------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Sequence[float]) -> str:
+    """median (least-most)."""
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f}–{max(values):,.0f})"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -257,9 +274,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def quality_table(races: Sequence[Race], steps: int) -> str:
-    """Loss and accuracy of the peers that have them: who computes something else, shows here."""
+    """Loss and metric of the peers that have them: who computes something else, shows here."""
+    metrics = dict.fromkeys(race.workload.metric for race in races)
     return table(
-        [f"after {steps} steps", "peer", "evaluation loss", "accuracy"],
+        [f"after {steps} steps", "peer", "evaluation loss", " or ".join(metrics)],
         [row for race in races for row in _quality(race)],
     )
 
@@ -267,7 +285,7 @@ def quality_table(races: Sequence[Race], steps: int) -> str:
 def _quality(race: Race) -> Iterator[list[str]]:
     for peer, (first, *_) in race.measured.items():
         if "loss" in first:
-            yield [race.workload.title, peer, f"{first['loss']:.4f}", f"{first['accuracy']:.2%}"]
+            yield [race.workload.title, peer, f"{first['loss']:.4f}", f"{first[race.workload.metric]:.2%}"]
 
 
 def find_about(arguments: argparse.Namespace) -> dict:
@@ -300,9 +318,9 @@ def write_figures(path: str, about: dict, races: Sequence[Race]) -> None:
     Path(path).write_text(json.dumps({**about, "measured": measured}, indent=1), encoding="utf-8")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of every race."""
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="some of %(default)s")
+def add_arguments(parser: argparse.ArgumentParser, workloads: Sequence[str] = IMAGES) -> None:
+    """The options of every race; `workloads` are those that it can run."""
+    parser.add_argument("--workloads", default=",".join(workloads), help="some of %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each peer (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5.0, help="steady state of each measurement (%(default)s)")
     parser.add_argument("--quality_steps", type=int, default=100, help="before loss and accuracy are compared")
@@ -311,8 +329,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     arguments.workloads = arguments.workloads.split(",")
-    if unknown := set(arguments.workloads) - set(WORKLOADS):
-        parser.error(f"--workloads={','.join(sorted(unknown))} is unknown; use some of {', '.join(WORKLOADS)}")
+    known = parser.get_default("workloads").split(",")
+    if unknown := set(arguments.workloads) - set(known):
+        parser.error(f"--workloads={','.join(sorted(unknown))} is unknown; use some of {', '.join(known)}")
     if arguments.rounds < 1:
         parser.error(f"--rounds={arguments.rounds} measures nothing; use 1 or more")
 

@@ -1,0 +1,55 @@
+"""A model that is one embedding table and nothing else, to time what servers do for it. Runs in a cluster's tasks.
+
+`python -m launch.local --ps=2 -- tests/benchmarks/peers/ps_table.py --input=synthetic_clicks --train_steps=100`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from engine.embeddings import Embedding, zeros
+from launch import train
+from models.tabular import Tabular
+
+
+class EachId(Embedding):
+    """A table that looks up each id by itself, though others are the same: what unique-first is compared with."""
+
+    def _read(self, rows: tf.Tensor) -> tf.Tensor:
+        return self._gather(rows)
+
+
+class Table(Tabular):
+    """The log-odds of a click are the sum of all numbers in its ids' rows.
+
+    Args:
+      width: of a row.
+      unique_first: look each different id up once.
+    """
+
+    def __init__(self, width: int = 16, unique_first: bool = True):
+        super().__init__()
+        self.width = width
+        self.unique_first = unique_first
+
+    def build(self) -> None:
+        self.fields = self._find_fields()
+        kind = Embedding if self.unique_first else EachId
+        self.embedding = kind("table", sum(field.rows for field in self.fields), self.width, initializer=zeros())
+        self.build_embeddings()
+        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+
+    def forward(self, features, training: bool):
+        return tf.reduce_sum(self.embedding(self.ids(features)), [1, 2])
+
+    def metrics(self, outputs, batch) -> dict:
+        return {}  # an AUC would cost more than the table
+
+
+if __name__ == "__main__":
+    train.main(Table)
