@@ -89,7 +89,8 @@ class FusedOptimizer(Optimizer):
             if server is None:
                 self._apply(there, iter(dense), scalars)
                 continue
-            values = _sent([*scalars.values(), *dense], server)
+            shapes = [target.variable.shape for g, target in there if not isinstance(g, tf.IndexedSlices)]
+            values = _sent([*scalars.values(), *dense], [tf.TensorShape([])] * len(scalars) + shapes, server)
             with tf.device(server):
                 here = dict(zip(scalars, values, strict=False))
                 self._apply(there, iter(values[len(here) :]), here)
@@ -114,9 +115,9 @@ def _by_server(pairs):
     return found
 
 
-def _sent(tensors, device):
-    """float32 tensors of static shapes on another device, which they reach as one: each by itself costs a message."""
+def _sent(tensors, shapes, device):
+    """float32 tensors on another device, which they reach as one: each by itself costs a message."""
     flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
     with tf.device(device):
-        parts = tf.split(flat, [tensor.shape.num_elements() for tensor in tensors])
-        return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+        parts = tf.split(flat, [shape.num_elements() for shape in shapes])
+        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
