@@ -247,5 +247,5 @@ def test_misuse_says_what_to_do():
     with pytest.raises(ValueError, match="without variable stranger"):
         optimizer.apply([tf.ones(2)], [stranger])
     half = tf.Variable(tf.ones(2, tf.bfloat16), name="half")
-    with pytest.raises(ValueError, match="half:0 is bfloat16"):
+    with pytest.raises(ValueError, match="half is bfloat16"):
         optimizers.build("adam", 0.1).build([half])
