@@ -83,6 +83,7 @@ class Watchdog:
       timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
       arrived: `Arrivals.count`, or another number that grows alike on all workers; None for no such number.
       end: called with the line, in the watchdog's thread; has to end the process.
+      abort: called with a reason, in the watchdog's thread; has to make the collectives that wait fail, for good.
     """
 
     def __init__(
@@ -94,11 +95,13 @@ class Watchdog:
         *,
         arrived: Callable[[], int] | None = None,
         end: Callable[[str], None] | None = None,
+        abort: Callable[[str], None] | None = None,
     ):
         self._peers = Peers(worker, names, addresses)
         self._timeout = timeout_seconds
         self._arrived_now = arrived
         self._end = end or end_process
+        self._abort = abort or abort_collectives
         self._period = min(_PERIOD_SECONDS, timeout_seconds / 8) if timeout_seconds else _PERIOD_SECONDS
         self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, so that a thread reads all of one beat
         self._arrived = -1
@@ -186,8 +189,7 @@ class Watchdog:
         if self._has_aborted or not (gone := self._peers.gone(suspects)):
             return
         self._has_aborted = True
-        with contextlib.suppress(tf.errors.OpError):  # it has failed already
-            context.context().abort_collective_ops(tf.errors.UNAVAILABLE, f"{self._peers.called(gone[0])} is gone")
+        self._abort(f"{self._peers.called(gone[0])} is gone")
 
     def _arm(self) -> None:
         """For what stops this thread too: library code that never lets go of Python's lock. Needs none itself."""
@@ -314,6 +316,12 @@ def _tasks(message: str) -> set[int]:
     """The workers of which an error message of TensorFlow speaks."""
     found = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
     return found | {0} if "CoordinationService/Heartbeat" in message else found  # which runs in task 0
+
+
+def abort_collectives(reason: str) -> None:
+    """Makes all collectives of this process fail, those that wait and those to come."""
+    with contextlib.suppress(tf.errors.OpError):  # they have failed already
+        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 
 
 def end_process(line: str) -> None:

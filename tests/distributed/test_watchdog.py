@@ -35,15 +35,25 @@ def free_addresses(count: int) -> tuple[str, ...]:
 
 
 class Job:
-    """Watchdogs of one job, each on its own port. What one says at its end is in `said`, and ends nothing."""
+    """Watchdogs of one job, each on its own port. What one says at its end is in `said`, and ends nothing; nor do they
+    abort collectives, which would be those of all tests in this process."""
 
     def __init__(self, workers: int, timeouts: list[float], arrived=None):
         self.addresses = free_addresses(workers)
         self.said: dict[int, str] = {}
         self.ended = threading.Event()
         names = tuple(f"worker {worker}" for worker in range(workers))
+        self.aborted: list[str] = []
         self.watchdogs = [
-            Watchdog(worker, names, self.addresses, timeout, arrived=arrived and arrived[worker], end=self.note(worker))
+            Watchdog(
+                worker,
+                names,
+                self.addresses,
+                timeout,
+                arrived=arrived and arrived[worker],
+                end=self.note(worker),
+                abort=self.aborted.append,
+            )
             for worker, timeout in enumerate(timeouts)
         ]
 

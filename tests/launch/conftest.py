@@ -43,6 +43,12 @@ class Outcome:
         return self
 
 
+def _as_in_a_terminal() -> None:
+    """Signals do what they do there: whoever runs the tests in the background may have them ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Program:
     """A running `python -m launch.train`, or a user's script. Its output goes to files, so that it never blocks."""
 
@@ -52,7 +58,12 @@ class Program:
         self._started = time.monotonic()
         with open(self._paths[0], "wb") as out, open(self._paths[1], "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, *arguments], stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment
+                [sys.executable, *arguments],
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                preexec_fn=_as_in_a_terminal,
             )
 
     @property
