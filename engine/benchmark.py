@@ -108,7 +108,7 @@ def timed_calls(strategy, state: TrainState, steps: int, clock=time.perf_counter
         before = after
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     times[-1] = times[-1]._replace(seconds=times[-1].seconds + clock() - before)
-    return times, {name: total / count for name, (total, count) in sums.items() if count}
+    return times, {name: value for name, pair in sums.items() if (value := pair.value()) is not None}
 
 
 def summarize(calls: Sequence[Call]) -> dict:

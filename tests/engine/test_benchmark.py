@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from engine import StepOptions, Trainer, benchmark, environment, mean
 from engine.benchmark import Call, summarize
+from engine.metrics import Mean
 from engine.order import Order
 from engine.reduction import Reduction
 from engine.state import TrainState
@@ -29,7 +30,7 @@ class Awaited:
     def read(self):
         self.reads += 1
         self._wait()
-        return {"loss": (self._loss * 8, 8.0), "unseen": (0.0, 0.0)}
+        return {"loss": Mean(self._loss * 8, 8.0), "unseen": Mean(0.0, 0.0)}
 
 
 class State:
