@@ -256,7 +256,11 @@ def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_
         signal.raise_signal(signal.SIGINT)
         return data()
 
-    outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    try:
+        outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=interrupted)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert outcome.code == 130
     assert "interrupted" in outcome.error
     assert not (tmp_path / "config.json").exists()
