@@ -19,6 +19,7 @@ STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
+BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
 
 _string, _integer, _number = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
@@ -216,7 +217,39 @@ def _define_when_and_what_is_shown() -> None:
     modes = _group("Modes other than training")
     modes(_string, "eval_checkpoint", "latest", "eval: latest, best, all, or a step.")
     modes(_string, "export_dir", None, "export: where the SavedModel goes; run_dir/export if not given.")
-    modes(_integer, "benchmark_steps", 1000, "benchmark: steps that are timed.", lower_bound=1)
+
+
+def _define_benchmark() -> None:
+    bench = _group("Benchmark mode")
+    bench(_integer, "benchmark_steps", 1000, "Steps that a round times.", lower_bound=1)
+    bench(_number, "benchmark_seconds", None, "A round times steps for so long, in place of a number of them.")
+    bench(_integer, "benchmark_rounds", 3, "Rounds, one after another.", lower_bound=1)
+    bench(
+        _enum,
+        "benchmark_part",
+        "whole",
+        "What is timed: the whole loop, one part of it in isolation, or all: the whole and what each part takes of it.",
+        enum_values=BENCHMARK_PARTS,
+    )
+    bench(_string, "benchmark_replicas", None, "Numbers of replicas to run with, one after another, e.g. 1,2,4.")
+    bench(
+        _string,
+        "benchmark_sweep",
+        None,
+        "Settings to run with, each in a process, e.g. global_batch_size=32,64;precision=float32,bfloat16.",
+    )
+    bench(_boolean, "profile", False, "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.")
+    bench(_string, "result_jsonl", None, "Add the result to this file, one line a run.")
+    bench(_string, "result_html", None, "Write a report with charts here: one file that needs no network.")
+    bench(_string, "baseline", None, "A result of before (--result_json) to compare with.")
+    bench(_string, "baseline_cmd", None, "A command to compare with, run in turn with this one: A B A B.")
+    bench(
+        _number,
+        "fail_below",
+        None,
+        "Exit with 3 if the rate is shown to be below this times the baseline's.",
+        lower_bound=0,
+    )
 
 
 _define_what()
@@ -225,6 +258,7 @@ _define_between_replicas()
 _define_servers()
 _define_how()
 _define_when_and_what_is_shown()
+_define_benchmark()
 
 
 def help_text(program: str, doc: str, own: list[str]) -> str:

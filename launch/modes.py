@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import benchmark as benchmarks
 from engine import evaluation, loop, saving
 from engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from engine.hooks import Hook, Moment, StopRequest, Windowed
@@ -24,7 +22,6 @@ from engine.summaries import TensorBoard
 from engine.sync_check import SyncCheck
 from launch import config as configs
 from launch import export as exports
-from launch import report
 from launch.errors import UsageError
 from launch.process import EXIT_CODES, Signals
 from launch.progress import Progress, print_model_summary
@@ -88,7 +85,9 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
         if state.step < session.train_steps:
             session.say(choose_jit(session))
         moment = loop.train(session.strategy, state, hooks, session.train_steps)
-    result = _result(session, train=metrics.means, resumed_from=manifest.step if manifest else None, **metrics.rates())
+    result = result_of(
+        session, train=metrics.means, resumed_from=manifest.step if manifest else None, **metrics.rates()
+    )
     exit_code = EXIT_CODES.get(stop_request.reason, 0)
     if config.mode == "train_and_eval" and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
@@ -181,22 +180,9 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     for manifest in _restored_checkpoints(session):
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
         session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
-    result = _result(session, eval=results[session.state.step])
+    result = result_of(session, eval=results[session.state.step])
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
-    return result, 0
-
-
-def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
-    """Times the training loop, from new weights; nothing of the run_dir is read or changed."""
-    before = time.perf_counter()
-    session.say(choose_jit(session))
-    choosing_seconds = time.perf_counter() - before
-    measured = benchmarks.run(session.strategy, session.state, session.config.benchmark_steps, variables)
-    measured["compile_seconds"] += choosing_seconds
-    result = {**_result(session), **measured}
-    if session.config.is_chief:
-        report.print_benchmark(result)
     return result, 0
 
 
@@ -207,7 +193,7 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     path = os.path.join(session.config.export_folder, str(session.state.step))
     exports.save(session.trainer, session.example, path)
     session.say(f"SavedModel of step {session.state.step}: {path}")
-    return {**_result(session), "export": path}, 0
+    return {**result_of(session), "export": path}, 0
 
 
 def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
@@ -280,7 +266,8 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
     return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.run_dir}"
 
 
-def _result(session: Session, **more) -> dict[str, Any]:
+def result_of(session: Session, **more) -> dict[str, Any]:
+    """What every mode's result begins with, and `more`."""
     config, place = session.config, session.strategy.describe()
     return {
         "mode": config.mode,

@@ -147,13 +147,14 @@ def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
 
 def _work(session, hooks):
     from launch import modes
+    from launch.benchmark import mode as benchmark_mode
     from launch.session import user_hooks
 
     mode = session.config.mode
     if mode == "eval":
         return modes.evaluate(session)
     if mode == "benchmark":
-        return modes.benchmark(session, os.environ)
+        return benchmark_mode.benchmark(session, os.environ)
     if mode == "export":
         return modes.export(session)
     return modes.train(session, user_hooks(hooks))

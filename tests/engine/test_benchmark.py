@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import StepOptions, Trainer, benchmark, environment, mean
-from engine.benchmark import Call, summarize
+from engine import StepOptions, Trainer, environment, mean
+from engine.benchmark import rounds
+from engine.benchmark.statistics import Call, summarize
 from engine.metrics import Mean
 from engine.order import Order
 from engine.reduction import Reduction
@@ -149,7 +150,7 @@ def test_input_wait_is_a_share_of_all_time():
 def test_sleeping_step_is_found_within_five_percent():
     state = State()
     strategy = FakeStrategy(state, [1, 1, 4], lambda steps: time.sleep(0.010 * steps))
-    found = benchmark.run(strategy, state, 60, {})
+    found = rounds.run(strategy, state, 60, {})
     # A sleep lasts at least as asked; a busy machine wakes the process up to 2 ms late in 40 before this fails.
     assert found["step_ms"]["p50"] == pytest.approx(10.0, rel=0.05)
     assert found["steps_per_sec"] == pytest.approx(100, rel=0.05)
@@ -161,7 +162,7 @@ def test_warm_up_is_timed_apart():
     clock, state = Clock(), State()
     compiling = [20.0]
     strategy = FakeStrategy(state, [1, 8, 16], lambda steps: clock.advance(compiling.pop() if compiling else steps))
-    found = benchmark.run(strategy, state, 32, {}, clock)
+    found = rounds.run(strategy, state, 32, {}, clock)
     assert found["wall_seconds"] == 32.0
     assert found["step_ms"] == {"p50": 1000.0, "p90": 1000.0, "p99": 1000.0}
     assert found["compile_seconds"] == 20.0 + 8 + 3 * 16  # until two calls in a row grow no more
@@ -171,14 +172,14 @@ def test_warm_up_is_timed_apart():
 def test_warm_up_ends_for_calls_that_never_settle():
     state = State()
     strategy = FakeStrategy(state, [2**n for n in range(60)], lambda steps: None)
-    benchmark.warm_up(strategy, 1 << 62)
+    rounds.warm_up(strategy, 1 << 62)
     assert len(strategy.lengths) < 60
 
 
 def test_devices_are_awaited_at_both_ends_and_never_inside():
     clock, state = Clock(), State()
     strategy = FakeStrategy(state, [4], lambda steps: clock.advance(1.0), wait=lambda: clock.advance(10.0))
-    found = benchmark.run(strategy, state, 12, {}, clock)
+    found = rounds.run(strategy, state, 12, {}, clock)
     assert [sums.reads for sums in strategy.sums] == [0, 0, 1, 0, 0, 1]
     assert found["compile_seconds"] == 13.0
     assert found["wall_seconds"] == 13.0
@@ -187,7 +188,7 @@ def test_devices_are_awaited_at_both_ends_and_never_inside():
 def test_exactly_the_steps_asked_for_are_timed():
     state = State()
     strategy = FakeStrategy(state, [7], lambda steps: time.sleep(1e-4))
-    found = benchmark.run(strategy, state, 30, {})
+    found = rounds.run(strategy, state, 30, {})
     assert found["steps"] == 30
     assert strategy.lengths[-5:] == [7, 7, 7, 7, 2]
 
@@ -196,18 +197,18 @@ def test_uneven_last_batch_counts_by_its_examples():
     # 20 examples in batches of 8: epochs of 8, 8 and 4.
     clock, state = Clock(), State()
     strategy = FakeStrategy(state, [1], clock.advance, examples=20)
-    timed, _ = benchmark.timed_calls(strategy, state, 7, clock)
+    timed, _ = rounds.timed_calls(strategy, state, 7, clock)
     assert [call.examples for call in timed] == [8, 8, 4, 8, 8, 4, 8]
 
 
 def test_no_steps_is_refused():
     with pytest.raises(ValueError, match="benchmark_steps=0 leaves nothing to time; use 1 or more"):
-        benchmark.run(None, State(), 0, {})
+        rounds.run(None, State(), 0, {})
 
 
 def test_report_is_plain_json_with_the_promised_keys():
     state = State()
-    found = benchmark.run(FakeStrategy(state, [4], lambda steps: time.sleep(1e-4)), state, 12, {"HOME": "x"})
+    found = rounds.run(FakeStrategy(state, [4], lambda steps: time.sleep(1e-4)), state, 12, {"HOME": "x"})
     promised = "examples_per_sec steps_per_sec wall_seconds step_ms mean stderr jitter input_wait_fraction"
     promised = {*promised.split(), "steps", "train", "compile_seconds", "peak_rss_mb", "environment"}
     assert set(json.loads(json.dumps(found, allow_nan=False))) == promised
@@ -232,7 +233,7 @@ def test_real_strategy_goes_on_from_its_step_and_counts_every_example():
         state.build()
     state.jit = False
     strategy.bind(state, strategy.feed(data, 8, seed=0))
-    found = benchmark.run(strategy, state, 30, {})
+    found = rounds.run(strategy, state, 30, {})
     assert found["steps"] == 30
     assert state.step > 30  # the warm-up's steps are trained too
     assert found["examples_per_sec"] * found["wall_seconds"] == pytest.approx(200)  # ten epochs, wherever they began

@@ -3,7 +3,7 @@
 import io
 import json
 
-from launch.report import print_benchmark
+from launch.benchmark.table import print_benchmark
 
 RESULT = {
     "model": "mlp",

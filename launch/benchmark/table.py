@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 def print_benchmark(result: dict, stream=None) -> None:
-    """Prints what `engine.benchmark.run` returned (and what `launch` added: model, strategy, ...).
+    """Prints what `engine.benchmark.rounds.run` returned (and what `launch` added: model, strategy, ...).
 
     Args:
       result: keys that are missing leave their line out.

@@ -1,0 +1,84 @@
+"""A benchmark's figures from its timed calls: rates, quantiles, errors. Host code, NumPy only.
+
+Nothing is dropped: no outlier is removed and no best of several is picked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_MAD_TO_DEVIATION = 1.4826  # 1 / the normal distribution's third quartile: makes jitter a standard deviation there
+
+
+class Call(NamedTuple):
+    """One timed call of the inner loop.
+
+    Attributes:
+      steps, examples: done by the call.
+      seconds: from the return of the call before it to its own, so that the calls' seconds add up to the span.
+      input_seconds: the part of it spent waiting for input.
+    """
+
+    steps: int
+    examples: int
+    seconds: float
+    input_seconds: float
+
+
+def summarize(calls: Sequence[Call]) -> dict:
+    """Describes timed calls.
+
+    Returns:
+      steps, wall_seconds: totals.
+      steps_per_sec, examples_per_sec: totals over wall time.
+      step_ms: {p50, p90, p99} of a step's milliseconds. A step's time is its call's, divided evenly over the call's
+        steps; the quantile p is the smallest time that a share p of all steps keeps within.
+      mean, stderr, jitter: of the calls' rates, in examples per second, each call weighing as many as its steps: the
+        average; its standard error, None for a single call; 1.4826 times the median absolute deviation from the
+        median (of two middle values the lower), which is the standard deviation if the rates are normally
+        distributed, and which a few slow calls do not move.
+      input_wait_fraction: share of wall time spent waiting for input, 0 to 1.
+    """
+    steps = np.array([call.steps for call in calls], np.float64)
+    seconds = np.array([call.seconds for call in calls], np.float64)
+    examples = np.array([call.examples for call in calls], np.float64)
+    wall_seconds = float(seconds.sum())
+    rates = examples / seconds
+    mean = float(np.average(rates, weights=steps))
+    median = weighted_quantile(rates, steps, 0.5)
+    step_ms = 1e3 * seconds / steps
+    return {
+        "steps": int(steps.sum()),
+        "wall_seconds": wall_seconds,
+        "steps_per_sec": float(steps.sum()) / wall_seconds,
+        "examples_per_sec": float(examples.sum()) / wall_seconds,
+        "step_ms": {f"p{p}": weighted_quantile(step_ms, steps, p / 100) for p in (50, 90, 99)},
+        "mean": mean,
+        "stderr": standard_error(rates, steps, mean),
+        "jitter": _MAD_TO_DEVIATION * weighted_quantile(np.abs(rates - median), steps, 0.5),
+        "input_wait_fraction": sum(call.input_seconds for call in calls) / wall_seconds,
+    }
+
+
+def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    """The smallest of `values` such that it and those below it hold `share` (0 to 1) of all weight."""
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    # Weights are whole steps: a part of one that rounding adds to the product must not take the next value.
+    place = np.searchsorted(reached, share * reached[-1] - 1e-6)
+    return float(values[order][place])
+
+
+def standard_error(values: np.ndarray, weights: np.ndarray, mean: float) -> float | None:
+    """Of a weighted mean: s / sqrt(n), effective size n = (sum of w)^2 / sum of w^2 (Kish, Survey Sampling, 1965).
+
+    With equal weights it is the usual one. None for a single value.
+    """
+    effective = weights.sum() ** 2 / np.sum(weights**2)
+    if len(values) < 2:
+        return None
+    variance = np.average((values - mean) ** 2, weights=weights) * effective / (effective - 1)
+    return float(np.sqrt(variance / effective))
