@@ -232,6 +232,7 @@ def weighted(averages: Sequence[tf.Variable], count: tf.Tensor) -> list[Item]:
 
 
 def assign_means(averages: Sequence[tf.Variable], totals: Sequence[tf.Tensor], count: tf.Tensor) -> None:
+    """Gives each average its mean over replicas: the sum of what `weighted` brought, over that of the counts."""
     for variable, total in zip(averages, totals, strict=True):
         variable.assign(tf.cast(tf.math.divide_no_nan(total, count), variable.dtype))
 

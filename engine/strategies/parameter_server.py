@@ -64,7 +64,7 @@ class WorkersFeed:
     def operands(self):
         if self._resident is None:
             with tf.device("CPU:0"):
-                pieces = tf.nest.map_structure(_pieces, self._arrays)
+                pieces = tf.nest.map_structure(_Pieces, self._arrays)
             whole = tf.function(lambda: tf.nest.map_structure(_Pieces.whole, pieces), autograph=False)
             # The one way to keep a value on each worker that is made again where a worker comes back; datasets, which
             # have a public name for it, would hold the arrays in their graph, and take none of 2 GiB.
@@ -93,10 +93,6 @@ class _Pieces:
 
     def whole(self) -> tf.Tensor:
         return tf.concat(self._parts, 0) if len(self._parts) > 1 else tf.identity(self._parts[0])
-
-
-def _pieces(array) -> _Pieces:
-    return _Pieces(array)
 
 
 class ParameterServer:
@@ -193,12 +189,17 @@ class ParameterServer:
                 raise LostPeerError(line) from error
             raise
 
-    @contextlib.contextmanager
-    def scope(self):
+    @property
+    def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
+        """TensorFlow's, which starts to speak to workers and servers when it is first asked for."""
         if self._coordinator is None:
             self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.distribution)
             self.placement.build()
-        with self.distribution.scope(), self.placement.creator_scope():
+        return self._coordinator
+
+    @contextlib.contextmanager
+    def scope(self):
+        with self.coordinator.strategy.scope(), self.placement.creator_scope():
             yield
 
     def feed(self, source, global_batch_size: int, seed: int | None) -> WorkersFeed:
@@ -207,17 +208,14 @@ class ParameterServer:
                 "--strategy=parameter_server takes arrays, whose order its leases are made of, and the data is a "
                 "tf.data.Dataset; return NumPy arrays, or use another --strategy"
             )
-        if self._coordinator is None:
-            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.distribution)
-            self.placement.build()
         order = Order(len(tf.nest.flatten(source)[0]), global_batch_size, 1, seed)
-        return WorkersFeed(self._coordinator, source, order)
+        return WorkersFeed(self.coordinator, source, order)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
         options = self.options
         self._closures = Closures(
-            self._coordinator,
+            self.coordinator,
             self.cluster,
             max_inflight_per_worker=options.max_inflight_per_worker,
             max_retries=options.max_closure_retries,

@@ -25,7 +25,9 @@ from race import (
     Race,
     add_arguments,
     check_arguments,
+    cpu_model,
     find_about,
+    find_versions,
     quality_table,
     read_result,
     report,
@@ -207,20 +209,6 @@ def share_table(races: Sequence[WorkersRace]) -> str:
         ["Crankshaft, steps/s: share of no reduction", "no reduction", *(" ".join((w, *WIRES[w])) for w in WIRES)],
         [[race.workload.title, alone(race), *(cell(race, wire) for wire in WIRES)] for race in races],
     )
-
-
-def find_versions(races: Sequence[WorkersRace]) -> dict[str, str]:
-    versions = {}
-    for race in races:
-        for result, *_ in race.measured.values():
-            versions |= result.get("versions") or result.get("environment", {}).get("versions", {})
-    return versions
-
-
-def cpu_model() -> str:
-    """The processor's name as the kernel gives it."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else "unknown CPU"
 
 
 # -- The command line -------------------------------------------------------------------------------------------------

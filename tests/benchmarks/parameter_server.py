@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from multi_worker import WorkersRace, cpu_model, find_versions
+from multi_worker import WorkersRace
 from race import (
     BATCH_SIZE,
     PYTHON,
@@ -26,7 +26,9 @@ from race import (
     Race,
     add_arguments,
     check_arguments,
+    cpu_model,
     find_about,
+    find_versions,
     quality_table,
     read_result,
     report,

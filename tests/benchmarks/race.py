@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -296,6 +297,20 @@ def find_about(arguments: argparse.Namespace) -> dict:
         "load_before": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
         **{name: getattr(arguments, name) for name in ("rounds", "seconds", "quality_steps")},
     }
+
+
+def find_versions(races: Sequence[Race]) -> dict[str, str]:
+    versions = {}
+    for race in races:
+        for result, *_ in race.measured.values():
+            versions |= result.get("versions") or result.get("environment", {}).get("versions", {})
+    return versions
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else "unknown CPU"
 
 
 def report(races: Sequence[Race], about: dict, note: str, *tables: str) -> str:

@@ -11,6 +11,7 @@ from engine.local_sgd import LocalSgd
 from engine.loss_scale import assign_local
 from engine.reduction import Reduction
 from models.mlp import Model as Mlp
+from tests.engine.noisy_points import four_classes
 
 SHAPES = [(5, 4), (4,)]
 
@@ -134,19 +135,13 @@ class Normalized(Mlp):
         )
 
 
-def data(examples=338):
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 4, examples).astype(np.int32)
-    return (rng.normal(size=(examples, 20)) + np.eye(4, 20)[labels]).astype(np.float32), labels
-
-
 @pytest.fixture
 def run(bench):
     """A run of a small net, 16 by 338 examples: every 22nd batch is one of 2, of which some replicas get none."""
 
     def make(reduction, replicas=2, trainer=None, **options):
         trainer = trainer or Normalized()
-        return bench(trainer, data(), 16, replicas, num_classes=4, reduction=reduction, **options)
+        return bench(trainer, four_classes(), 16, replicas, num_classes=4, reduction=reduction, **options)
 
     return make
 

@@ -10,6 +10,7 @@ from engine.gradients import Gradients
 from engine.power_sgd import PowerSgd
 from engine.reduction import Reduction
 from models.mlp import Model as Mlp
+from tests.engine.noisy_points import four_classes
 
 SHAPES = [(12, 9), (9,), (3, 2, 10)]  # a matrix, a vector, a kernel that is one of [6, 10]
 COMPRESSED = (0, 2)
@@ -207,12 +208,6 @@ def test_a_replica_without_examples_adds_nothing_whatever_it_computed(distributi
 # -- in a run ---------------------------------------------------------------------------------------------------------
 
 
-def data(examples=338):
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 4, examples).astype(np.int32)
-    return (rng.normal(size=(examples, 20)) + np.eye(4, 20)[labels]).astype(np.float32), labels
-
-
 @pytest.fixture
 def run(bench):
     """A run of an mlp, 16 by 338 examples: every 22nd batch is one of 2."""
@@ -220,7 +215,7 @@ def run(bench):
     def make(replicas=2, reduction=None, **options):
         return bench(
             Mlp((32, 24), dropout=0.1),
-            data(),
+            four_classes(),
             16,
             replicas,
             num_classes=4,
@@ -236,9 +231,8 @@ def test_a_run_is_the_same_on_any_number_of_replicas(bench, options):
     """30 steps: rounding, 1e-7 a step, grows faster than with exact sums, through what the memories give back."""
 
     def curve(replicas):
-        made = bench(
-            Mlp((32, 24)), data(), 16, replicas, num_classes=4, reduction=PowerSgd(2), optimizer="momentum", **options
-        )
+        settings = {"num_classes": 4, "reduction": PowerSgd(2), "optimizer": "momentum", **options}
+        made = bench(Mlp((32, 24)), four_classes(), 16, replicas, **settings)
         return made.curve(30)
 
     one = curve(1)

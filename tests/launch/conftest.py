@@ -15,6 +15,8 @@ import tensorflow as tf
 from absl import flags, logging
 from absl.testing import flagsaver
 
+from tests.launch.local_tasks import TASK
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SECONDS = 90  # a process that takes longer hangs: start and compilation are about five seconds
 _WITHOUT_TENSORFLOW = "raise ImportError('TensorFlow was started')\n"
@@ -157,3 +159,15 @@ def inside(capfd):
     # What a run sets for its process, and a process has for itself.
     tf.keras.config.set_dtype_policy("float32")
     logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+
+@pytest.fixture
+def local(crank, tmp_path):
+    """`local(script, *flags)` starts a cluster whose tasks run a script of these lines; it ends with the test."""
+    script = tmp_path / "task.py"
+
+    def start(lines: str, *flags: str, own: tuple = ()):
+        script.write_text(TASK + lines)
+        return crank.start("launch.local", *flags, "--", script, *own, script="-m", tensorflow=False)
+
+    return start

@@ -1,0 +1,50 @@
+"""What tests of `launch.local` share: the script that each task runs, and where its processes are."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOON = 15.0  # seconds; what is awaited takes a tenth of one on an idle machine
+
+# What every task's script starts with.
+TASK = """
+import json, os, pathlib, signal, subprocess, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+index = config["task"]["index"]
+here = pathlib.Path(__file__).parent
+def started():  # how often, this time included
+    file = here / f"starts-{index}"
+    file.write_text(file.read_text() + "." if file.exists() else ".")
+    return len(file.read_text())
+"""
+
+
+def pids(program) -> list[int]:
+    """Of the tasks that were started, in order."""
+    return [int(pid) for pid in re.findall(r"^\[local\] worker \d+ is process (\d+)", program.err, re.MULTILINE)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def assert_dead_soon(*processes: int, seconds: float = SOON) -> None:
+    end = time.monotonic() + seconds
+    while left := [pid for pid in processes if is_alive(pid)]:
+        assert time.monotonic() < end, f"still alive: {left}"
+        time.sleep(0.01)
+
+
+def lines_of(text: str, task: str) -> list[str]:
+    return [line.removeprefix(f"[{task}] ") for line in text.splitlines() if line.startswith(f"[{task}] ")]
+
+
+def says(program, text: str, times: int = 1):
+    return lambda: (program.out + program.err).count(text) >= times

@@ -1,0 +1,291 @@
+"""`python -m launch.local` when tasks fail, when it is told to end, and when it is killed: who is named, what starts
+again, and that nothing is left. Small scripts for tasks: real processes, signals, pipes and a terminal."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pty
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from launch.restarts import Ending, Synchronous
+from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, is_alive, lines_of, pids, says
+
+# --- failures and restarts
+
+
+def test_a_crash_restarts_all_at_new_ports(local):
+    script = """
+n = started()
+print(config["cluster"])
+if n == 1:
+    if index == 1:
+        sys.exit("it broke")
+    time.sleep(0.3)  # sees it, and leaves
+    sys.exit(1)
+"""
+    outcome = local(script).wait().ok()
+    assert "[local] worker 1 ended with exit code 1; all tasks start again in 1 s (restart 1 of 5" in outcome.err
+    first, second = dict.fromkeys(lines_of(outcome.out, "worker 0"))
+    assert first != second
+
+
+def test_a_kill_is_named_and_not_what_followed_from_it(local):
+    program = local("print('here', index)\ntime.sleep(60)", "--max_restarts=0")
+    program.until(says(program, "here", 2))
+    first, second = pids(program)
+    os.kill(second, signal.SIGKILL)
+    program.until(says(program, "worker 1 was killed by SIGKILL"))
+    os.kill(first, signal.SIGABRT)
+    outcome = program.wait()
+    assert outcome.code == 1
+    assert outcome.error == (
+        "worker 1 was killed by SIGKILL; --max_restarts=0, so it is not restarted; its last lines:"
+    )
+    assert outcome.err.endswith(":\n    here 1\n")
+
+
+def test_a_death_is_noticed_at_once(local):
+    program = local("time.sleep(60)", "--max_restarts=0", "--workers=1")
+    program.until(lambda: pids(program))
+    os.kill(pids(program)[0], signal.SIGKILL)
+    killed = time.monotonic()
+    program.until(says(program, "was killed by SIGKILL"), seconds=5)
+    assert time.monotonic() - killed < 1  # a hundredth on an idle machine
+    assert program.wait().error.endswith("it printed nothing")
+
+
+def test_when_restarts_are_used_up_the_failure_is_explained(local, tmp_path):
+    script = """
+print("start", started())
+if index == 1:
+    time.sleep(0.5)  # sees it, and leaves
+    sys.exit(1)
+sys.exit("step failed: \\x1b[31mnot finite\\x1b[0m")
+"""
+    outcome = local(script, "--max_restarts=1", "--restart_window_seconds=100", own=(f"--run_dir={tmp_path}",)).wait()
+    assert outcome.code == 1
+    assert outcome.error == (
+        "worker 0 ended with exit code 1; it is failure 2 within 100 s, and --max_restarts=1 restarts are used up; "
+        f"its last lines ({tmp_path}/logs/worker-0.log):"
+    )
+    assert outcome.err.endswith(":\n    start 2\n    step failed: not finite\n")
+    assert outcome.err.count(" is process ") == 4
+
+
+def test_a_mistake_is_not_restarted_and_who_hangs_is_killed(local):
+    script = """
+if index == 1:
+    print("error: --model=cmm is unknown", file=sys.stderr)
+    sys.exit(2)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(60)
+"""
+    program = local(script, "--grace_seconds=0.3")
+    outcome = program.wait()
+    assert outcome.code == 2
+    assert "worker 1 ended with exit code 2: a mistake in what was asked, so it is not restarted" in outcome.error
+    assert outcome.err.endswith("\n    error: --model=cmm is unknown\n")
+    assert "worker 0 has not ended in time; it is killed" in outcome.err
+    assert_dead_soon(*pids(program))
+
+
+def test_a_preempted_worker_restarts_all_at_once_and_is_no_failure(local, tmp_path):
+    script = """
+n = started()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("ready", n)
+for _ in range(6000):
+    time.sleep(0.01)
+    if n > 1: sys.exit(0)
+    if (here / "stop").exists(): sys.exit(143)
+"""
+    program = local(script, "--max_restarts=0")
+    program.until(says(program, "ready", 2))
+    os.kill(pids(program)[1], signal.SIGTERM)
+    program.until(says(program, "worker 1 ended with exit code 143; 1 still running"))
+    (tmp_path / "stop").touch()
+    outcome = program.wait().ok()
+    assert "worker 1 ended with exit code 143, preempted; all tasks start again at once" in outcome.err
+
+
+def test_who_ends_well_waits_for_the_others(local):
+    outcome = local("time.sleep(index)\nprint('bye')").wait().ok()
+    assert outcome.out.count("bye") == 2
+    assert "[local] worker 0 ended with exit code 0; 1 still running" in outcome.err
+
+
+def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
+    now = [0.0]
+    rule = Synchronous(2, 100, 30, clock=lambda: now[0])
+    failed = [Ending("worker 1", -9), Ending("worker 0", 1)]
+    assert [rule.settle(failed).pause_seconds for _ in range(2)] == [1, 2]
+    now[0] = 101
+    assert (rule.settle(failed).exit_code, rule.settle(failed).pause_seconds) == (None, 2)
+    assert rule.settle(failed).exit_code == 1
+
+
+def test_preemptions_without_end_do_not_spin():
+    rule = Synchronous(0, 100, 30, clock=lambda: 0.0)
+    settled = [rule.settle([Ending("worker 0", 0), Ending("worker 1", 143)]) for _ in range(4)]
+    assert [each.exit_code for each in settled] == [None] * 4
+    assert [each.pause_seconds for each in settled] == [0, 1, 2, 4]
+
+
+# --- signals to the supervisor
+
+SAVES = """
+def save(number, _):
+    print("saving for", signal.Signals(number).name, flush=True)
+    time.sleep(0.2)
+    print("saved")
+    sys.exit({signal.SIGINT: 130, signal.SIGTERM: 143}[number])
+signal.signal(signal.SIGINT, save)
+signal.signal(signal.SIGTERM, save)
+print("ready")
+while True: time.sleep(0.01)
+"""
+IGNORES = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_a_signal_reaches_all_who_save_and_end(local, number, code):
+    program = local(SAVES)
+    program.until(says(program, "ready", 2))
+    program.send(number)
+    outcome = program.wait()
+    assert outcome.code == code
+    assert outcome.out.count("saved\n") == 2
+    assert "error: " not in outcome.err
+    assert_dead_soon(*pids(program))
+
+
+def test_after_the_grace_all_are_killed(local):
+    program = local(IGNORES, "--grace_seconds=0.2")
+    program.until(says(program, "ready", 2))
+    program.send(signal.SIGTERM)
+    outcome = program.wait()
+    assert outcome.code == 143
+    assert outcome.err.count("has not ended in time; it is killed") == 2
+    assert_dead_soon(*pids(program))
+
+
+def test_a_second_signal_kills_at_once(local):
+    program = local(IGNORES)
+    program.until(says(program, "ready", 2))
+    program.send(signal.SIGINT)
+    program.until(says(program, "SIGINT: the tasks have 30 s to save and end; a second one kills them"))
+    program.send(signal.SIGINT)
+    assert program.wait(SOON).code == 130
+    assert_dead_soon(*pids(program))
+
+
+def test_a_stopped_task_hears_it_too(local):
+    program = local(SAVES)
+    program.until(says(program, "ready", 2))
+    os.kill(pids(program)[1], signal.SIGSTOP)
+    program.send(signal.SIGTERM)
+    outcome = program.wait(SOON)
+    assert (outcome.code, outcome.out.count("saved\n")) == (143, 2)
+
+
+def test_a_signal_in_the_pause_before_a_restart_ends_it(local):
+    program = local("sys.exit(1)")
+    program.until(says(program, "start again in 4 s"))
+    program.send(signal.SIGTERM)
+    assert program.wait(3).code == 143
+
+
+def test_what_fails_while_it_is_to_save_is_said(local):
+    script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('disk full'))\nprint('ready')\ntime.sleep(60)"
+    program = local(script, "--workers=1")
+    program.until(says(program, "ready"))
+    program.send(signal.SIGTERM)
+    outcome = program.wait()
+    assert outcome.code == 143
+    assert outcome.error == "worker 0 ended with exit code 1, while it was to save and end; its last lines:"
+    assert outcome.err.endswith("\n    disk full\n")
+
+
+def test_a_terminals_ctrl_c_comes_once_and_prefixes_have_colours(tmp_path):
+    (tmp_path / "task.py").write_text(TASK + SAVES)
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(ROOT)
+        os.environ.pop("NO_COLOR", None)
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [sys.executable, "-m", "launch.local", "--", str(tmp_path / "task.py")])
+    seen, code = b"", None
+    try:
+        while seen.count(b"ready") < 2:
+            seen += os.read(terminal, 4096)
+        os.write(terminal, b"\x03")
+        try:
+            while data := os.read(terminal, 4096):
+                seen += data
+        except OSError:  # the other side is closed
+            pass
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(terminal)
+    assert code == 130
+    assert seen.count(b"saving for SIGINT") == seen.count(b"saved\r\n") == 2
+    assert b"\x1b[36m[worker 0]\x1b[0m ready" in seen
+    assert b"\x1b[33m[worker 1]\x1b[0m ready" in seen
+
+
+# --- nothing is left
+
+# One child in the task's group, one that has left it, as a daemon does.
+WITH_CHILDREN = """
+sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
+for apart in (False, True):
+    print("child", subprocess.Popen(sleep, start_new_session=apart).pid)
+print("ready")
+"""
+
+
+def children(text: str) -> list[int]:
+    return [int(pid) for pid in re.findall(r"child (\d+)", text)]
+
+
+def test_kill_9_of_the_supervisor_leaves_nothing(local):
+    program = local(IGNORES.replace("print", WITH_CHILDREN + "print"))
+    program.until(says(program, "ready", 4))
+    tasks = pids(program)
+    assert len(tasks) == 2
+    assert len(children(program.out)) == 4
+    assert all(is_alive(pid) for pid in tasks + children(program.out))
+    program.process.kill()
+    assert_dead_soon(*tasks, *children(program.out), seconds=5)
+
+
+def test_tasks_die_with_the_supervisor_although_its_guard_is_killed_first(local):
+    program = local(IGNORES)
+    program.until(says(program, "ready", 2))
+    tasks, supervisor = pids(program), program.process.pid
+    (guard,) = set(map(int, pathlib.Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())) - {
+        *tasks
+    }
+    os.kill(guard, signal.SIGKILL)
+    program.process.kill()
+    assert_dead_soon(*tasks, seconds=5)
+
+
+def test_what_tasks_have_started_ends_with_them(local):
+    outcome = local(WITH_CHILDREN).wait(SOON).ok()
+    assert len(children(outcome.out)) == 4
+    assert not [pid for pid in children(outcome.out) if is_alive(pid)]
