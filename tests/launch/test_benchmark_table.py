@@ -2,7 +2,11 @@
 
 import io
 import json
+import re
 
+import pytest
+
+from launch.benchmark.sections import number, quantity
 from launch.benchmark.table import print_benchmark
 
 RESULT = {
@@ -45,7 +49,8 @@ def printed(result, stream):
 
 
 def test_a_pipe_gets_one_plain_line_a_figure():
-    lines = dict(line.strip().split("  ", 1) for line in printed(RESULT, io.StringIO()).splitlines())
+    shown = printed(RESULT, io.StringIO())
+    lines = dict(line.strip().split("  ", 1) for line in shown.splitlines() if line)
     lines = {name: value.strip() for name, value in lines.items()}
     assert lines["timed"] == "2,000 steps in 0.50 s"
     assert lines["steps/s"] == "4,000"
@@ -68,6 +73,82 @@ def test_a_terminal_gets_the_same_figures(monkeypatch):
 def test_what_is_missing_leaves_its_line_out():
     text = printed({"steps_per_sec": 10.0, "stderr": None, "mean": 80.0, "jitter": 0.0}, io.StringIO())
     assert text.splitlines() == ["steps/s            10", "  mean over calls  80, jitter 0"]
+    assert printed({}, io.StringIO()) == ""
+
+
+# What a driver writes, and what only some runs have.
+MORE = {
+    "interval": [250_000.0, 260_000.0],
+    "rounds": [
+        {"steps": 1000, "wall_seconds": 0.25, "steps_per_sec": 4000.0, "examples_per_sec": 256_000.0},
+        {"steps": 1000, "wall_seconds": 0.2, "steps_per_sec": 5000.0, "examples_per_sec": 320_000.0},
+    ],
+    "reduce_fraction": None,
+    "flops_per_step": 39_010_304,
+    "machine": {"matmul_gflops": {"float32": 105.5, "bfloat16": None}, "memory_gb_per_sec": 12.5},
+    "roofline": {"bound": "memory", "limit_steps_per_sec": 8000.0, "share_of_limit": 0.5},
+    "parts": {"step": {"ms_per_step": 0.2, "repeats": 7}, "shares": {"step": 0.8, "unexplained": 0.2}},
+    "profile": {"trace": "x", "ops": [{"name": "mlp/[a]", "type": "MatMul", "ms_per_step": 0.1, "share": 0.4}]},
+    "scaling": [{"replicas": 2, "kind": "weak", "steps_per_sec": 10.0, "efficiency": 0.9}],
+    "sweep": [
+        {"settings": {"precision": "float32"}, "steps_per_sec": 10.0, "interval": [9.0, 11.0]},
+        {"settings": {"precision": "bfloat16"}, "steps_per_sec": None, "error": "exit code 1"},
+    ],
+    "best": {"precision": "float32"},
+    "baseline": {"path": "old.json", "ratio": 1.25, "interval": [1.2, 1.3], "verdict": "faster"},
+    "warnings": ["the load before the run was 3.2 [sic]"],
+}
+
+
+def test_every_part_of_a_result_has_its_lines():
+    text = printed({**RESULT, **MORE}, io.StringIO())
+    lines = [re.sub(r" {2,}", "  ", line.strip()) for line in text.splitlines()]
+    for line in (
+        "95 % interval  250,000 – 260,000",
+        "2  1,000  0.20  5,000  320,000",
+        "a step  39 MFLOP",
+        "peak float32  106 GFLOP/s",
+        "peak bfloat16  –",
+        "memory  12.5 GB/s",
+        "bound by  memory: at most 8,000 steps/s",
+        "share of limit  50.0%",
+        "step  80.0%  ms_per_step 0.2, repeats 7",
+        "unexplained  20.0%",
+        "mlp/[a]  MatMul  0.1  40.0%",
+        "2  weak  –  10  –  90.0%",
+        "precision=float32 (best)  10  –  9 – 11",
+        "precision=bfloat16  –  –  exit code 1",
+        "ratio  1.250",
+        "verdict  faster",
+        "warning: the load before the run was 3.2 [sic]",
+    ):
+        assert line in lines, line
+    assert not any(line.startswith("reduction") for line in lines)  # null: one replica has none
+
+
+def test_a_columns_figures_stand_at_its_right_side():
+    text = printed({"rounds": MORE["rounds"] * 5}, io.StringIO()).splitlines()
+    assert [line[:5] for line in text] == ["round", *(f"{i:5}" for i in range(1, 11))]
+    assert len({len(line) for line in text}) == 1
+
+
+def test_a_terminal_shows_warnings_in_yellow(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    text = printed(MORE, Terminal())
+    assert re.search(r"\x1b\[33m[^\x1b]*the load before", text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0 B"), (999.4, "999 B"), (999.6, "1 kB"), (2.35e9, "2.35 GB"), (5e18, "5e+03 PB"), (None, "–")],
+)
+def test_quantities_have_the_prefix_that_keeps_them_short(value, text):
+    assert quantity(value, "B") == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.12345, "0.1235"), (-1234.5, "-1,234"), (1e6, "1,000,000"), (None, "–")])
+def test_numbers_have_four_digits_that_say_something(value, text):
+    assert number(value) == text
 
 
 def test_a_result_read_back_from_its_file_prints_alike():

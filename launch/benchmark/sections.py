@@ -1,0 +1,235 @@
+"""What a benchmark's result says to people: sections of named figures, in words. Host code.
+
+The terminal's table and the HTML report show the same sections; a figure that is missing leaves its row out, a section
+without rows is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Section(NamedTuple):
+    """Rows of text under one title.
+
+    Attributes:
+      title: also its name, by which the report knows which charts belong to it.
+      columns: the rows' columns by name, of which the first names the row; () where each row is (name, value).
+      rows: of as many texts as there are columns.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def sections(result: Mapping[str, Any]) -> list[Section]:
+    """All that a result (what --result_json holds) has to say, in the order of reading."""
+    made = [
+        Section("Run", (), _run(result)),
+        Section("Rate", (), _rate(result)),
+        Section("Step", (), _step(result)),
+        Section("Rounds", ("round", "steps", "seconds", "steps/s", "examples/s"), _rounds(result)),
+        Section("Limits", (), _limits(result)),
+        Section("Parts", ("part", "share", "figures"), _parts(result)),
+        Section("Profile", ("op", "type", "ms/step", "share"), _profile(result)),
+        Section("Scaling", ("replicas", "kind", "batch", "steps/s", "examples/s", "efficiency"), _scaling(result)),
+        Section("Sweep", ("settings", "steps/s", "examples/s", "95 % interval"), _sweep(result)),
+        Section("Baseline", (), _baseline(result)),
+        Section("Machine", (), _machine(result.get("environment") or {})),
+        Section("Warnings", (), [("!", warning) for warning in result.get("warnings") or ()]),
+    ]
+    return [section for section in made if section.rows]
+
+
+def number(value: float | None) -> str:
+    """Four digits that say something, thousands apart; a dash where there is no figure."""
+    if value is None:
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A share of 0 to 1."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def between(interval: Sequence[float] | None) -> str:
+    """An interval's two ends."""
+    return "–" if interval is None else f"{number(interval[0])} – {number(interval[1])}"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """With the prefix that leaves one to three digits before the point: 2.35 GFLOP."""
+    if value is None:
+        return "–"
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    while abs(value) >= 999.5 and len(prefixes) > 1:
+        value /= 1000
+        prefixes.pop(0)
+    return f"{value:.3g} {prefixes[0]}{unit}"
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    """A sweep's point: name=value, one after another."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _rows(result: Mapping[str, Any], *forms: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:
+    """(title, text) of each (title, key, form) whose key has a value."""
+    return [(title, form(result[key])) for title, key, form in forms if result.get(key) is not None]
+
+
+def _run(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = _rows(
+        result,
+        ("model", "model", str),
+        ("input", "input", str),
+        ("strategy", "strategy", str),
+        ("replicas", "num_replicas", str),
+        ("global batch", "global_batch_size", number),
+        ("precision", "precision", str),
+        ("XLA", "jit", lambda on: "on" if on else "off"),
+    )
+    if result.get("steps") and result.get("wall_seconds"):
+        rows.append(("timed", f"{result['steps']:,} steps in {result['wall_seconds']:.2f} s"))
+    return [*rows, *_rows(result, ("warm-up", "compile_seconds", "{:.1f} s, compilation included".format))]
+
+
+def _rate(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = _rows(result, ("steps/s", "steps_per_sec", number), ("examples/s", "examples_per_sec", number))
+    rows += _rows(result, ("  95 % interval", "interval", between))
+    if result.get("mean") is not None:
+        error = "" if result.get("stderr") is None else f" ± {number(result['stderr'])}"
+        rows.append(("  mean over calls", f"{number(result['mean'])}{error}, jitter {number(result.get('jitter'))}"))
+    return rows
+
+
+def _step(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if result.get("step_ms"):
+        quantiles = ", ".join(f"{name} {number(value)}" for name, value in result["step_ms"].items())
+        rows.append(("step ms", quantiles))
+    rows += _rows(
+        result,
+        ("first step", "first_step_seconds", "{:.2f} s".format),
+        ("input wait", "input_wait_fraction", "{:.1%} of the time".format),
+        ("reduction", "reduce_fraction", "{:.1%} of the time".format),
+        ("peak memory", "peak_rss_mb", "{:,.0f} MiB".format),
+        ("device peak", "device_peak_mb", "{:,.0f} MiB".format),
+    )
+    if result.get("train"):
+        rows.append(("train", ", ".join(f"{name} {value:.4g}" for name, value in result["train"].items())))
+    return rows
+
+
+def _rounds(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    found = result.get("rounds") or ()
+    if len(found) < 2:  # the totals say it
+        return []
+    return [
+        (
+            str(i),
+            number(each.get("steps")),
+            f"{each['wall_seconds']:.2f}",
+            number(each.get("steps_per_sec")),
+            number(each.get("examples_per_sec")),
+        )
+        for i, each in enumerate(found, 1)
+    ]
+
+
+def _limits(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if result.get("flops_per_step") is not None:
+        source = f", by {result['flops_source']}" if result.get("flops_source") else ""
+        rows.append(("a step", f"{quantity(result['flops_per_step'], 'FLOP')}{source}"))
+    rows += _rows(result, ("  moves at least", "bytes_per_step", lambda bytes: quantity(bytes, "B")))
+    machine = result.get("machine") or {}
+    for dtype, rate in (machine.get("matmul_gflops") or {}).items():
+        rows.append((f"peak {dtype}", quantity(rate and 1e9 * rate, "FLOP/s")))
+    rows += _rows(machine, ("memory", "memory_gb_per_sec", lambda rate: quantity(1e9 * rate, "B/s")))
+    roofline = result.get("roofline") or {}
+    if roofline.get("bound"):
+        limit = number(roofline.get("limit_steps_per_sec"))
+        rows.append(("bound by", f"{roofline['bound']}: at most {limit} steps/s"))
+    return rows + _rows(roofline, ("share of limit", "share_of_limit", percent))
+
+
+def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Each part's share of a step and its own figures, whichever it has; then what no part explains."""
+    parts = dict(result.get("parts") or {})
+    shares = parts.pop("shares", None) or {}
+    rows = []
+    for name in dict.fromkeys([*parts, *shares]):
+        figures = parts.get(name) or {}
+        text = ", ".join(f"{key} {number(value)}" for key, value in figures.items() if isinstance(value, (int, float)))
+        rows.append((name, percent(shares.get(name)), text))
+    return rows
+
+
+def _profile(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (op["name"], op.get("type") or "", number(op.get("ms_per_step")), percent(op.get("share")))
+        for op in (result.get("profile") or {}).get("ops") or ()
+    ]
+
+
+def _scaling(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(each["replicas"]),
+            each.get("kind") or "",
+            number(each.get("global_batch_size")),
+            number(each.get("steps_per_sec")),
+            number(each.get("examples_per_sec")),
+            percent(each.get("efficiency")),
+        )
+        for each in result.get("scaling") or ()
+    ]
+
+
+def _sweep(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    best = (result.get("best") or {}).get("settings", result.get("best"))
+    return [
+        (
+            settings(each["settings"]) + (" (best)" if each["settings"] == best else ""),
+            number(each.get("steps_per_sec")),
+            number(each.get("examples_per_sec")),
+            each.get("error") or between(each.get("interval")),
+        )
+        for each in result.get("sweep") or ()
+    ]
+
+
+def _baseline(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    baseline = result.get("baseline") or {}
+    rows = _rows(baseline, ("against", "path", str), ("against", "command", str), ("verdict", "verdict", str))
+    if baseline.get("ratio") is not None:
+        rows.append(("ratio", f"{baseline['ratio']:.3f}"))
+    if baseline.get("interval"):
+        rows.append(("  95 % interval", " – ".join(f"{end:.3f}" for end in baseline["interval"])))
+    return rows
+
+
+def _machine(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if found.get("cpu"):
+        memory = f", {found['memory_mb'] / 1024:.1f} GiB" if found.get("memory_mb") else ""
+        cores = f", {found['usable_cores']:g} usable cores" if found.get("usable_cores") else ""
+        rows.append(("machine", f"{found['cpu']}{cores}{memory}"))
+    if found.get("gpus"):
+        rows.append(("GPUs", ", ".join(found["gpus"])))
+    if found.get("load_average"):
+        rows.append(("load before", ", ".join(f"{load:.2f}" for load in found["load_average"])))
+    if found.get("versions"):
+        rows.append(("versions", ", ".join(f"{name} {value}" for name, value in found["versions"].items() if value)))
+    if found.get("threads"):
+        threads = [f"{name} {value or 'TensorFlow chooses'}" for name, value in found["threads"].items()]
+        rows.append(("threads", ", ".join(threads)))
+    if found.get("flags"):
+        rows.append(("flags", " ".join(f"{name}={value}" for name, value in found["flags"].items())))
+    return rows + _rows(found, ("system", "platform", str))
