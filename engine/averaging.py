@@ -48,19 +48,18 @@ class WeightAverage(tf.Module):
             tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
 
     @contextlib.contextmanager
-    def swapped_in(self, variables: Sequence):
-        """Host code: within, the model's variables hold the averages; afterwards what they held, to the bit."""
-        self._swap(variables)
+    def swapped_in(self):
+        """Host code: within, the variables hold their averages; afterwards what they held, to the bit."""
+        self._swap()
         try:
             yield
         finally:
-            self._swap(variables)
+            self._swap()
 
-    def _swap(self, variables: Sequence) -> None:
-        for variable in variables:
-            shadow = self._pairs.shadow_of(variable)
-            value = tf.identity(tf_variable(variable))
-            tf_variable(variable).assign(tf.identity(shadow))
+    def _swap(self) -> None:
+        for variable, shadow in self._pairs:
+            value = tf.identity(variable)
+            variable.assign(tf.identity(shadow))
             shadow.assign(value)
 
 

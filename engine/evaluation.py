@@ -18,7 +18,7 @@ def averaged_weights(trainer):
         for optimizer in trainer.optimizers.values():
             average = getattr(optimizer, "weight_average", None)
             if average is not None:
-                stack.enter_context(average.swapped_in(optimizer.updated_variables))
+                stack.enter_context(average.swapped_in())
         yield
 
 

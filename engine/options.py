@@ -21,7 +21,7 @@ class StepOptions:
       weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
       weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
-      ema_decay: decay of the weights' moving average used in evaluation; 0 is off.
+      ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       accumulate_steps: micro-batches that one update is made of.
       on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
       debug: check shapes and labels in the step.

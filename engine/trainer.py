@@ -112,7 +112,7 @@ class Trainer(tf.Module):
             optimizer.build(variables)
         if self.options.ema_decay:
             optimizer.weight_average = WeightAverage(self.options.ema_decay)
-            optimizer.weight_average.build(variables)
+            optimizer.weight_average.build(self._averaged(variables))
         return optimizer
 
     def build_layers(self, model: tf.keras.Model, features) -> None:
@@ -195,7 +195,8 @@ class Trainer(tf.Module):
         def update():
             optimizer.apply(gradients, variables)
             if self.options.ema_decay:
-                optimizer.weight_average.update(variables, tf.convert_to_tensor(optimizer.iterations))
+                updates = tf.convert_to_tensor(optimizer.iterations)
+                optimizer.weight_average.update(self._averaged(variables), updates)
 
         if finite is None:
             update()
@@ -297,6 +298,11 @@ class Trainer(tf.Module):
     @property
     def _shards(self) -> list[tf.Variable]:
         return [shard for table in self.embedding_tables.values() for shard in table.variables_for_gradients]
+
+    def _averaged(self, variables) -> list:
+        """Those that a moving average is of: not tables, all of whose rows each step would have to read and write."""
+        shards = {id(shard) for shard in self._shards}
+        return [variable for variable in variables if id(variable) not in shards]
 
     @property
     def optimizers(self) -> dict[str, optimizers.Optimizer]:

@@ -169,7 +169,11 @@ def _define_how() -> None:
     update(_string, "weight_decay_exclude", "bias|gamma|beta", "Variables whose path this finds are not decayed.")
     update(_number, "clip_norm", 0.0, "Clip the gradients' global norm to this; 0 is off.", lower_bound=0)
     update(
-        _number, "ema_decay", 0.0, "Decay of the weights' moving average used in evaluation; 0 is off.", lower_bound=0
+        _number,
+        "ema_decay",
+        0.0,
+        "Decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.",
+        lower_bound=0,
     )
     update(_integer, "accumulate_steps", 1, "Micro-batches that one update is made of.", lower_bound=1)
     update(
