@@ -23,9 +23,10 @@ from engine.sync_check import SyncCheck
 from launch import config as configs
 from launch import export as exports
 from launch.errors import UsageError
+from launch.files import write_json
 from launch.process import EXIT_CODES, Signals
 from launch.progress import Progress, print_model_summary
-from launch.session import Session, choose_jit, start_weights, write_json
+from launch.session import Session, choose_jit, start_weights
 
 
 class TrainMetrics(Windowed):

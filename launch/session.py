@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -162,17 +161,6 @@ def choose_jit(session: Session) -> str:
     rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
     with_xla = f"{rates[True]} with it" if True in rates else "it cannot compile this step"
     return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"
-
-
-def write_json(path: str, values: dict[str, Any]) -> None:
-    """Writes a file that is there whole or not at all."""
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(values, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _place(config: Config) -> Place | None:

@@ -22,6 +22,7 @@ from launch import cluster as clusters
 from launch import data as datas
 from launch import flags as our_flags
 from launch.errors import UsageError, nearest
+from launch.files import write_json
 
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
@@ -161,8 +162,6 @@ def _work(session, hooks):
 
 
 def _write_result(asked: config.Config, result: dict) -> None:
-    from launch.session import write_json
-
     paths = {os.path.join(asked.run_dir, "result.json")} if asked.writes_run else set()
     for path in paths | ({asked.result_json} if asked.result_json and asked.is_chief else set()):
         write_json(path, result)
