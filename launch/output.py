@@ -11,6 +11,7 @@ import re
 import select
 import selectors
 import time
+from collections.abc import Iterable
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
@@ -180,7 +181,17 @@ class TaskOutput:
             stream.finish()
         if self._log:
             self._log.close()
-        return tuple(filter(None, (_readable(line) for line in self._last)))
+        return _as_text(self._last)
+
+
+def last_lines(data: bytes) -> tuple[str, ...]:
+    """The end of what a program has printed, for people: whole lines, without colours."""
+    lines = Lines()
+    return _as_text([*lines.feed(data), *lines.end()][-_LAST_LINES:])
+
+
+def _as_text(lines: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(filter(None, map(_readable, lines)))
 
 
 def _readable(line: bytes) -> str:

@@ -20,8 +20,6 @@ from race import (
     INPUT_FLAGS,
     PYTHON,
     ROOT,
-    MeasurementFailed,
-    Process,
     Race,
     add_arguments,
     check_arguments,
@@ -39,6 +37,7 @@ from race import (
 
 sys.path.insert(0, str(ROOT))
 
+from launch.benchmark.children import MeasurementFailed, Process
 from launch.shares import free_ports, usable_cores
 
 WORKERS = 2
@@ -82,7 +81,7 @@ def run_on_free_ports(make: Callable[[], list[Process]]) -> None:
         try:
             return run_together(make())
         except MeasurementFailed as failure:
-            if attempt == PORT_ATTEMPTS or not _PORT_TAKEN.search(str(failure)):
+            if attempt == PORT_ATTEMPTS or not _PORT_TAKEN.search("\n".join(failure.last_lines)):
                 raise
 
 

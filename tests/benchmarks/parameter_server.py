@@ -22,7 +22,6 @@ from race import (
     BATCH_SIZE,
     PYTHON,
     ROOT,
-    Process,
     Race,
     add_arguments,
     check_arguments,
@@ -42,6 +41,7 @@ from race import (
 sys.path.insert(0, str(ROOT))
 
 from input import synthetic_clicks
+from launch.benchmark.children import Process
 from launch.shares import free_ports, usable_cores
 
 WORKERS = SERVERS = 2

@@ -6,21 +6,23 @@ Code of scripts, not of tests, on the host. Imports neither TensorFlow nor PyTor
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
 import json
 import os
 import re
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from launch.benchmark import children
+from launch.benchmark.children import MeasurementFailed, Process
 
 ROOT = Path(__file__).resolve().parents[2]
 # From the repository, where commands are run, so that they can be copied to another machine.
@@ -30,11 +32,6 @@ EXAMPLES = 60_032  # as many as MNIST has, made a multiple of the batch
 EVAL_EXAMPLES = 4_096
 INPUT_FLAGS = ("--input=synthetic", f"--input_arg=examples={EXAMPLES}", f"--input_arg=eval_examples={EVAL_EXAMPLES}")
 MEASUREMENT_TIMEOUT_SECONDS = 600
-GRACE_SECONDS = 10  # TensorFlow swallows SIGTERM
-POLL_SECONDS = 0.2
-
-# What changes how fast a peer is: no peer gets these variables, so that each runs as it comes.
-TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "OMP_", "ONEDNN_", "TF_", "XLA_")
 
 
 # -- The work ---------------------------------------------------------------------------------------------------------
@@ -84,7 +81,6 @@ def keras_model(workload: Workload):
 
 def load_data(name: str = "mlp"):
     """The `input.splits.Splits` that a workload's `input_flags` ask for: the same examples for all peers."""
-    sys.path.insert(0, str(ROOT))
     from input import synthetic, synthetic_clicks
 
     if name == "wide_deep":
@@ -95,101 +91,14 @@ def load_data(name: str = "mlp"):
 # -- Processes --------------------------------------------------------------------------------------------------------
 
 
-class MeasurementFailed(Exception):
-    """A process of a measurement failed or did not end; says which, and its last output."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """A command, the environment variables that it gets besides, and the cores that it may use (None: all).
-
-    One that `serves` others has no end of its own: it is ended once they have come to theirs.
-    """
-
-    command: Sequence[str]
-    variables: dict[str, str] = dataclasses.field(default_factory=dict)
-    cores: frozenset[int] | None = None
-    serves: bool = False
-
-    def shown(self) -> str:
-        """As one would type it."""
-        pinned = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
-        variables = ["env", *(f"{name}={value}" for name, value in self.variables.items())] if self.variables else []
-        return shlex.join([*pinned, *variables, *self.command])
-
-    def start(self, output: Path) -> subprocess.Popen:
-        """Starts it at the head of a process group of its own, both its streams into the file."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(TUNING)}
-        mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self.cores or mine)  # a child inherits it before it counts its cores
-        try:
-            with output.open("wb") as file:
-                return subprocess.Popen(
-                    self.command,
-                    cwd=ROOT,
-                    env=inherited | self.variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        finally:
-            os.sched_setaffinity(0, mine)
-
-
 def run_together(processes: Sequence[Process]) -> None:
-    """Runs the processes side by side to their ends.
-
-    Raises:
-      MeasurementFailed: one failed, or time is up. None of them is left, whatever happened.
-    """
-    with tempfile.TemporaryDirectory() as folder:  # files, since a pipe that nobody reads stops who writes into it
-        outputs = [Path(folder, f"{i}.txt") for i in range(len(processes))]
-        started: list[subprocess.Popen] = []
-        try:
-            for process, output in zip(processes, outputs, strict=True):
-                started.append(process.start(output))
-            why = _wait(started, [process.serves for process in processes])
-        finally:
-            _end(started)
-        if why:
-            tails = "\n".join(
-                f"{process.shown()}\n{output.read_text(errors='replace')[-6000:]}"
-                for process, output in zip(processes, outputs, strict=True)
-            )
-            raise MeasurementFailed(f"{why}:\n{tails}")
-
-
-def _wait(started: Sequence[subprocess.Popen], serves: Sequence[bool]) -> str | None:
-    """Until all but those that serve have ended well (None) or one has not (why)."""
-    deadline = time.monotonic() + MEASUREMENT_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        codes = [child.poll() for child in started]
-        for number, code in enumerate(codes):
-            if code:
-                return f"process {number} of this measurement ended with {code}"
-        if all(code == 0 or server for code, server in zip(codes, serves, strict=True)):
-            return None
-        time.sleep(POLL_SECONDS)
-    return f"this measurement took longer than {MEASUREMENT_TIMEOUT_SECONDS} s"
-
-
-def _end(started: Sequence[subprocess.Popen]) -> None:
-    """Asks the groups of those that still run to end, and kills what is left of any group after a while."""
-    running = [child for child in started if child.poll() is None]
-    for child in running:
-        _signal_group(child, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
-    while any(child.poll() is None for child in running) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    for child in started:
-        _signal_group(child, signal.SIGKILL)  # also what a head that has ended left behind
-        child.wait()
-
-
-def _signal_group(child: subprocess.Popen, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, number)
+    """Runs the processes side by side to their ends, each as it comes. Raises `MeasurementFailed`."""
+    children.run_together(
+        processes,
+        environment=children.untuned(os.environ),
+        timeout_seconds=MEASUREMENT_TIMEOUT_SECONDS,
+        folder=ROOT,
+    )
 
 
 def run_process(command: Sequence[str], result_path: Path) -> dict:
@@ -208,11 +117,13 @@ def write_result(path: str, result: dict) -> None:
 
 def run_script(main: Callable[[], None]) -> None:
     """Calls `main`; ends the processes of a measurement on SIGTERM too; a failed one is no traceback."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        main()
+        with children.stoppable():
+            main()
     except MeasurementFailed as failure:
-        raise SystemExit(str(failure)) from None
+        raise SystemExit("\n".join([f"a measurement failed: {failure}", *failure.last_lines])) from None
+    except children.Stopped as stopped:
+        raise SystemExit(stopped.code) from None
 
 
 # -- The race ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,215 @@
+"""Measurements in processes of their own, run to their ends side by side; none is left behind. Host code.
+
+TensorFlow is not imported here: a process that only waits takes nothing from those that measure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from launch.guard import Guard
+from launch.output import last_lines
+
+_GRACE_SECONDS = 10.0  # from SIGTERM, which TensorFlow may swallow, to SIGKILL
+_POLL_SECONDS = 0.2
+_REASON = re.compile(r"(?:^|\] )error: (.*)")  # launch.local puts the task's name before a line
+
+# What changes how fast a program is, by the beginning of its name.
+_TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "OMP_", "ONEDNN_", "TF_", "XLA_")
+
+
+class MeasurementFailed(Exception):
+    """A process of a measurement failed, did not end in time or wrote no result: which, and why. One line.
+
+    Attributes:
+      last_lines: the end of what it printed.
+    """
+
+    def __init__(self, line: str, last_lines: Sequence[str] = ()):
+        super().__init__(line)
+        self.last_lines = tuple(last_lines)
+
+
+class Stopped(BaseException):
+    """Somebody wants this process to end. Raised by `stoppable` where a signal finds the main thread.
+
+    Attributes:
+      code: the exit code.
+    """
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
+def untuned(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables less those that change how fast a program is: each peer of a race runs as it comes."""
+    return {name: value for name, value in environment.items() if not name.startswith(_TUNING)}
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Within, SIGTERM and Ctrl-C raise `Stopped`, so that what has been measured can still be said."""
+    codes = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGINT: EXIT_INTERRUPTED}
+
+    def stop(number, _frame):
+        raise Stopped(codes[number])
+
+    before = {number: signal.getsignal(number) for number in codes}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # a job in the background hears no Ctrl-C
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """What is to be run.
+
+    Attributes:
+      command: the program and its arguments.
+      variables: environment variables that it gets besides those of `run_together`.
+      cores: the logical cores that it may use; None: all that this process may.
+      serves: it has no end of its own, and is ended once those that do not serve have come to theirs.
+    """
+
+    command: Sequence[str]
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    cores: frozenset[int] | None = None
+    serves: bool = False
+
+    def shown(self) -> str:
+        """As one would type it."""
+        pinned = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
+        variables = ["env", *(f"{name}={value}" for name, value in self.variables.items())] if self.variables else []
+        return shlex.join([*pinned, *variables, *self.command])
+
+    def start(self, output: Path, environment: Mapping[str, str], guard: Guard, folder: str | None) -> subprocess.Popen:
+        """Starts it at the head of a session of its own, both its streams into the file. Raises `OSError`."""
+
+        def prepare() -> None:  # between fork and exec
+            guard.bind()
+            if self.cores:
+                os.sched_setaffinity(0, self.cores)  # inherited before libraries count their cores
+
+        with output.open("wb") as file:
+            return subprocess.Popen(
+                self.command,
+                cwd=folder,
+                env={**environment, **self.variables, **guard.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+
+
+def run(process: Process, result_path: Path, **options) -> dict:
+    """Runs one process to its end and returns the result that it wrote. `options` are those of `run_together`.
+
+    Raises:
+      MeasurementFailed: it failed, or wrote none.
+    """
+    [output] = run_together([process], **options)
+    try:
+        return json.loads(result_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = "nothing" if isinstance(error, FileNotFoundError) else f"no JSON ({error})"
+        raise MeasurementFailed(f"it ended well and wrote {why} to its --result_json", output) from None
+
+
+def run_together(
+    processes: Sequence[Process],
+    *,
+    environment: Mapping[str, str],
+    timeout_seconds: float | None = None,
+    folder: str | None = None,
+) -> list[tuple[str, ...]]:
+    """Runs processes side by side to their ends, and returns the last lines that each printed.
+
+    However this ends, by an exception and by kill -9 of this process too, none of them is left, nor what they started.
+
+    Args:
+      processes: what to run.
+      environment: the variables that they get, each its own besides.
+      timeout_seconds: how long they may take; None is for ever.
+      folder: where they run; None is where this process does.
+
+    Raises:
+      MeasurementFailed: one can't be started or failed, or time is up.
+    """
+    with tempfile.TemporaryDirectory() as outputs, Guard() as guard:  # files: a pipe that nobody reads stops its writer
+        paths = [Path(outputs, str(place)) for place in range(len(processes))]
+        started: list[subprocess.Popen] = []
+        try:
+            for process, path in zip(processes, paths, strict=True):
+                try:
+                    started.append(process.start(path, environment, guard, folder))
+                except OSError as error:
+                    raise MeasurementFailed(f"{process.command[0]} can't be started: {error.strerror}") from None
+            failed = _wait(started, [process.serves for process in processes], timeout_seconds)
+        finally:
+            _end(started)
+        printed = [last_lines(path.read_bytes()) for path in paths]
+    if failed:
+        place, why = failed
+        raise MeasurementFailed(_with_reason(why, printed[place]), printed[place])
+    return printed
+
+
+def _wait(
+    started: Sequence[subprocess.Popen], serves: Sequence[bool], timeout_seconds: float | None
+) -> tuple[int, str] | None:
+    """Until all but those that serve have ended well (None), or one has not: its place, and how it ended."""
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    while True:
+        codes = [child.poll() for child in started]
+        for place, code in enumerate(codes):
+            if code:
+                return place, f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+        if all(code == 0 or server for code, server in zip(codes, serves, strict=True)):
+            return None
+        if deadline is not None and time.monotonic() > deadline:
+            return next(place for place, code in enumerate(codes) if code is None), f"not done in {timeout_seconds:g} s"
+        time.sleep(_POLL_SECONDS)
+
+
+def _with_reason(why: str, printed: Sequence[str]) -> str:
+    """How it ended, and the line in which the program says why, if there is one."""
+    said = next(filter(None, map(_REASON.search, printed)), None)
+    return f"{why}: {said[1]}" if said else why
+
+
+def _end(started: Sequence[subprocess.Popen]) -> None:
+    """Asks those that still run to end, and kills what is left of any group after a while."""
+    running = [child for child in started if child.poll() is None]
+    for child in running:
+        _signal_group(child, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while any(child.poll() is None for child in running) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    for child in started:
+        _signal_group(child, signal.SIGKILL)  # also what a head that has ended left behind
+        child.wait()
+
+
+def _signal_group(child: subprocess.Popen, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
