@@ -109,6 +109,13 @@ def peak_rss_mb() -> float:
     return peak * (1 if sys.platform == "darwin" else 1024) / _MEBIBYTE
 
 
+def device_peak_mb() -> float | None:
+    """The most memory that one of this process's GPUs has held for it, in 2**20 bytes; None without a GPU."""
+    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
+    peaks = [tf.config.experimental.get_memory_info(name)["peak"] for name in gpus]
+    return max(peaks) / _MEBIBYTE if peaks else None
+
+
 def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """Cores that this process may use: its affinity, or less where a control group (v1 or v2) has a CPU quota."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -2,7 +2,8 @@
 
 A feed has a host side (`take`: what the next call of the inner loop gets) and a replica side (`batch`: one step's
 batch, inside the compiled loop). Three kinds: arrays kept on the device, arrays streamed from the host, and a user's
-`tf.data.Dataset`.
+`tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be had without those before it, and an
+epoch's smaller last batch has a compiled program of its own.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class ResidentFeed:
     """
 
     compilable = True
+    random_access = True
 
     def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order):
         self.order = order
@@ -79,6 +81,7 @@ class StreamedFeed:
     """
 
     compilable = True
+    random_access = True
 
     def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order):
         self.order = order
@@ -143,6 +146,7 @@ class DatasetFeed:
     """
 
     compilable = False
+    random_access = False
 
     def __init__(self, strategy, dataset, order: Order, *, shuffle_buffer=10_000, auto_shard=None):
         self.order = order

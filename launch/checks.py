@@ -19,6 +19,8 @@ def check(config: Config) -> None:
     _check_amounts(config)
     _check_rounds(config)
     _check_monitor(config)
+    if config.benchmark_seconds == 0:
+        raise UsageError("--benchmark_seconds=0 leaves nothing to time; use more than 0")
     if config.mode in ("eval", "export"):
         _check_checkpoints(config)
     if config.run_dir:

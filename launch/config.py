@@ -181,6 +181,10 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
         raise UsageError("--train_steps and --train_epochs are both given; use one of them")
     if values["train_steps"] is None and values["train_epochs"] is None:
         values["train_epochs"] = 10.0
+    if values["benchmark_steps"] is not None and values["benchmark_seconds"] is not None:
+        raise UsageError("--benchmark_steps and --benchmark_seconds are both given; use one of them")
+    if values["benchmark_steps"] is None and values["benchmark_seconds"] is None:
+        values["benchmark_seconds"] = 3.0
     for name in PERIODS:  # a default gives way to whole rounds; what was asked for is checked against them
         if values[name] and not flags.FLAGS[name].present:
             values[name] = whole_rounds(values[name], values["sync_every_steps"])

@@ -225,8 +225,14 @@ def _define_when_and_what_is_shown() -> None:
 
 def _define_benchmark() -> None:
     bench = _group("Benchmark mode")
-    bench(_integer, "benchmark_steps", 1000, "Steps that a round times.", lower_bound=1)
-    bench(_number, "benchmark_seconds", None, "A round times steps for so long, in place of a number of them.")
+    bench(_integer, "benchmark_steps", None, "Steps that a round times, in place of a time.", lower_bound=1)
+    bench(
+        _number,
+        "benchmark_seconds",
+        None,
+        "A round times steps for about so long; 3 if neither is given.",
+        lower_bound=0,
+    )
     bench(_integer, "benchmark_rounds", 3, "Rounds, one after another.", lower_bound=1)
     bench(
         _enum,

@@ -1,93 +1,194 @@
-"""The whole loop that users get, timed on the host: warm up, then steps in calls of the inner loop.
+"""The whole loop that users get, timed on the host: warm up, then rounds of steps in calls of the inner loop.
 
-Device work is awaited at both ends of the timed span and never inside it, so measuring costs two readings of the clock
-a call.
+Device work is awaited at both ends of a round and never inside it, so measuring costs two readings of the clock a call.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from engine import environment
-from engine.benchmark.statistics import Call, summarize
+from engine.benchmark.statistics import Call, columns, describe_round, summarize
 from engine.state import TrainState
 
 _GROWS = 1.5  # a call this many times as long as any before it is still being paced
 _MAX_WARM_UP_CALLS = 30
+_ENDLESS = 1 << 31  # steps that no benchmark comes to: the pace alone says how long a call is
 
 
-def run(strategy, state: TrainState, steps: int, variables: Mapping[str, str], clock=time.perf_counter) -> dict:
-    """Warms up, then trains for `steps` steps and times them.
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """How much is timed.
+
+    Attributes:
+      steps: of a round; None: as many as `seconds` hold.
+      seconds: of a round, about, where `steps` is None.
+      rounds: how many, one after another.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    rounds: int = 1
+
+
+class WarmUp(NamedTuple):
+    """What came before the first round.
+
+    Attributes:
+      first_step_seconds: the first call, until its steps were done: tracing and compiling, and its one step (or as many
+        as a call has by --steps_per_loop).
+      steps_per_sec: of the last two calls, which were no longer being paced.
+    """
+
+    first_step_seconds: float
+    steps_per_sec: float
+
+
+def run(
+    strategy,
+    state: TrainState,
+    length: Length,
+    variables: Mapping[str, str],
+    clock=time.perf_counter,
+    tell: Callable[[Sequence[dict]], None] = lambda rounds: None,
+) -> dict:
+    """Warms up, then trains in rounds and times them.
+
+    Where there are several processes, all make the same calls: the length of a round is agreed before it begins.
 
     Args:
       strategy: with training data bound.
       state: what the strategy trains; it goes on from where it is.
-      steps: to time, at least 1.
+      length: of what is timed.
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
+      tell: called after the warm-up and after each round, with the rounds so far, as in the result.
 
     Returns:
-      What `summarize` returns, and: `train`, the means of the metrics over the last call's steps; `compile_seconds`,
-      the whole warm-up's; `peak_rss_mb`, the most memory that this process has held, in 2**20 bytes; `environment`,
-      as found before the first step (see `engine.environment.describe`).
+      What `summarize` returns of all calls, and: `rounds`, each as `describe_round` has it; `calls`, their columns;
+      `train`, the means of the metrics over the last call's steps; `compile_seconds`, the whole warm-up's;
+      `first_step_seconds`, as `WarmUp` has it; `peak_rss_mb`, the most memory that this process has held, and
+      `device_peak_mb`, the most that one of its GPUs has, in 2**20 bytes, None without one; `environment`, as found
+      before the first step (see `engine.environment.describe`).
 
       Where devices work behind the host's back (GPU, TPU), a call's time is that of starting it until the queue is
-      full; totals hold all the same, since the last call's time lasts until the devices are done.
+      full; totals hold all the same, since a round's last call's time lasts until the devices are done.
 
     Raises:
-      ValueError: steps is below 1.
+      ValueError: a round of no steps, or no rounds.
     """
-    if steps < 1:
-        raise ValueError(f"benchmark_steps={steps} leaves nothing to time; use 1 or more")
+    _check(length)
     found = environment.describe(variables)  # before the run, so that the load average is that of others
-    compile_seconds = warm_up(strategy, steps, clock)
-    calls, means = timed_calls(strategy, state, steps, clock)
+    began = clock()
+    warmed = warm_up(strategy, length.steps or _ENDLESS, clock)
+    steps = length.steps or _agreed_steps(strategy, length.seconds, warmed.steps_per_sec)
+    _compile_last_batch(strategy, state, steps * length.rounds)
+    compile_seconds = clock() - began
+    rounds, described = [], []
+    tell(described)
+    for _ in range(length.rounds):
+        calls, sums = timed_round(strategy, state, steps, clock)
+        rounds.append(calls)
+        described.append(describe_round(calls))
+        steps = length.steps or _agreed_steps(strategy, length.seconds, described[-1]["steps_per_sec"])
+        tell(described)
     return {
-        **summarize(calls),
-        "train": means,
+        **summarize([call for calls in rounds for call in calls]),
+        "train": {name: value for name, pair in sums.items() if (value := pair.value()) is not None},
         "compile_seconds": compile_seconds,
+        "first_step_seconds": warmed.first_step_seconds,
         "peak_rss_mb": environment.peak_rss_mb(),
+        "device_peak_mb": environment.device_peak_mb(),
         "environment": found,
+        "rounds": described,
+        "calls": columns(rounds),
     }
 
 
-def warm_up(strategy, limit: int, clock=time.perf_counter) -> float:
-    """Compiles, and runs until two calls in a row are no longer than those before them. Returns the seconds it took.
+def _check(length: Length) -> None:
+    if length.rounds < 1:
+        raise ValueError(f"benchmark_rounds={length.rounds} leaves nothing to time; use 1 or more")
+    if length.steps is None and not (length.seconds and length.seconds > 0):
+        raise ValueError(f"benchmark_seconds={length.seconds} leaves nothing to time; use more than 0")
+    if length.steps is not None and length.steps < 1:
+        raise ValueError(f"benchmark_steps={length.steps} leaves nothing to time; use 1 or more")
+
+
+def _agreed_steps(strategy, seconds: float, steps_per_sec: float) -> int:
+    """Steps that fill `seconds` at the chief's rate so far: the same number in all processes."""
+    return strategy.exchange(max(1, round(seconds * steps_per_sec)))[0]
+
+
+def warm_up(strategy, limit: int, clock=time.perf_counter) -> WarmUp:
+    """Compiles, and runs until two calls in a row are no longer than those before them. Devices are idle at its end.
 
     Args:
       strategy: with training data bound.
       limit: most steps a call.
       clock: returns seconds.
     """
-    before = clock()
+    began = before = clock()
+    first_step_seconds = None
+    recent = []
     longest = settled = 0
     for _ in range(_MAX_WARM_UP_CALLS):
         result = strategy.run_train_steps(limit)
+        if first_step_seconds is None:
+            result.sums.read()
+            first_step_seconds = clock() - began
         settled = settled + 1 if result.steps <= _GROWS * longest else 0
         longest = max(longest, result.steps)
+        before, after = clock(), before
+        recent = [*recent[-1:], (result.steps, before - after)]
         if settled == 2:
             break
+    while not strategy.in_step:  # nothing that was begun here is to end, and count, in a round
+        result = strategy.run_train_steps(1)
     result.sums.read()
-    return clock() - before
+    steps, seconds = map(sum, zip(*recent, strict=True))
+    return WarmUp(first_step_seconds, steps / max(seconds, 1e-9))
 
 
-def timed_calls(strategy, state: TrainState, steps: int, clock=time.perf_counter) -> tuple[list[Call], dict]:
-    """Trains for `steps` steps. Returns each call, and the means of the metrics over the last one's steps.
+def _compile_last_batch(strategy, state: TrainState, steps: int) -> None:
+    """Trains on an epoch's smaller last batch if the next `steps` may come to it, twice as many for safety's sake.
+
+    It has a compiled program of its own, which is not to be made within a round.
+    """
+    order = strategy.train_order
+    before_it = order.steps_per_epoch - 1 - state.step % order.steps_per_epoch
+    if order.remainder and strategy.train_feed.random_access and before_it < 2 * steps:
+        state.advance(before_it)
+        strategy.run_train_steps(1).sums.read()
+
+
+def timed_round(strategy, state: TrainState, steps: int, clock=time.perf_counter) -> tuple[list[Call], dict]:
+    """Trains for `steps` steps. Returns each call, and the sums of the metrics over the last one's steps.
 
     The devices have to be idle when this begins (a warm-up's end awaits them), and are when it ends.
     """
     order = strategy.train_order
     end = state.step + steps
-    times = []
+    calls, workers = [], []
     before = clock()
     while state.step < end:
         first = state.step
         result = strategy.run_train_steps(end - first)
         examples = order.examples_before(first + result.steps) - order.examples_before(first)
         after = clock()
-        times.append(Call(result.steps, examples, after - before, result.input_seconds))
+        calls.append(Call(result.steps, examples, after - before, result.input_seconds))
+        workers.append(result.workers)
         before = after
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
-    times[-1] = times[-1]._replace(seconds=times[-1].seconds + clock() - before)
-    return times, {name: value for name, pair in sums.items() if (value := pair.value()) is not None}
+    calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + clock() - before)
+    if result.workers is not None and state.trainer.reduction.sync_every_steps <= 1:
+        calls = [call._replace(reduce_seconds=_reduce_seconds(told)) for call, told in zip(calls, workers, strict=True)]
+    return calls, sums
+
+
+def _reduce_seconds(told) -> float:
+    """What workers waited for each other in a call, on average (`engine.reduction.Reduction.figures`)."""
+    rows = told.read()
+    return sum(row["reduce_seconds"] for row in rows) / len(rows)

@@ -5,6 +5,7 @@ Nothing is dropped: no outlier is removed and no best of several is picked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,12 +21,14 @@ class Call(NamedTuple):
       steps, examples: done by the call.
       seconds: from the return of the call before it to its own, so that the calls' seconds add up to the span.
       input_seconds: the part of it spent waiting for input.
+      reduce_seconds: the part of it spent waiting for sums over workers, their average; None where it is not known.
     """
 
     steps: int
     examples: int
     seconds: float
     input_seconds: float
+    reduce_seconds: float | None = None
 
 
 def summarize(calls: Sequence[Call]) -> dict:
@@ -40,7 +43,8 @@ def summarize(calls: Sequence[Call]) -> dict:
         average; its standard error, None for a single call; 1.4826 times the median absolute deviation from the
         median (of two middle values the lower), which is the standard deviation if the rates are normally
         distributed, and which a few slow calls do not move.
-      input_wait_fraction: share of wall time spent waiting for input, 0 to 1.
+      input_wait_fraction, reduce_fraction: shares of wall time spent waiting for input and for sums over workers, 0 to
+        1; the second None where it is not known.
     """
     steps = np.array([call.steps for call in calls], np.float64)
     seconds = np.array([call.seconds for call in calls], np.float64)
@@ -60,7 +64,34 @@ def summarize(calls: Sequence[Call]) -> dict:
         "stderr": standard_error(rates, steps, mean),
         "jitter": _MAD_TO_DEVIATION * weighted_quantile(np.abs(rates - median), steps, 0.5),
         "input_wait_fraction": sum(call.input_seconds for call in calls) / wall_seconds,
+        "reduce_fraction": None
+        if any(call.reduce_seconds is None for call in calls)
+        else sum(call.reduce_seconds for call in calls) / wall_seconds,
     }
+
+
+def describe_round(calls: Sequence[Call]) -> dict:
+    """Totals of a round: steps, wall_seconds, steps_per_sec, examples_per_sec."""
+    steps, seconds = sum(call.steps for call in calls), math.fsum(call.seconds for call in calls)
+    examples = sum(call.examples for call in calls)
+    return {
+        "steps": steps,
+        "wall_seconds": seconds,
+        "steps_per_sec": steps / seconds,
+        "examples_per_sec": examples / seconds,
+    }
+
+
+def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, list | None]:
+    """Every call, in order, as columns: `Call`'s attributes, and `round`, counted from 0.
+
+    A column of which not every value is known is None.
+    """
+    calls = [call for round in rounds for call in round]
+    found = {name: list(column) for name, column in zip(Call._fields, zip(*calls, strict=True), strict=True)}
+    if None in found["reduce_seconds"]:
+        found["reduce_seconds"] = None
+    return {**found, "round": [number for number, round in enumerate(rounds) for _ in round]}
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:

@@ -54,6 +54,8 @@ class WorkersFeed:
     They travel once to each worker, and again to one that comes back.
     """
 
+    random_access = True
+
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, arrays, order: Order):
         self.order = order
         self._coordinator = coordinator

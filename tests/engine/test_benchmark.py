@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from engine import StepOptions, Trainer, environment, mean
 from engine.benchmark import rounds
+from engine.benchmark.rounds import Length
 from engine.benchmark.statistics import Call, summarize
 from engine.metrics import Mean
 from engine.order import Order
@@ -37,12 +38,22 @@ class Awaited:
 class State:
     step = 0
 
+    def advance(self, steps):
+        self.step += steps
+
+
+class Feed(NamedTuple):
+    random_access: bool
+
 
 class FakeStrategy:
     """Calls of given lengths, in steps, over and over; `work(steps)` is what each one takes."""
 
+    in_step = True
+
     def __init__(self, state, lengths, work, *, examples=1 << 20, wait=lambda: None, input_seconds=0.0):
         self.train_order = Order(examples, batch_size=8, block_steps=4)
+        self.train_feed = Feed(random_access=True)
         self.sums = []
         self.lengths = []
         self._state = state
@@ -58,6 +69,9 @@ class FakeStrategy:
         self.lengths.append(steps)
         self.sums.append(Awaited(self._wait))
         return LoopResult(self.sums[-1], steps, self._input_seconds)
+
+    def exchange(self, value):
+        return [value]
 
 
 class Clock:
@@ -150,7 +164,7 @@ def test_input_wait_is_a_share_of_all_time():
 def test_sleeping_step_is_found_within_five_percent():
     state = State()
     strategy = FakeStrategy(state, [1, 1, 4], lambda steps: time.sleep(0.010 * steps))
-    found = rounds.run(strategy, state, 60, {})
+    found = rounds.run(strategy, state, Length(60), {})
     # A sleep lasts at least as asked; a busy machine wakes the process up to 2 ms late in 40 before this fails.
     assert found["step_ms"]["p50"] == pytest.approx(10.0, rel=0.05)
     assert found["steps_per_sec"] == pytest.approx(100, rel=0.05)
@@ -162,7 +176,7 @@ def test_warm_up_is_timed_apart():
     clock, state = Clock(), State()
     compiling = [20.0]
     strategy = FakeStrategy(state, [1, 8, 16], lambda steps: clock.advance(compiling.pop() if compiling else steps))
-    found = rounds.run(strategy, state, 32, {}, clock)
+    found = rounds.run(strategy, state, Length(32), {}, clock)
     assert found["wall_seconds"] == 32.0
     assert found["step_ms"] == {"p50": 1000.0, "p90": 1000.0, "p99": 1000.0}
     assert found["compile_seconds"] == 20.0 + 8 + 3 * 16  # until two calls in a row grow no more
@@ -179,16 +193,17 @@ def test_warm_up_ends_for_calls_that_never_settle():
 def test_devices_are_awaited_at_both_ends_and_never_inside():
     clock, state = Clock(), State()
     strategy = FakeStrategy(state, [4], lambda steps: clock.advance(1.0), wait=lambda: clock.advance(10.0))
-    found = rounds.run(strategy, state, 12, {}, clock)
-    assert [sums.reads for sums in strategy.sums] == [0, 0, 1, 0, 0, 1]
-    assert found["compile_seconds"] == 13.0
+    found = rounds.run(strategy, state, Length(12), {}, clock)
+    assert [sums.reads for sums in strategy.sums] == [1, 0, 1, 0, 0, 1]  # the first step is awaited too
+    assert found["first_step_seconds"] == 11.0
+    assert found["compile_seconds"] == 23.0
     assert found["wall_seconds"] == 13.0
 
 
 def test_exactly_the_steps_asked_for_are_timed():
     state = State()
     strategy = FakeStrategy(state, [7], lambda steps: time.sleep(1e-4))
-    found = rounds.run(strategy, state, 30, {})
+    found = rounds.run(strategy, state, Length(30), {})
     assert found["steps"] == 30
     assert strategy.lengths[-5:] == [7, 7, 7, 7, 2]
 
@@ -197,20 +212,86 @@ def test_uneven_last_batch_counts_by_its_examples():
     # 20 examples in batches of 8: epochs of 8, 8 and 4.
     clock, state = Clock(), State()
     strategy = FakeStrategy(state, [1], clock.advance, examples=20)
-    timed, _ = rounds.timed_calls(strategy, state, 7, clock)
+    timed, _ = rounds.timed_round(strategy, state, 7, clock)
     assert [call.examples for call in timed] == [8, 8, 4, 8, 8, 4, 8]
 
 
-def test_no_steps_is_refused():
-    with pytest.raises(ValueError, match="benchmark_steps=0 leaves nothing to time; use 1 or more"):
-        rounds.run(None, State(), 0, {})
+@pytest.mark.parametrize(
+    ("length", "line"),
+    [
+        (Length(0), "benchmark_steps=0 leaves nothing to time; use 1 or more"),
+        (Length(seconds=0.0), "benchmark_seconds=0.0 leaves nothing to time; use more than 0"),
+        (Length(), "benchmark_seconds=None leaves nothing to time; use more than 0"),
+        (Length(1, rounds=0), "benchmark_rounds=0 leaves nothing to time; use 1 or more"),
+    ],
+)
+def test_no_steps_are_refused(length, line):
+    with pytest.raises(ValueError, match=line):
+        rounds.run(None, State(), length, {})
+
+
+def test_rounds_of_seconds_take_as_many_steps_as_fill_them_at_the_rate_so_far():
+    # A step takes 0.5 s in the warm-up and in the first round (of 8 s: 16 steps), 0.25 s after: the second round is
+    # still of 16 steps, the third of 32.
+    clock, state = Clock(), State()
+    told = []
+
+    def work(steps):
+        clock.advance(steps * (0.5 if len(told) < 2 else 0.25))
+
+    strategy = FakeStrategy(state, [4], work)
+    found = rounds.run(strategy, state, Length(seconds=8.0, rounds=3), {}, clock, lambda done: told.append(len(done)))
+    assert [each["steps"] for each in found["rounds"]] == [16, 16, 32]
+    assert [each["wall_seconds"] for each in found["rounds"]] == [8.0, 4.0, 8.0]
+    assert [each["steps_per_sec"] for each in found["rounds"]] == [2.0, 4.0, 4.0]
+    assert found["steps_per_sec"] == 64 / 20.0  # over all rounds
+    assert found["calls"]["round"] == [0] * 4 + [1] * 4 + [2] * 8
+    assert found["calls"]["seconds"] == [2.0] * 4 + [1.0] * 12
+    assert found["calls"]["reduce_seconds"] is None
+    assert told == [0, 1, 2, 3]
+
+
+def test_steps_still_under_way_after_the_warm_up_are_ended_before_the_first_round():
+    state, clock = State(), Clock()
+
+    class Ahead(FakeStrategy):
+        """Has steps open until it is asked for the last one alone, as parameter servers have."""
+
+        in_step = False
+
+        def run_train_steps(self, limit):
+            self.in_step = limit == 1
+            return super().run_train_steps(limit)
+
+    strategy = Ahead(state, [4], clock.advance)
+    rounds.run(strategy, state, Length(8), {}, clock)
+    assert strategy.lengths == [4, 4, 4, 1, 4, 4]
+
+
+@pytest.mark.parametrize("random_access", [True, False])
+def test_smaller_last_batch_is_compiled_before_the_first_round(random_access):
+    # 76 examples in batches of 8: an epoch's tenth batch has 4. The three calls of the warm-up leave it ahead.
+    state = State()
+    began = []
+
+    class Recording(FakeStrategy):
+        def run_train_steps(self, limit):
+            began.append(state.step)
+            return super().run_train_steps(limit)
+
+    strategy = Recording(state, [1], lambda steps: time.sleep(1e-5), examples=76)
+    strategy.train_feed = Feed(random_access)
+    rounds.run(strategy, state, Length(6), {})
+    assert began == [0, 1, 2, *([9] if random_access else []), *range(state.step - 6, state.step)]
+    assert state.step == (16 if random_access else 9)
 
 
 def test_report_is_plain_json_with_the_promised_keys():
     state = State()
-    found = rounds.run(FakeStrategy(state, [4], lambda steps: time.sleep(1e-4)), state, 12, {"HOME": "x"})
+    found = rounds.run(FakeStrategy(state, [4], lambda steps: time.sleep(1e-4)), state, Length(12), {"HOME": "x"})
     promised = "examples_per_sec steps_per_sec wall_seconds step_ms mean stderr jitter input_wait_fraction"
-    promised = {*promised.split(), "steps", "train", "compile_seconds", "peak_rss_mb", "environment"}
+    promised = {*promised.split(), "steps", "train", "compile_seconds", "peak_rss_mb", "environment", "rounds", "calls"}
+    promised |= {"first_step_seconds", "device_peak_mb", "reduce_fraction"}
     assert set(json.loads(json.dumps(found, allow_nan=False))) == promised
     assert found["train"] == {"loss": 0.5}
 
@@ -233,7 +314,7 @@ def test_real_strategy_goes_on_from_its_step_and_counts_every_example():
         state.build()
     state.jit = False
     strategy.bind(state, strategy.feed(data, 8, seed=0))
-    found = rounds.run(strategy, state, 30, {})
+    found = rounds.run(strategy, state, Length(30), {})
     assert found["steps"] == 30
     assert state.step > 30  # the warm-up's steps are trained too
     assert found["examples_per_sec"] * found["wall_seconds"] == pytest.approx(200)  # ten epochs, wherever they began
