@@ -1,6 +1,8 @@
-"""Keras layers for models here, with the same mathematics and less work on CPUs. Replica code."""
+"""Keras layers for models here, with the same mathematics and less work, above all on CPUs. Replica code."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -57,6 +59,63 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
 
     def get_config(self):
         return {**super().get_config(), "pool_size": self.pool_size}
+
+
+class BatchNormalization(tf.keras.layers.BatchNormalization):
+    """`tf.keras.layers.BatchNormalization` (Ioffe, Szegedy 2015) of images [batch, height, width, channels].
+
+    By TensorFlow's fused kernel, where Keras's layer computes moments and the rest by passes of their own, in float32
+    whatever the inputs are. Moving statistics are Keras's too: the variance is that of the batch, not its unbiased
+    estimate.
+
+    Args:
+      total: sums a float32 tensor over replicas, and its gradient likewise: `Reduction.sum_statistics`. The statistics
+        are then those of all replicas' examples, as if one device had them; None takes this replica's own.
+      arguments: as Keras's; `axis` is the last, and `synchronized` is what `total` is for.
+    """
+
+    def __init__(self, total: Callable[[tf.Tensor], tf.Tensor] | None = None, **arguments):
+        super().__init__(**arguments)
+        self.total = total
+
+    def call(self, inputs, training=None):
+        if not (training and self.trainable):
+            return self._fused(inputs, tf.identity(self.moving_mean), tf.identity(self.moving_variance), False)[0]
+        if self.total is None:
+            none = tf.zeros([0])
+            outputs, mean, variance = self._fused(inputs, none, none, True)
+            values = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
+            variance *= (values - 1) / values  # the kernel gives the unbiased estimate
+        else:
+            outputs, mean, variance = self._of_all_replicas(inputs)
+        for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(moving * self.momentum + new * (1 - self.momentum))
+        return outputs
+
+    def _fused(self, inputs, mean, variance, training: bool):
+        kernel = tf.raw_ops.FusedBatchNormV3(
+            x=inputs,
+            scale=tf.convert_to_tensor(self.gamma),
+            offset=tf.convert_to_tensor(self.beta),
+            mean=mean,
+            variance=variance,
+            epsilon=self.epsilon,
+            is_training=training,
+        )
+        return kernel.y, kernel.batch_mean, kernel.batch_variance
+
+    def _of_all_replicas(self, inputs):
+        x = tf.cast(inputs, tf.float32)
+        # One sum gives both moments. About the moving mean, the same on all replicas, the difference of squares below
+        # is not one of large numbers.
+        shift = tf.identity(self.moving_mean)
+        shifted = x - shift
+        moments = [tf.reduce_sum(power, [0, 1, 2]) for power in (tf.ones_like(x), shifted, tf.square(shifted))]
+        values, first, second = tf.unstack(self.total(tf.stack(moments)))
+        mean = first / values
+        variance = tf.maximum(second / values - tf.square(mean), 0.0)
+        outputs = tf.nn.batch_normalization(shifted, mean, variance, self.beta, self.gamma, self.epsilon)
+        return tf.cast(outputs, inputs.dtype), mean + shift, variance
 
 
 @tf.custom_gradient

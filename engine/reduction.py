@@ -117,6 +117,26 @@ class Reduction(tf.Module):
         """The true sums, for looking at them: what is kept from step to step stays as it is."""
         return Reduction.sum(self, gradients, count)
 
+    def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum of what a layer has measured of its examples, over the replicas that make an update together.
+
+        For the midst of a forward pass, such as batch normalisation's moments over the global batch: its gradient is
+        summed likewise, as it has to be where the loss is the sum of all replicas'. A replica without examples adds
+        nothing, either way. Where a replica is updated by itself, the sum is over that one. A sum over replicas may not
+        stand in a loop of the replica's own, so not with `accumulate_steps`.
+
+        Args:
+          values: float32.
+        """
+        if self.alone():
+            return values
+        context, present = tf.distribute.get_replica_context(), self._present.noted()
+
+        def total(x):
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, x if present is None else tf.where(present, x, 0.0))
+
+        return tf.custom_gradient(lambda x: (total(x), total))(values)
+
     def figures(self) -> dict[str, tf.Tensor]:
         """What this replica knows of its own part in the step traced last, where `watched`. Scalars, float32.
 

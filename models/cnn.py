@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.layers import Conv2DMaxPool
+from engine.layers import BatchNormalization, Conv2DMaxPool
 from models.classification import Classifier
 
 
@@ -33,4 +33,4 @@ class Model(Classifier):
         if not self.batch_norm:
             return [Conv2DMaxPool(filters, 3, pool_size=2, activation="relu")]
         layers = tf.keras.layers
-        return [layers.Conv2D(filters, 3), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(2)]
+        return [layers.Conv2D(filters, 3), BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(2)]

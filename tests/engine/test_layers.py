@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.layers import Conv2DMaxPool
+from engine.layers import BatchNormalization, Conv2DMaxPool
 
 
 @pytest.mark.parametrize("size", [12, 13])  # 10 and 11 after the convolution: pooled whole, and with one left over
@@ -31,3 +31,34 @@ def test_pooling_before_bias_and_relu_is_pooling_after_them(size, dtype):
     for gradient, other in zip(gradients, other_gradients, strict=True):
         rounding = 1e-5 if dtype == "float32" else 2e-2
         np.testing.assert_allclose(gradient, other, rtol=rounding, atol=rounding * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("total", [None, tf.identity], ids=["fused", "of all replicas"])
+def test_batch_normalisation_is_that_of_keras(total, dtype, jit):
+    """Outputs, gradients, moving statistics after two steps, and what inference then makes of an image."""
+    images = 3 + 2 * tf.random.stateless_normal([5, 4, 3, 8], seed=[1, 2])
+    weights = tf.random.stateless_uniform([2, 8], seed=[3, 4]).numpy()
+    arguments = {"momentum": 0.8, "epsilon": 1e-5, "dtype": dtype}
+    found = []
+    for layer in (tf.keras.layers.BatchNormalization(**arguments), BatchNormalization(total, **arguments)):
+        layer.build(images.shape)
+        layer.gamma.assign(weights[0])
+        layer.beta.assign(weights[1])
+
+        @tf.function(jit_compile=jit)
+        def step(layer=layer):
+            with tf.GradientTape() as tape:
+                tape.watch(images)
+                outputs = tf.cast(layer(images, training=True), tf.float32)
+                cubes = tf.reduce_sum(outputs**3)
+            return outputs, tape.gradient(cubes, [images, layer.gamma.value, layer.beta.value])
+
+        step()
+        outputs, gradients = step()
+        statistics = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+        found.append([outputs, *gradients, *statistics, tf.cast(layer(images), tf.float32)])
+    rounding = 1e-5 if dtype == "float32" else 3e-2  # sums in another order; bfloat16 has 8 bits
+    for keras, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, keras, rtol=rounding, atol=rounding * np.abs(keras).max())

@@ -1,0 +1,97 @@
+"""Residual networks (He et al. 2016): depth 20 to 110 for images of about 32x32, 50 to 152 for about 224x224."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from engine.layers import BatchNormalization
+from models.classification import Classifier
+
+# Blocks in each stage.
+_SMALL = {6 * n + 2: (n, n, n) for n in (3, 5, 7, 9, 18)}
+_LARGE = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
+
+class Model(Classifier):
+    """He et al., "Deep residual learning for image recognition", https://arxiv.org/abs/1512.03385.
+
+    20, 32, 44, 56, 110: section 4.2. 3x3 convolutions in pairs, 16, 32 and 64 filters; where there are more filters
+    and half the pixels, the shortcut takes every second pixel and zeros for the new channels (option A).
+
+    50, 101, 152: table 1. A 7x7 convolution and a max-pool, then bottlenecks of 1x1, 3x3 and 1x1, with projections as
+    shortcuts where shapes differ (option B). Pixels are halved by the bottleneck's 3x3 and not, as in the paper, by
+    its first 1x1, as has become usual ("v1.5": a little more exact for a little more work).
+
+    Both: batch normalisation after each convolution, ReLU after it and after the sum, the mean over all pixels, one
+    dense layer. He et al. 2015 say how weights begin.
+
+    Args:
+      depth: one of the above: the layers that have weights, in the paper's count.
+      sync_batch_norm: normalise over the global batch in training, all replicas' examples, instead of each replica's.
+      batch_norm_momentum: share of the moving statistics that stays at each step.
+    """
+
+    def __init__(self, depth: int = 20, sync_batch_norm: bool = False, batch_norm_momentum: float = 0.9):
+        super().__init__()
+        if depth not in _SMALL | _LARGE:
+            raise ValueError(f"depth={depth} is unknown; use one of {', '.join(map(str, _SMALL | _LARGE))}")
+        self.depth = depth
+        self.sync_batch_norm = sync_batch_norm
+        self.batch_norm_momentum = batch_norm_momentum
+
+    def build_model(self) -> tf.keras.Model:
+        features = self.example[0]
+        if len(getattr(features, "shape", ())) != 4:
+            raise ValueError("resnet takes images, [height, width, channels]; use another --model for this input")
+        if self.sync_batch_norm and (parts := self.options.accumulate_steps) > 1:
+            raise ValueError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={parts}; use one of them")
+        images = tf.keras.Input(features.shape[1:], dtype=features.dtype)
+        x = self._small(images) if self.depth in _SMALL else self._large(images)
+        x = tf.keras.layers.GlobalAveragePooling2D()(x)
+        logits = tf.keras.layers.Dense(self.num_classes, kernel_initializer="he_normal", name="logits")
+        return tf.keras.Model(images, logits(x), name=f"resnet{self.depth}")
+
+    def _small(self, x):
+        x = _relu(self._convolution(x, 16, 3, "first"))
+        for stage, blocks in enumerate(_SMALL[self.depth]):
+            for block in range(blocks):
+                x = self._pair(x, 16 << stage, 2 if stage and not block else 1, f"stage{stage}_block{block}")
+        return x
+
+    def _large(self, x):
+        x = _relu(self._convolution(x, 64, 7, "first", strides=2))
+        x = tf.keras.layers.MaxPooling2D(3, strides=2, padding="same")(x)
+        for stage, blocks in enumerate(_LARGE[self.depth]):
+            for block in range(blocks):
+                x = self._bottleneck(x, 64 << stage, 2 if stage and not block else 1, f"stage{stage}_block{block}")
+        return x
+
+    def _pair(self, x, filters: int, strides: int, name: str):
+        y = _relu(self._convolution(x, filters, 3, f"{name}_a", strides))
+        y = self._convolution(y, filters, 3, f"{name}_b")
+        if strides > 1:
+            x = tf.keras.ops.pad(x[:, ::strides, ::strides], [[0, 0], [0, 0], [0, 0], [0, filters - x.shape[-1]]])
+        return _relu(y + x)
+
+    def _bottleneck(self, x, filters: int, strides: int, name: str):
+        y = _relu(self._convolution(x, filters, 1, f"{name}_a"))
+        y = _relu(self._convolution(y, filters, 3, f"{name}_b", strides))
+        y = self._convolution(y, 4 * filters, 1, f"{name}_c")
+        if x.shape[-1] != 4 * filters:
+            x = self._convolution(x, 4 * filters, 1, f"{name}_shortcut", strides)
+        return _relu(y + x)
+
+    def _convolution(self, x, filters: int, size: int, name: str, strides: int = 1):
+        x = tf.keras.layers.Conv2D(
+            filters, size, strides, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
+        )(x)
+        return BatchNormalization(
+            total=self.reduction.sum_statistics if self.sync_batch_norm else None,
+            momentum=self.batch_norm_momentum,
+            epsilon=1e-5,
+            name=f"{name}_norm",
+        )(x)
+
+
+def _relu(x):
+    return tf.keras.layers.ReLU()(x)

@@ -1,0 +1,68 @@
+"""Batch normalisation over the global batch: replicas compute what one device does, however the examples fall."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.layers import BatchNormalization
+from engine.reduction import Reduction
+from models.classification import Classifier
+from models.resnet import Model as ResNet
+
+
+def images(examples=20, size=6):
+    """Each class brighter than the one before: a replica's mean tells of its labels."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, examples).astype(np.int32)
+    pictures = 1.0 * labels[:, None, None, None] + rng.normal(size=(examples, size, size, 3))
+    return pictures.astype(np.float32), labels
+
+
+class Normalised(Classifier):
+    """Two convolutions, each normalised over all replicas, and a shortcut, so that two gradients meet."""
+
+    def build_model(self):
+        layers, total = tf.keras.layers, self.reduction.sum_statistics
+        inputs = tf.keras.Input([6, 6, 3])
+        x = BatchNormalization(total)(inputs)
+        y = BatchNormalization(total)(layers.Conv2D(3, 3, padding="same")(x))
+        x = layers.Flatten()(layers.ReLU()(x + y))
+        return tf.keras.Model(inputs, layers.Dense(self.num_classes)(x))
+
+
+def run(bench, trainer, replicas, steps=12, **options):
+    made = bench(trainer, images(), 9, replicas, num_classes=4, optimizer="momentum", learning_rate=0.05, **options)
+    return made.curve(steps), made
+
+
+# 20 examples by 9: batches of 9, 9 and 2, so that with four replicas two have no example in every third step.
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_with_and_without_examples_learn_what_one_device_learns(bench, replicas):
+    """Sums in another order: 1e-7 a step in float32, which 12 steps with momentum make some 5e-6."""
+    curve, one = run(bench, Normalised(), 1)
+    other_curve, many = run(bench, Normalised(), replicas)
+    np.testing.assert_allclose(other_curve, curve, rtol=2e-5)
+    for variable, other in zip(one.trainer.model.variables, many.trainer.model.variables, strict=True):
+        first, *others = many.copies(other)
+        np.testing.assert_allclose(first, variable.numpy(), rtol=1e-4, atol=1e-5)
+        for copy in others:
+            np.testing.assert_array_equal(copy, first)
+
+
+def test_without_it_each_replica_normalises_its_own(bench, monkeypatch):
+    """The same comparison fails where statistics are each replica's own: the test above can tell."""
+    curve, _ = run(bench, Normalised(), 1)
+    monkeypatch.setattr(Reduction, "sum_statistics", None)
+    other_curve, _ = run(bench, Normalised(), 2)
+    assert not np.allclose(other_curve, curve, rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_a_resnet_on_two_replicas_is_that_of_one_device(bench):
+    curve, _ = run(bench, ResNet(20, sync_batch_norm=True), 1)
+    other_curve, made = run(bench, ResNet(20, sync_batch_norm=True), 2)
+    np.testing.assert_allclose(other_curve, curve, rtol=1e-4)
+    for variable in made.trainer.model.variables:
+        np.testing.assert_array_equal(*made.copies(variable))
