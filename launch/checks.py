@@ -25,15 +25,24 @@ def check(config: Config) -> None:
         _check_checkpoints(config)
     if config.run_dir:
         _check_run_dir(config)
-    if config.result_json:
-        if os.path.isdir(config.result_json):
-            raise UsageError(f"--result_json={config.result_json} is a folder; give the path of a file")
-        _check_writable("result_json", os.path.dirname(os.path.abspath(config.result_json)))
+    _check_results(config)
     if config.mode == "export":
         _check_writable("export_dir", config.export_folder)
     _check_init_from(config)
     if config.data_dir and not os.path.exists(config.data_dir):
         raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
+
+
+def _check_results(config: Config) -> None:
+    if config.result_html and config.mode != "benchmark":
+        raise UsageError(
+            f"--result_html={config.result_html} is for --mode=benchmark, and --mode={config.mode}; leave it out"
+        )
+    for name in ("result_json", "result_html"):
+        if path := config.values[name]:
+            if os.path.isdir(path):
+                raise UsageError(f"--{name}={path} is a folder; give the path of a file")
+            _check_writable(name, os.path.dirname(os.path.abspath(path)))
 
 
 def check_batch(global_batch_size: int, replicas: int) -> None:

@@ -31,7 +31,8 @@ PERIODS = (
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
-    "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config"
+    "mode run_dir result_json result_html progress export_dir eval_checkpoint debug check_numerics init_from "
+    "allow_changed_config"
 ).split()
 _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
 # Schedules that reach their end at the run's end: for them its length decides too.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from launch import checks, config, errors, explanations, process, servers
+from launch import checks, config, errors, explanations, process, results, servers
 from launch import cluster as clusters
 from launch import data as datas
 from launch import flags as our_flags
@@ -162,9 +162,10 @@ def _work(session, hooks):
 
 
 def _write_result(asked: config.Config, result: dict) -> None:
-    paths = {os.path.join(asked.run_dir, "result.json")} if asked.writes_run else set()
-    for path in paths | ({asked.result_json} if asked.result_json and asked.is_chief else set()):
-        write_json(path, result)
+    if asked.writes_run:
+        write_json(os.path.join(asked.run_dir, "result.json"), result)
+    if asked.is_chief:
+        results.write(result, asked.values)
 
 
 def _say_where(asked: config.Config) -> None:

@@ -23,6 +23,12 @@ class Section(NamedTuple):
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
 
+    @property
+    def figures(self) -> list[bool]:
+        """For each of `columns`, whether it holds figures: those stand at its right side."""
+        columns = zip(*self.rows, strict=True) if self.columns else ()
+        return [all(cell[:1].isdigit() or cell[:1] in "–-" for cell in column) for column in columns]
+
 
 def sections(result: Mapping[str, Any]) -> list[Section]:
     """All that a result (what --result_json holds) has to say, in the order of reading."""
@@ -122,7 +128,7 @@ def _step(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("device peak", "device_peak_mb", "{:,.0f} MiB".format),
     )
     if result.get("train"):
-        rows.append(("train", ", ".join(f"{name} {value:.4g}" for name, value in result["train"].items())))
+        rows.append(("train", ", ".join(f"{name} {number(value)}" for name, value in result["train"].items())))
     return rows
 
 
@@ -193,13 +199,13 @@ def _scaling(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _sweep(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    best = (result.get("best") or {}).get("settings", result.get("best"))
+    best = (result.get("best") or {}).get("settings")
     return [
         (
             settings(each["settings"]) + (" (best)" if each["settings"] == best else ""),
             number(each.get("steps_per_sec")),
             number(each.get("examples_per_sec")),
-            each.get("error") or between(each.get("interval")),
+            f"failed: {each['error']}" if each.get("error") else between(each.get("interval")),
         )
         for each in result.get("sweep") or ()
     ]

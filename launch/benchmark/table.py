@@ -41,7 +41,7 @@ def _print_table(console: Console, section: Section, width: int) -> None:
     console.print(Text(section.title, style=style or "bold cyan"))
     if section.columns:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name, right in zip(section.columns, right_aligned(section), strict=True):
+        for name, right in zip(section.columns, section.figures, strict=True):
             table.add_column(name, justify="right" if right else "left")
     else:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -59,15 +59,11 @@ def _plain_lines(section: Section, width: int) -> list[str]:
         return [f"{name:<{width}}{_APART}{value}" for name, value in section.rows]
     lines = [section.columns, *section.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    right = right_aligned(section)
     justified = [
-        [cell.rjust(size) if r else cell.ljust(size) for cell, size, r in zip(line, widths, right, strict=True)]
+        [
+            cell.rjust(size) if r else cell.ljust(size)
+            for cell, size, r in zip(line, widths, section.figures, strict=True)
+        ]
         for line in lines
     ]
     return [_APART.join(line).rstrip() for line in justified]
-
-
-def right_aligned(section: Section) -> list[bool]:
-    """For each of a section's columns, whether it holds figures: those stand at its right side."""
-    columns = zip(*section.rows, strict=True)
-    return [all(cell[:1].isdigit() or cell[:1] in "–-" for cell in column) for column in columns]

@@ -8,34 +8,7 @@ import pytest
 
 from launch.benchmark.sections import number, quantity
 from launch.benchmark.table import print_benchmark
-
-RESULT = {
-    "model": "mlp",
-    "strategy": "one_device",
-    "num_replicas": 1,
-    "steps": 2000,
-    "wall_seconds": 0.5,
-    "steps_per_sec": 4000.0,
-    "examples_per_sec": 256_000.0,
-    "mean": 255_500.0,
-    "stderr": 812.5,
-    "jitter": 95.25,
-    "step_ms": {"p50": 0.24951, "p90": 0.26, "p99": 0.3},
-    "input_wait_fraction": 0.0123,
-    "compile_seconds": 2.34,
-    "peak_rss_mb": 1234.5,
-    "train": {"loss": 0.12345},
-    "environment": {
-        "cpu": "A CPU [rev 2]",
-        "usable_cores": 1.5,
-        "memory_mb": 2048,
-        "gpus": [],
-        "load_average": [0.5, 0.25, 0.0],
-        "versions": {"python": "3.12.1", "crankshaft": None},
-        "threads": {"inter_op": 0, "intra_op": 2},
-        "flags": {"XLA_FLAGS": "--a --b"},
-    },
-}
+from tests.launch.benchmark_results import MORE, RESULT
 
 
 class Terminal(io.StringIO):
@@ -76,30 +49,6 @@ def test_what_is_missing_leaves_its_line_out():
     assert printed({}, io.StringIO()) == ""
 
 
-# What a driver writes, and what only some runs have.
-MORE = {
-    "interval": [250_000.0, 260_000.0],
-    "rounds": [
-        {"steps": 1000, "wall_seconds": 0.25, "steps_per_sec": 4000.0, "examples_per_sec": 256_000.0},
-        {"steps": 1000, "wall_seconds": 0.2, "steps_per_sec": 5000.0, "examples_per_sec": 320_000.0},
-    ],
-    "reduce_fraction": None,
-    "flops_per_step": 39_010_304,
-    "machine": {"matmul_gflops": {"float32": 105.5, "bfloat16": None}, "memory_gb_per_sec": 12.5},
-    "roofline": {"bound": "memory", "limit_steps_per_sec": 8000.0, "share_of_limit": 0.5},
-    "parts": {"step": {"ms_per_step": 0.2, "repeats": 7}, "shares": {"step": 0.8, "unexplained": 0.2}},
-    "profile": {"trace": "x", "ops": [{"name": "mlp/[a]", "type": "MatMul", "ms_per_step": 0.1, "share": 0.4}]},
-    "scaling": [{"replicas": 2, "kind": "weak", "steps_per_sec": 10.0, "efficiency": 0.9}],
-    "sweep": [
-        {"settings": {"precision": "float32"}, "steps_per_sec": 10.0, "interval": [9.0, 11.0]},
-        {"settings": {"precision": "bfloat16"}, "steps_per_sec": None, "error": "exit code 1"},
-    ],
-    "best": {"precision": "float32"},
-    "baseline": {"path": "old.json", "ratio": 1.25, "interval": [1.2, 1.3], "verdict": "faster"},
-    "warnings": ["the load before the run was 3.2 [sic]"],
-}
-
-
 def test_every_part_of_a_result_has_its_lines():
     text = printed({**RESULT, **MORE}, io.StringIO())
     lines = [re.sub(r" {2,}", "  ", line.strip()) for line in text.splitlines()]
@@ -116,8 +65,8 @@ def test_every_part_of_a_result_has_its_lines():
         "unexplained  20.0%",
         "mlp/[a]  MatMul  0.1  40.0%",
         "2  weak  –  10  –  90.0%",
-        "precision=float32 (best)  10  –  9 – 11",
-        "precision=bfloat16  –  –  exit code 1",
+        "precision=float32 (best)  10  640  600 – 700",
+        "precision=bfloat16  –  –  failed: exit code 1",
         "ratio  1.250",
         "verdict  faster",
         "warning: the load before the run was 3.2 [sic]",

@@ -1,0 +1,22 @@
+"""Where a result goes: the files that --result_json and its kin name. Host code; nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launch.benchmark import html
+from launch.files import write_json
+
+
+def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Writes a result to the files that were asked for. Raises OSError.
+
+    Args:
+      result: plain JSON.
+      values: of flags, by name: `result_json`, `result_html`; None writes none.
+    """
+    if path := values["result_json"]:
+        write_json(path, result)
+    if path := values["result_html"]:
+        html.write(path, result)

@@ -1,0 +1,67 @@
+"""Results of benchmarks for tests to show: what a run writes, and what only some runs and drivers have."""
+
+RESULT = {
+    "model": "mlp",
+    "strategy": "one_device",
+    "num_replicas": 1,
+    "steps": 2000,
+    "wall_seconds": 0.5,
+    "steps_per_sec": 4000.0,
+    "examples_per_sec": 256_000.0,
+    "mean": 255_500.0,
+    "stderr": 812.5,
+    "jitter": 95.25,
+    "step_ms": {"p50": 0.24951, "p90": 0.26, "p99": 0.3},
+    "input_wait_fraction": 0.0123,
+    "compile_seconds": 2.34,
+    "peak_rss_mb": 1234.5,
+    "train": {"loss": 0.12345},
+    "environment": {
+        "cpu": "A CPU [rev 2]",
+        "usable_cores": 1.5,
+        "memory_mb": 2048,
+        "gpus": [],
+        "load_average": [0.5, 0.25, 0.0],
+        "versions": {"python": "3.12.1", "crankshaft": None},
+        "threads": {"inter_op": 0, "intra_op": 2},
+        "flags": {"XLA_FLAGS": "--a --b"},
+    },
+}
+
+# What a driver writes, and what only some runs have.
+MORE = {
+    "interval": [250_000.0, 260_000.0],
+    "rounds": [
+        {"steps": 1000, "wall_seconds": 0.25, "steps_per_sec": 4000.0, "examples_per_sec": 256_000.0},
+        {"steps": 1000, "wall_seconds": 0.2, "steps_per_sec": 5000.0, "examples_per_sec": 320_000.0},
+    ],
+    "reduce_fraction": None,
+    "flops_per_step": 39_010_304,
+    "machine": {"matmul_gflops": {"float32": 105.5, "bfloat16": None}, "memory_gb_per_sec": 12.5},
+    "roofline": {"bound": "memory", "limit_steps_per_sec": 8000.0, "share_of_limit": 0.5},
+    "parts": {"step": {"ms_per_step": 0.2, "repeats": 7}, "shares": {"step": 0.8, "unexplained": 0.2}},
+    "profile": {"trace": "x", "ops": [{"name": "mlp/[a]", "type": "MatMul", "ms_per_step": 0.1, "share": 0.4}]},
+    "scaling": [{"replicas": 2, "kind": "weak", "steps_per_sec": 10.0, "efficiency": 0.9}],
+    "sweep": [
+        {
+            "settings": {"precision": "float32"},
+            "steps_per_sec": 10.0,
+            "examples_per_sec": 640.0,
+            "interval": [600.0, 700.0],
+        },
+        {"settings": {"precision": "bfloat16"}, "steps_per_sec": None, "error": "exit code 1"},
+    ],
+    "best": {"settings": {"precision": "float32"}},
+    "baseline": {"path": "old.json", "ratio": 1.25, "interval": [1.2, 1.3], "verdict": "faster"},
+    "warnings": ["the load before the run was 3.2 [sic]"],
+}
+
+# 90 calls in three rounds, one of them ten times as long as the others.
+CALLS = {
+    "steps": [20] * 90,
+    "examples": [1280] * 90,
+    "seconds": [0.05 if i == 40 else 0.005 + 0.00001 * (i % 7) for i in range(90)],
+    "input_seconds": [0.0005] * 90,
+    "reduce_seconds": [0.001] * 90,
+    "round": [i // 30 for i in range(90)],
+}
