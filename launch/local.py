@@ -22,6 +22,7 @@ from absl import flags
 
 from launch import errors, restarts, shares
 from launch import flags as train_flags
+from launch.benchmark import drive, program
 from launch.errors import UsageError, nearest
 from launch.supervisor import Spec, StartError, Supervisor
 
@@ -54,19 +55,27 @@ class _Asked:
     """What stands after --.
 
     Attributes:
-      command: what each task runs.
+      start: what Python runs: ("-m", "launch.train") or (script,).
+      arguments: the flags of each task.
+      unknown: those of them that only the script knows; None where they can't be read.
       run_dir: where its run is, or None.
     """
 
-    command: list[str]
+    start: tuple[str, ...]
+    arguments: list[str]
+    unknown: tuple[str, ...] | None
     run_dir: str | None
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, *self.start, f"--strategy={_STRATEGIES[bool(_FLAGS.ps)]}", *self.arguments]
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs what the command line asks for, and exits the process."""
     argv = sys.argv if argv is None else argv
     try:
-        code = _supervisor(argv, os.environ).run()
+        code = _run(argv, os.environ)
     except UsageError as error:
         code = errors.fail(errors.EXIT_USAGE, str(error))
     except StartError as error:
@@ -81,10 +90,16 @@ def run() -> None:
     main()
 
 
-def _supervisor(argv: list[str], environment: Mapping[str, str]) -> Supervisor:
+def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     _parse(argv[:cut])
     asked = _read_command(argv[cut + 1 :])
+    if asked.unknown is not None and drive.is_asked_for():
+        return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
+    return _supervisor(asked, environment).run()
+
+
+def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
     rule = restarts.Servers if _FLAGS.ps else restarts.Synchronous
     return Supervisor(
         _specs(environment),
@@ -143,31 +158,27 @@ def _read_command(arguments: list[str]) -> _Asked:
         )
     if script and not os.path.isfile(script[0]):
         raise UsageError(f"the script {script[0]} does not exist; give its path from {os.getcwd()}")
-    own, program = arguments[len(script) :], script or ["-m", "launch.train"]
+    own, start = arguments[len(script) :], tuple(script) or program.TRAIN
     meant = _STRATEGIES[bool(_FLAGS.ps)]
     try:
         flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
-        flags.FLAGS(["task", *own], known_only=True)
+        unknown = tuple(flags.FLAGS(["task", *own], known_only=True)[1:])
         strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
         given = flags.FLAGS["strategy"].present
     except flags.Error:  # the tasks will say so
-        return _Asked([sys.executable, *program, f"--strategy={meant}", *own], None)
+        return _Asked(start, own, None, None)
     if given and strategy == "parameter_server" != meant:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if given and strategy != meant:
         raise UsageError(f"--strategy={strategy} is not for workers; leave it out, or use launch.train without them")
     if _FLAGS.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Asked([sys.executable, *program, f"--strategy={meant}", *own], run_dir)
+    return _Asked(start, own, unknown, run_dir)
 
 
 def _specs(environment: Mapping[str, str]) -> list[Spec]:
     """The tasks, each with its share of the machine. Raises `UsageError`."""
-    kinds = [("worker", index) for index in range(_FLAGS.workers)]
-    if _FLAGS.ps:
-        kinds = [("chief", 0), *kinds, *(("ps", index) for index in range(_FLAGS.ps))]
-    if _FLAGS.evaluator:
-        kinds.append(("evaluator", 0))
+    kinds = [(kind, index) for kind, count in _tasks().items() for index in range(count)]
     cores, tasks = shares.usable_cores(), len(kinds)
     per_task = _FLAGS.cores_per_task or max(1, len(cores) // tasks)
     if per_task > len(cores):
@@ -176,6 +187,14 @@ def _specs(environment: Mapping[str, str]) -> list[Spec]:
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
     own = shares.divide_cores(cores, tasks, per_task)
     return [Spec(kind, index, mine, threads) for (kind, index), mine in zip(kinds, own, strict=True)]
+
+
+def _tasks() -> dict[str, int]:
+    """How many there are of each type."""
+    if not _FLAGS.ps:
+        return {"worker": _FLAGS.workers}
+    tasks = {"chief": 1, "worker": _FLAGS.workers, "ps": _FLAGS.ps}
+    return {**tasks, "evaluator": 1} if _FLAGS.evaluator else tasks
 
 
 def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:

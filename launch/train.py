@@ -21,6 +21,7 @@ from launch import checks, config, errors, explanations, process, results, serve
 from launch import cluster as clusters
 from launch import data as datas
 from launch import flags as our_flags
+from launch.benchmark import drive
 from launch.errors import UsageError, nearest
 from launch.files import write_json
 
@@ -42,7 +43,10 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
     argv = sys.argv if argv is None else argv
     try:
         _parse(argv)
-        code = _run(trainer_class, data, hooks)
+        if drive.is_asked_for():
+            code = drive.run_train(argv, trainer_class, data is not None)
+        else:
+            code = _run(trainer_class, data, hooks)
     except UsageError as error:
         code = errors.fail(errors.EXIT_USAGE, str(error))
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end

@@ -1,0 +1,91 @@
+"""What `--mode=benchmark` does where several runs are asked for: a sweep, numbers of replicas, turns with another
+command. Host code; this process measures nothing and does not start TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+from absl.testing import flagsaver
+
+from launch import checks, files
+from launch import config as configs
+from launch.benchmark import program as programs
+from launch.benchmark import scaling, schema, sweep, table
+from launch.benchmark.children import stoppable
+from launch.benchmark.program import Program
+from launch.benchmark.series import Series
+from launch.errors import UsageError
+
+_DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run}
+
+
+def is_asked_for() -> bool:
+    """Whether the flags, which have been parsed, ask for several runs."""
+    return any(flags.FLAGS[name].value for name in _DRIVERS)
+
+
+def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -> int:
+    """Runs launch.train, or a script that calls its `main`, several times. Returns the exit code; `UsageError`s."""
+
+    def check(environment: Mapping[str, str]) -> None:
+        checks.check(configs.from_flags(trainer_class, has_data, environment))
+
+    return run(programs.of_this_process(argv, check))
+
+
+def run_local(
+    start: tuple[str, ...], cluster: Sequence[str], tasks: Mapping[str, int], unknown: tuple[str, ...]
+) -> int:
+    """Runs what launch.local was asked to, several times. Returns the exit code; raises `UsageError`.
+
+    Args:
+      start: as in `Program`.
+      cluster: launch.local's own flags.
+      tasks: how many it starts of each type.
+      unknown: arguments that only the script knows.
+    """
+
+    def check(environment: Mapping[str, str]) -> None:
+        if start != programs.TRAIN:
+            return  # what a script trains, and on what, only it knows
+        with flagsaver.flagsaver(strategy="parameter_server" if "ps" in tasks else "multi_worker"):
+            checks.check(configs.from_flags(None, False, environment))
+
+    return run(Program(start, check, tuple(cluster), tasks, unknown))
+
+
+def run(program: Program) -> int:
+    """Does what the flags ask for, prints and writes the result. Returns the exit code; raises `UsageError`."""
+    name = _driver()
+    result, code = _measure(_DRIVERS[name], program)
+    result = {**schema.heading(flags.FLAGS.global_batch_size), **result}
+    table.print_benchmark(result)
+    if flags.FLAGS.result_json:
+        files.write_json(flags.FLAGS.result_json, result)
+    return code
+
+
+def _driver() -> str:
+    """The one that is asked for."""
+    asked = [name for name in _DRIVERS if flags.FLAGS[name].value]
+    if len(asked) > 1:
+        raise UsageError(f"--{asked[0]} and --{asked[1]} are both given; use one of them")
+    if flags.FLAGS.mode != "benchmark":
+        raise UsageError(f"--{asked[0]} is for --mode=benchmark, and --mode={flags.FLAGS.mode}; add --mode=benchmark")
+    part = flags.FLAGS.benchmark_part
+    if part not in ("whole", "all"):
+        raise UsageError(
+            f"--{asked[0]} compares rates of the whole loop, and --benchmark_part={part} has none; leave it out"
+        )
+    return asked[0]
+
+
+def _measure(driver: Callable, program: Program) -> tuple[dict[str, Any], int]:
+    def series(count: int) -> Series:
+        return Series(count, os.environ, quiet=flags.FLAGS.progress == "off")
+
+    with stoppable():
+        return driver(program, series)

@@ -1,0 +1,117 @@
+"""This program as a command that can be run again with other flags, in a process of its own. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from absl import flags
+from absl.testing import flagsaver
+
+from launch import flags as our_flags
+from launch import shares
+from launch.errors import UsageError
+
+TRAIN = ("-m", "launch.train")
+# What concerns the whole of several runs, or is in the other flags already, and is not handed on.
+_OF_THE_WHOLE = (
+    "benchmark_sweep benchmark_replicas baseline baseline_cmd fail_below result_json result_html flagfile"
+).split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What this process was asked to run, less what says that it is to be run several times.
+
+    Attributes:
+      start: what Python runs: ("-m", module) or (script,).
+      check: called with environment variables while flags are as a run will have them; raises `UsageError`.
+      cluster: launch.local's own flags, where that is to start the run's processes; None where there is one process.
+      tasks: how many there are of each type then, the first type's first being the one that speaks.
+      unknown: arguments that only the script knows.
+    """
+
+    start: tuple[str, ...]
+    check: Callable[[Mapping[str, str]], None]
+    cluster: tuple[str, ...] | None = None
+    tasks: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+
+    def command(self, settings: Mapping[str, str]) -> list[str]:
+        """The command line of a run with these flags set, by name."""
+        replaced = {name for name in settings if not _is_repeated(flags.FLAGS[name])}
+        values = [f"--{name}={value}" for name, value in settings.items()]
+        rest = [*_given({*_OF_THE_WHOLE, *replaced}), *values, *self.unknown]
+        if self.cluster is None:
+            return [sys.executable, *self.start, *rest]
+        script = () if self.start == TRAIN else self.start
+        # A benchmark that fails is to say so, not to start again.
+        return [sys.executable, "-m", "launch.local", *self.cluster, "--max_restarts=0", "--", *script, *rest]
+
+    def with_workers(self, count: int, cores_per_task: int) -> Program:
+        """The same on so many processes that train together."""
+        flags_ = (*(self.cluster or ()), f"--workers={count}", f"--cores_per_task={cores_per_task}")
+        return dataclasses.replace(self, cluster=flags_, tasks={**self.tasks, "worker": count})
+
+    def check_run(self, settings: Mapping[str, str]) -> None:
+        """Raises `UsageError` if a run with these flags set is a mistake."""
+        environment = dict(os.environ)
+        if self.tasks:
+            environment["TF_CONFIG"] = json.dumps(_cluster_of(self.tasks))
+        with _set(settings):
+            self.check(environment)
+
+
+def of_this_process(argv: Sequence[str], check: Callable[[Mapping[str, str]], None]) -> Program:
+    """launch.train, or the script that called its `main` with this command line."""
+    spec = sys.modules["__main__"].__spec__
+    if spec is not None:
+        return Program(("-m", spec.name), check)
+    return Program((argv[0],) if argv[0].endswith(".py") else TRAIN, check)  # else it is the entry point
+
+
+def _given(leave_out: set[str]) -> list[str]:
+    """The flags that the command line sets, those of a --flagfile too."""
+    found = []
+    for name in flags.FLAGS:
+        flag = flags.FLAGS[name]
+        if flag.present and name == flag.name and name not in leave_out:  # a short name is the same flag again
+            values = flag.value if _is_repeated(flag) else [flag.value]
+            found += [f"--{name}={_as_text(flag, value)}" for value in values]
+    return found
+
+
+def _as_text(flag: flags.Flag, value) -> str:
+    return str(value).lower() if flag.boolean else flag.serializer.serialize(value)
+
+
+def _is_repeated(flag: flags.Flag) -> bool:
+    return isinstance(flag, flags.MultiFlag)
+
+
+@contextlib.contextmanager
+def _set(settings: Mapping[str, str]) -> Iterator[None]:
+    """Within, flags have these values besides, as if they had been given. Raises `UsageError` if one can't have it."""
+    with flagsaver.flagsaver():
+        for name, value in settings.items():
+            flag = flags.FLAGS[name]
+            try:
+                if _is_repeated(flag):
+                    flag.value = list(flag.value)  # absl adds to the list that it has
+                    flag.parse([value])
+                else:
+                    flag.parse(value)
+            except flags.Error as error:
+                raise UsageError(our_flags.explain(error)) from None
+        yield
+
+
+def _cluster_of(tasks: Mapping[str, int]) -> dict:
+    """A TF_CONFIG as launch.local will make it."""
+    ports = iter(shares.free_ports(sum(tasks.values())))
+    cluster = {kind: [f"{shares.LOOPBACK}:{next(ports)}" for _ in range(count)] for kind, count in tasks.items()}
+    return {"cluster": cluster, "task": {"type": next(iter(tasks)), "index": 0}}

@@ -1,0 +1,77 @@
+"""Benchmarks one after another, each in a process of its own, told as they go. Host code, without TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from launch.benchmark.children import MeasurementFailed, Process, Stopped, run
+
+RATES = ("steps_per_sec", "examples_per_sec", "interval")  # what is kept of a result that is one of several
+_COMMON = ("model", "input", "strategy", "num_replicas", "global_batch_size", "precision", "jit")
+
+
+class Series:
+    """Runs benchmarks, and says of each what it is, how fast it was or why it failed.
+
+    Args:
+      count: how many there will be.
+      environment: the variables that their processes get.
+      quiet: says nothing but failures.
+      timeout_seconds: how long one may take; None is for ever.
+    """
+
+    def __init__(
+        self, count: int, environment: Mapping[str, str], *, quiet: bool = False, timeout_seconds: float | None = None
+    ):
+        self._count = count
+        self._environment = environment
+        self._quiet = quiet
+        self._timeout_seconds = timeout_seconds
+        self._begun = 0
+
+    def measure(self, title: str, make: Callable[[Path], Process]) -> dict:
+        """One benchmark's result.
+
+        Args:
+          title: what it is.
+          make: gives the process, from the path that it has to write its result to.
+
+        Raises:
+          MeasurementFailed: there is none.
+        """
+        self._begun += 1
+        self._say(f"[{self._begun}/{self._count}] {title}: ")
+        before = time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "result.json")
+                result = run(make(path), path, environment=self._environment, timeout_seconds=self._timeout_seconds)
+            if not isinstance(result.get("steps_per_sec"), (int, float)):
+                raise MeasurementFailed("its result has no steps_per_sec; is it a benchmark (--mode=benchmark)?")
+        except MeasurementFailed as failure:
+            self._say("failed\n")
+            lines = [f"{title} failed: {failure}", *(f"    {line}" for line in failure.last_lines)]
+            print("\n".join(lines), file=sys.stderr, flush=True)
+            raise
+        except Stopped:
+            self._say("stopped\n")
+            raise
+        self._say(f"{result['steps_per_sec']:,.1f} steps/s ({time.monotonic() - before:.0f} s)\n")
+        return result
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, end="", flush=True)
+
+
+def summary(results: Sequence[dict]) -> dict:
+    """What several results have in common (None: they differ), and the environment of the first: before any load."""
+    if not results:
+        return {}
+    first = results[0]
+    common = {name: first.get(name) for name in _COMMON if all(first.get(name) == each.get(name) for each in results)}
+    return {"mode": "benchmark", **dict.fromkeys(_COMMON), **common, "environment": first.get("environment")}
