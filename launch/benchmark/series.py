@@ -69,9 +69,14 @@ class Series:
 
 
 def summary(results: Sequence[dict]) -> dict:
-    """What several results have in common (None: they differ), and the environment of the first: before any load."""
+    """What several results have in common (None: they differ), and the environment of the one with the most cores."""
     if not results:
         return {}
     first = results[0]
+    environments = [each.get("environment") or {} for each in results]
     common = {name: first.get(name) for name in _COMMON if all(first.get(name) == each.get(name) for each in results)}
-    return {"mode": "benchmark", **dict.fromkeys(_COMMON), **common, "environment": first.get("environment")}
+    return {"mode": "benchmark", **dict.fromkeys(_COMMON), **common, "environment": max(environments, key=_cores)}
+
+
+def _cores(environment: Mapping) -> float:
+    return environment.get("usable_cores") or 0
