@@ -33,13 +33,11 @@ class Progress(Hook):
     name = "progress"
 
     def __init__(self, mode: str = "auto", file=None, redraw_seconds=0.2, line_seconds=10.0, clock=time.monotonic):
-        if mode not in MODES:
-            raise ValueError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
         self._file = file or sys.stdout
-        self.mode = ("bar" if self._file.isatty() else "plain") if mode == "auto" else mode
+        self.mode = as_shown(mode, self._file)
         self._seconds_between = redraw_seconds if self.mode == "bar" else line_seconds
         self._clock = clock
-        self._bar: _Bar | None = None
+        self._bar: Bar | None = None
         self._window = Sums()
         self._speed = _Speed()
         self._shown_at = 0.0
@@ -48,7 +46,7 @@ class Progress(Hook):
     def begin(self, moment: Moment) -> None:
         self._shown_at = self._clock()
         if self.mode == "bar":
-            self._bar = _Bar(self._file, moment)
+            self._bar = Bar(self._file, _step(moment), moment.until_step, moment.step)
             atexit.register(self.close)  # after an exception, the terminal's cursor has to come back
 
     def __call__(self, moment: Moment) -> None:
@@ -79,11 +77,12 @@ class Progress(Hook):
         metrics, self._window = _metrics(self._window.means()), Sums()
         speed = f"{self._speed.examples_per_second():,.0f} examples/s"
         left = self._speed.seconds_left(moment.until_step - moment.step)
+        text = "  ".join([metrics, speed, f"{duration(left)} left"])
         self._shown_step = moment.step
         if self._bar is not None:
-            self._bar.draw(moment, metrics, speed, left)
+            self._bar.draw(moment.step, _step(moment), text)
         else:
-            self._say("  ".join([_step(moment), metrics, speed, f"{duration(left)} left"]))
+            self._say(f"{_step(moment)}  {text}")
 
     def _say(self, line: str) -> None:
         if self._bar is not None:
@@ -92,21 +91,28 @@ class Progress(Hook):
             print(line, file=self._file, flush=True)
 
 
-class _Bar:
-    """The bar, at the bottom of the terminal; lines that are printed meanwhile, by logging too, go above it."""
+class Bar:
+    """The bar, at the bottom of the terminal; lines that are printed meanwhile, by logging too, go above it.
 
-    def __init__(self, file, moment: Moment):
+    Args:
+      file: the terminal.
+      description: what stands before it.
+      total, completed: how much there is to do, and how much of it is done.
+      stays: whether it is left in the terminal when it is closed.
+    """
+
+    def __init__(self, file, description: str, total: float, completed: float = 0.0, stays: bool = True):
         self._console = Console(file=file, highlight=False, force_terminal=True)
         self._progress = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None if self._console.width < 100 else 40),
-            TextColumn("{task.fields[metrics]}  {task.fields[speed]}  {task.fields[left]}"),
+            TextColumn("{task.fields[text]}"),
             console=self._console,
             auto_refresh=False,
+            transient=not stays,
             redirect_stderr=sys.stderr.isatty(),  # what somebody sends to a file stays there
         )
-        start = {"metrics": "starting", "speed": "", "left": ""}
-        self._task = self._progress.add_task(_step(moment), total=moment.until_step, completed=moment.step, **start)
+        self._task = self._progress.add_task(description, total=total, completed=completed, text="starting")
         # absl holds the stderr of when it was imported; rich replaces it while the bar is there.
         self._log = logging.get_absl_handler().python_handler
         self._log_stream = self._log.stream
@@ -115,14 +121,16 @@ class _Bar:
         if follows_stderr:
             self._log.setStream(sys.stderr)
 
-    def draw(self, moment: Moment, metrics: str, speed: str, left: float) -> None:
-        fields = {"metrics": metrics, "speed": speed, "left": f"{duration(left)} left"}
-        self._progress.update(self._task, completed=moment.step, description=_step(moment), refresh=True, **fields)
+    def draw(self, completed: float, description: str, text: str) -> None:
+        """Draws it anew, which takes about a millisecond; `text` stands behind it."""
+        self._progress.update(self._task, completed=completed, description=description, refresh=True, text=text)
 
     def say(self, line: str) -> None:
+        """Prints a line above it."""
         self._console.print(line, markup=False)
 
     def close(self) -> None:
+        """Gives the terminal back."""
         self._log.setStream(self._log_stream)
         self._progress.stop()
 
@@ -151,6 +159,13 @@ class _Speed:
 
     def seconds_left(self, steps: int) -> float:
         return steps * self._seconds / max(self._steps, 1e-9)
+
+
+def as_shown(mode: str, file) -> str:
+    """What --progress comes to: "bar", "plain" or "off". Raises ValueError for what is none of `MODES`."""
+    if mode not in MODES:
+        raise ValueError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
+    return ("bar" if file.isatty() else "plain") if mode == "auto" else mode
 
 
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:

@@ -34,6 +34,20 @@ class Length:
     rounds: int = 1
 
 
+class Watcher(NamedTuple):
+    """Who is told how a benchmark goes on.
+
+    Attributes:
+      at_round: called after the warm-up and after each round, with the rounds so far, as in the result, and the steps
+        of the next one.
+      at_call: called within what is timed, at each call's end, with the round's steps and seconds so far: it has to
+        return at once nearly always. None: nobody is.
+    """
+
+    at_round: Callable[[Sequence[dict], int], None] = lambda rounds, steps: None
+    at_call: Callable[[int, float], None] | None = None
+
+
 class WarmUp(NamedTuple):
     """What came before the first round.
 
@@ -53,7 +67,7 @@ def run(
     length: Length,
     variables: Mapping[str, str],
     clock=time.perf_counter,
-    tell: Callable[[Sequence[dict]], None] = lambda rounds: None,
+    watcher: Watcher | None = None,
 ) -> dict:
     """Warms up, then trains in rounds and times them.
 
@@ -65,7 +79,7 @@ def run(
       length: of what is timed.
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
-      tell: called after the warm-up and after each round, with the rounds so far, as in the result.
+      watcher: is told how it goes on.
 
     Returns:
       What `summarize` returns of all calls, and: `rounds`, each as `describe_round` has it; `calls`, their columns;
@@ -81,6 +95,7 @@ def run(
       ValueError: a round of no steps, or no rounds.
     """
     _check(length)
+    at_round, at_call = watcher or Watcher()
     found = environment.describe(variables)  # before the run, so that the load average is that of others
     began = clock()
     warmed = warm_up(strategy, length.steps or _ENDLESS, clock)
@@ -88,13 +103,13 @@ def run(
     _compile_last_batch(strategy, state, steps * length.rounds)
     compile_seconds = clock() - began
     rounds, described = [], []
-    tell(described)
+    at_round(described, steps)
     for _ in range(length.rounds):
-        calls, sums = timed_round(strategy, state, steps, clock)
+        calls, sums = timed_round(strategy, state, steps, clock, at_call)
         rounds.append(calls)
         described.append(describe_round(calls))
         steps = length.steps or _agreed_steps(strategy, length.seconds, described[-1]["steps_per_sec"])
-        tell(described)
+        at_round(described, steps)
     return {
         **summarize([call for calls in rounds for call in calls]),
         "train": {name: value for name, pair in sums.items() if (value := pair.value()) is not None},
@@ -164,15 +179,22 @@ def _compile_last_batch(strategy, state: TrainState, steps: int) -> None:
         strategy.run_train_steps(1).sums.read()
 
 
-def timed_round(strategy, state: TrainState, steps: int, clock=time.perf_counter) -> tuple[list[Call], dict]:
+def timed_round(
+    strategy,
+    state: TrainState,
+    steps: int,
+    clock=time.perf_counter,
+    at_call: Callable[[int, float], None] | None = None,
+) -> tuple[list[Call], dict]:
     """Trains for `steps` steps. Returns each call, and the sums of the metrics over the last one's steps.
 
-    The devices have to be idle when this begins (a warm-up's end awaits them), and are when it ends.
+    The time that `at_call` takes (see `run`) is the next call's. The devices have to be idle when this begins (a
+    warm-up's end awaits them), and are when it ends.
     """
     order = strategy.train_order
     end = state.step + steps
     calls, workers = [], []
-    before = clock()
+    began = before = clock()
     while state.step < end:
         first = state.step
         result = strategy.run_train_steps(end - first)
@@ -181,6 +203,8 @@ def timed_round(strategy, state: TrainState, steps: int, clock=time.perf_counter
         calls.append(Call(result.steps, examples, after - before, result.input_seconds))
         workers.append(result.workers)
         before = after
+        if at_call:
+            at_call(steps + state.step - end, after - began)
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + clock() - before)
     if result.workers is not None and state.trainer.reduction.sync_every_steps <= 1:

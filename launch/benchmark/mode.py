@@ -9,17 +9,20 @@ from typing import Any
 from engine.benchmark import rounds
 from launch import modes
 from launch.benchmark import schema, table
+from launch.benchmark.live import Live
 from launch.session import Session, choose_jit
 
 
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     """Times the training loop, from new weights; nothing of the run_dir is read or changed."""
     config = session.config
-    before = time.perf_counter()
-    session.say(choose_jit(session))
-    choosing_seconds = time.perf_counter() - before
     length = rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds)
-    measured = rounds.run(session.strategy, session.state, length, variables)
+    with Live(config.progress if config.is_chief else "off", length.rounds) as live:
+        live.stage("warm-up")
+        before = time.perf_counter()
+        session.say(choose_jit(session))
+        choosing_seconds = time.perf_counter() - before
+        measured = rounds.run(session.strategy, session.state, length, variables, watcher=live.watcher)
     for name in ("compile_seconds", "first_step_seconds"):  # whoever waits for the first step waits for the choice too
         measured[name] += choosing_seconds
     result = {**schema.heading(config.global_batch_size), **modes.result_of(session), **measured}

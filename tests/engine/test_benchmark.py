@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from engine import StepOptions, Trainer, environment, mean
 from engine.benchmark import rounds
-from engine.benchmark.rounds import Length
+from engine.benchmark.rounds import Length, Watcher
 from engine.benchmark.statistics import Call, summarize
 from engine.metrics import Mean
 from engine.order import Order
@@ -208,6 +208,15 @@ def test_exactly_the_steps_asked_for_are_timed():
     assert strategy.lengths[-5:] == [7, 7, 7, 7, 2]
 
 
+def test_whoever_looks_on_is_told_of_each_call_within_its_round():
+    clock, state, told = Clock(), State(), []
+    strategy = FakeStrategy(state, [4], clock.advance)
+    length = Length(steps=10, rounds=2)
+    watcher = Watcher(at_call=lambda steps, seconds: told.append((steps, seconds)))
+    rounds.run(strategy, state, length, {}, clock, watcher)
+    assert told == [(4, 4.0), (8, 8.0), (10, 10.0)] * 2
+
+
 def test_uneven_last_batch_counts_by_its_examples():
     # 20 examples in batches of 8: epochs of 8, 8 and 4.
     clock, state = Clock(), State()
@@ -240,7 +249,15 @@ def test_rounds_of_seconds_take_as_many_steps_as_fill_them_at_the_rate_so_far():
         clock.advance(steps * (0.5 if len(told) < 2 else 0.25))
 
     strategy = FakeStrategy(state, [4], work)
-    found = rounds.run(strategy, state, Length(seconds=8.0, rounds=3), {}, clock, lambda done: told.append(len(done)))
+    found = rounds.run(
+        strategy,
+        state,
+        Length(seconds=8.0, rounds=3),
+        {},
+        clock,
+        Watcher(lambda done, next_steps: told.append((len(done), next_steps))),
+    )
+    assert told == [(0, 16), (1, 16), (2, 32), (3, 32)]
     assert [each["steps"] for each in found["rounds"]] == [16, 16, 32]
     assert [each["wall_seconds"] for each in found["rounds"]] == [8.0, 4.0, 8.0]
     assert [each["steps_per_sec"] for each in found["rounds"]] == [2.0, 4.0, 4.0]
@@ -248,7 +265,6 @@ def test_rounds_of_seconds_take_as_many_steps_as_fill_them_at_the_rate_so_far():
     assert found["calls"]["round"] == [0] * 4 + [1] * 4 + [2] * 8
     assert found["calls"]["seconds"] == [2.0] * 4 + [1.0] * 12
     assert found["calls"]["reduce_seconds"] is None
-    assert told == [0, 1, 2, 3]
 
 
 def test_steps_still_under_way_after_the_warm_up_are_ended_before_the_first_round():

@@ -1,13 +1,19 @@
-"""What tests of the launcher share: `crank`, the program as a process, and `inside`, the same main in this process."""
+"""What tests of the launcher share: `crank`, the program as a process, `inside`, the same main in this process, and
+`terminal`, one to write to."""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import pathlib
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 
 import pytest
@@ -159,6 +165,38 @@ def inside(capfd):
     # What a run sets for its process, and a process has for itself.
     tf.keras.config.set_dtype_policy("float32")
     logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+
+@pytest.fixture
+def terminal():
+    """(file, read): a terminal of 120 columns to write to; `read()` closes it and returns all that was written."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    file = os.fdopen(child, "w", buffering=1)
+    got = []
+
+    def collect():
+        while True:
+            try:
+                part = os.read(parent, 65536)
+            except OSError:  # Linux's way of saying that the other side is closed
+                return
+            if not part:
+                return
+            got.append(part)
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+
+    def read():
+        if not file.closed:
+            file.close()
+        reader.join()
+        return b"".join(got).decode()
+
+    yield file, read
+    read()
+    os.close(parent)
 
 
 @pytest.fixture

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
-import pty
 import re
-import struct
 import sys
-import termios
-import threading
 
 import numpy as np
 import pytest
@@ -41,38 +36,6 @@ def bound():
     state.jit = False
     strategy.bind(state, strategy.feed(source, 16, 0), strategy.feed(source, 16, None))
     return strategy, state
-
-
-@pytest.fixture
-def terminal():
-    """(file, read): a terminal of 120 columns to write to; `read()` closes it and returns all that was written."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    file = os.fdopen(child, "w", buffering=1)
-    got = []
-
-    def collect():
-        while True:
-            try:
-                part = os.read(parent, 65536)
-            except OSError:  # Linux's way of saying that the other side is closed
-                return
-            if not part:
-                return
-            got.append(part)
-
-    reader = threading.Thread(target=collect)
-    reader.start()
-
-    def read():
-        if not file.closed:
-            file.close()
-        reader.join()
-        return b"".join(got).decode()
-
-    yield file, read
-    read()
-    os.close(parent)
 
 
 class Steps(Hook):
