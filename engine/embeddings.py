@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from engine.wire import fetch
+
 _PIECE_BYTES = 16 << 20  # a table is filled so much at a time: an initializer's temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNKNOWN = ("row_0", "error")
@@ -80,6 +82,7 @@ class Embedding(tf.Module):
         self.num_shards = num_shards
         self.min_shard_bytes = min_shard_bytes
         self.shards: list[tf.Variable] = []
+        self.wire_dtype = tf.float32  # what looked-up rows travel as from parameter servers
         self._vocabulary = None if vocabulary is None else tuple(vocabulary)
         self._row_of = None
         self._check()
@@ -209,12 +212,15 @@ class Embedding(tf.Module):
         """[n, width] of rows [n]: each server is asked for its own."""
         number = len(self.shards)
         if number == 1:
-            return self.shards[0].sparse_read(rows)
+            return self._fetch(self.shards[0], rows)
         owner = tf.cast(rows % number, tf.int32)
         local = tf.dynamic_partition(rows // number, owner, number)
         places = tf.dynamic_partition(tf.range(tf.size(rows)), owner, number)
-        parts = [shard.sparse_read(part) for shard, part in zip(self.shards, local, strict=True)]
+        parts = [self._fetch(shard, part) for shard, part in zip(self.shards, local, strict=True)]
         return tf.ensure_shape(tf.dynamic_stitch(places, parts), [None, self.width])
+
+    def _fetch(self, shard: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
+        return fetch(shard.sparse_read(rows), shard.device, self.wire_dtype)
 
     def _flat(self, ids, weights) -> _Leaf:
         flat = tf.reshape(_values(ids), [-1])

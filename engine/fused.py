@@ -1,10 +1,11 @@
-"""What the rules on TensorFlow's fused kernels share: slots, a step's scalars, and how both reach a variable, on a
-parameter server too. Built on the host in a strategy's scope, applied in replica code."""
+"""What the rules on TensorFlow's fused kernels share: slots, a step's scalars, and the update, on a parameter server
+too. Built on the host in a strategy's scope, applied in replica code."""
 
 import numpy as np
 import tensorflow as tf
 
-from engine.optimizer import Optimizer, sum_duplicate_rows
+from engine import wire
+from engine.optimizer import Optimizer, UniqueSlices, sum_duplicate_rows
 
 
 class FusedOptimizer(Optimizer):
@@ -19,10 +20,14 @@ class FusedOptimizer(Optimizer):
     Arguments, beside Optimizer's:
       use_locking: updates of one variable wait for one another; for several workers that share
         variables. The default lets them overlap.
+
+    Attributes:
+      wire_dtype: what gradients travel as to a variable on a parameter server.
     """
 
     dense_kernel = None
     sparse_kernel = None
+    wire_dtype = tf.float32
 
     def __init__(self, learning_rate, *, use_locking=False, **arguments):
         super().__init__(learning_rate, **arguments)
@@ -90,10 +95,16 @@ class FusedOptimizer(Optimizer):
                 self._apply(there, iter(dense), scalars)
                 continue
             shapes = [target.variable.shape for g, target in there if not isinstance(g, tf.IndexedSlices)]
-            values = _sent([*scalars.values(), *dense], [tf.TensorShape([])] * len(scalars) + shapes, server)
+            there = [(self._on_the_wire(g), target) for g, target in there]
+            exact, dense = wire.send(list(scalars.values()), dense, shapes, server, self.wire_dtype)
             with tf.device(server):
-                here = dict(zip(scalars, values, strict=False))
-                self._apply(there, iter(values[len(here) :]), here)
+                self._apply(there, iter(dense), dict(zip(scalars, exact, strict=True)))
+
+    def _on_the_wire(self, gradient):
+        """Rows as they travel; a dense gradient as it is."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        return UniqueSlices(tf.cast(gradient.values, self.wire_dtype), gradient.indices, gradient.dense_shape)
 
     def _apply(self, pairs, dense, scalars):
         """The kernels, each with its slots; `dense` are the gradients of the pairs that have dense ones, in order."""
@@ -110,14 +121,5 @@ def _by_server(pairs):
     """Pairs by the parameter server that their variable is on; None where it is no server's."""
     found = {}
     for gradient, target in pairs:
-        device = target.variable.device or ""
-        found.setdefault(device if "/job:ps" in device else None, []).append((gradient, target))
+        found.setdefault(wire.server_of(target.variable), []).append((gradient, target))
     return found
-
-
-def _sent(tensors, shapes, device):
-    """float32 tensors on another device, which they reach as one: each by itself costs a message."""
-    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-    with tf.device(device):
-        parts = tf.split(flat, [shape.num_elements() for shape in shapes])
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from engine.gradients import Gradients
+from engine.wire import from_halves, to_halves
 
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
@@ -190,7 +191,7 @@ class Reduction(tf.Module):
         return _unpack(context.all_reduce(tf.distribute.ReduceOp.SUM, flat), pack)
 
     def _all_gather(self, context, pack: list[Item]) -> list[tf.Tensor]:
-        halves = [self._to_halves(item) for item in pack]
+        halves = [to_halves(item.value, self._dtype_of(item)) for item in pack]
         sizes = [half.shape.num_elements() for half in halves]
         flat = tf.concat(halves, 0)
         odd = sum(sizes) % 2
@@ -202,15 +203,11 @@ class Reduction(tf.Module):
         pieces = tf.split(lanes, sizes + [1] * odd, axis=1)
         return [self._sum_halves(piece, item) for piece, item in zip(pieces, pack, strict=False)]
 
-    def _to_halves(self, item: Item) -> tf.Tensor:
-        value = tf.cast(item.value, tf.float32 if item.exact else self.wire_dtype)
-        return tf.reshape(tf.bitcast(value, tf.uint16), [-1])
+    def _dtype_of(self, item: Item) -> tf.DType:
+        return tf.float32 if item.exact else self.wire_dtype
 
     def _sum_halves(self, halves: tf.Tensor, item: Item) -> tf.Tensor:
-        if item.exact:
-            values = tf.bitcast(tf.reshape(halves, [halves.shape[0], -1, 2]), tf.float32)
-        else:
-            values = tf.cast(tf.bitcast(halves, self.wire_dtype), tf.float32)
+        values = from_halves(halves, self._dtype_of(item))
         return tf.reshape(tf.reduce_sum(values, axis=0), item.value.shape)
 
     def _gather_slices(self, context, gradient, count):

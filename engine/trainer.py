@@ -16,6 +16,7 @@ from engine.loss_scale import DynamicLossScale, NoLossScale, assign_local
 from engine.metrics import Mean
 from engine.options import StepOptions
 from engine.reduction import ByReplica, Reduction
+from engine.wire import Values
 
 
 class Trainer(tf.Module):
@@ -35,6 +36,7 @@ class Trainer(tf.Module):
     Attributes that the engine sets while a step is traced:
       step: scalar int64, steps done before this one.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at.
+      pulled: values of the models' variables to compute with, where reading each costs a message.
     """
 
     options = StepOptions()
@@ -44,6 +46,7 @@ class Trainer(tf.Module):
     num_servers = 1
     example = None
     step = observed = None
+    pulled = Values()
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class Trainer(tf.Module):
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
         alone = self.reduction.alone()
-        with tf.GradientTape() as tape:
+        with tf.GradientTape() as tape, self.pulled.in_use(self.trainable_variables, tape) as sources:
             outputs = self.forward(batch[0], training=True)
             loss = self.checked_loss(outputs, batch)
             total = loss.total
@@ -143,7 +146,7 @@ class Trainer(tf.Module):
                 total += loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added])
             total = self.loss_scale.scale(total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
-        gradients = tape.gradient(total, self.trainable_variables)
+        gradients = tape.gradient(total, sources)
         gradients = Gradients(gradients, (loss.count,) if alone else ())
         return gradients, {"loss": loss, **self.metrics(outputs, batch)}
 
@@ -310,6 +313,13 @@ class Trainer(tf.Module):
         return {name: value for name, value in sorted(vars(self).items()) if isinstance(value, optimizers.Optimizer)}
 
     @property
+    def steady_variables(self) -> list[tf.keras.Variable]:
+        """The models' float variables that a forward pass leaves as they are: all but moving statistics."""
+        moving = {id(variable) for variable in self.moving_statistics}
+        found = {id(v.value): v for model in self.models for v in model.variables if v.value.dtype.is_floating}
+        return [variable for place, variable in found.items() if place not in moving]
+
+    @property
     def moving_statistics(self) -> list[tf.Variable]:
         """Float variables that layers move in the forward pass, such as batch normalisation's mean and variance.
 
@@ -326,14 +336,15 @@ class Trainer(tf.Module):
                         found[id(variable.value)] = variable.value
         return list(found.values())
 
-    def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None) -> None:
+    def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None, pulled=None) -> None:
         """Replica code, before each train step: where we are, and this step's randomness.
 
-        `present` is a scalar bool, whether this replica has examples at all; None if it always has.
+        `present` is a scalar bool, whether this replica has examples at all; None if it always has. `pulled` are
+        `Values` to compute with; None reads the variables.
         """
         scale = self.loss_scale.scale(tf.ones([])) if self.loss_scale.dynamic else None
         self.reduction.begin_step(present, scale, observed)
-        self.step, self.observed = step, observed
+        self.step, self.observed, self.pulled = step, observed, pulled or Values()
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
             self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])

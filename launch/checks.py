@@ -60,7 +60,12 @@ def _check_strategy(config: Config) -> None:
     if config.strategy == "multi_worker":
         check_batch(config.global_batch_size, config.cluster.num_workers)
     if config.strategy == "parameter_server":
-        _ = config.placement_rules  # read for its mistakes
+        _check_servers(config)
+    elif config.pull_every_steps > 1:
+        raise UsageError(
+            f"--pull_every_steps={config.pull_every_steps} has no use with --strategy={config.strategy}, which pulls "
+            "nothing; leave it out"
+        )
     virtual = config.num_virtual_devices
     if virtual and config.strategy != "mirrored":
         raise UsageError(
@@ -72,6 +77,33 @@ def _check_strategy(config: Config) -> None:
             raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
     if config.jit == "on" and config.why_no_jit:
         raise UsageError(f"--jit=on: {config.why_no_jit}; use --jit=auto or off")
+
+
+def _check_servers(config: Config) -> None:
+    _ = config.placement_rules  # read for its mistakes
+    every = config.pull_every_steps
+    if config.steps_per_loop and every > config.steps_per_loop:
+        raise UsageError(
+            f"--pull_every_steps={every} is more than the --steps_per_loop={config.steps_per_loop} of a closure, which "
+            f"begins with a pull; use {config.steps_per_loop} or fewer, or a longer closure"
+        )
+    if config.max_staleness_steps is not None and every - 1 > config.max_staleness_steps:
+        raise UsageError(
+            f"--pull_every_steps={every} computes with variables of {every - 1} updates ago, and "
+            f"--max_staleness_steps={config.max_staleness_steps} allows fewer; use {config.max_staleness_steps + 1} or "
+            "pull more often"
+        )
+    if config.reduce_dtype == "float16":
+        raise UsageError(
+            "--reduce_dtype=float16 has no room for the small gradients of a mean, which is what workers push; use "
+            "bfloat16"
+        )
+    for name, off in (("powersgd_rank", 0), ("sync_every_steps", 1)):
+        if (value := config.values[name]) != off:
+            raise UsageError(
+                f"--{name}={value} is for replicas that meet, and workers of --strategy=parameter_server do not; leave "
+                "it out"
+            )
 
 
 def _check_amounts(config: Config) -> None:

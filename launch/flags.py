@@ -114,7 +114,13 @@ def _define_where() -> None:
 
 def _define_between_replicas() -> None:
     between = _group("Between replicas")
-    between(_enum, "reduce_dtype", "float32", "What gradients travel as between replicas.", enum_values=WIRE_DTYPES)
+    between(
+        _enum,
+        "reduce_dtype",
+        "float32",
+        "What gradients travel as between replicas; what a step pulls from and pushes to parameter servers.",
+        enum_values=WIRE_DTYPES,
+    )
     between(
         _number, "reduce_pack_mb", 4.0, "Gradients travel in packs of about so many MiB; 0 is one pack.", lower_bound=0
     )
@@ -141,6 +147,13 @@ def _define_servers() -> None:
         None,
         "A worker more updates than this ahead of the slowest waits; 0 makes rounds. None waits if not given.",
         **_COUNT,
+    )
+    servers(
+        _integer,
+        "pull_every_steps",
+        1,
+        "A worker computes with the variables that it pulled for so many steps, within a closure.",
+        lower_bound=1,
     )
     servers(_integer, "max_closure_retries", 3, "How often a closure that raises is tried again.", **_COUNT)
     servers(

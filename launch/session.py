@@ -178,6 +178,7 @@ def _servers(config: Config) -> ServerOptions | None:
         config.max_inflight_per_worker,
         config.max_staleness_steps,
         config.max_closure_retries,
+        config.pull_every_steps,
         tuple(Rule(*rule) for rule in config.placement_rules),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from engine.strategies.inner_loop import InnerLoop
+from engine.wire import Pull
 
 _EXACT = 64  # staleness up to here has a bucket for each value; above, one for each power of two
 _BUCKETS = _EXACT + 32
@@ -117,8 +118,14 @@ class ClosureLoop(InnerLoop):
     """Runs a lease's steps, which change nothing: run twice, they give the same, and the last time counts.
 
     Args:
-      strategy, step, feed: as `InnerLoop` has them.
+      strategy, feed: as `InnerLoop` has them.
+      step: replica code, (batch, step, observed, packs) -> metrics.
+      pull: what packs are read by; here once, as nothing changes.
     """
+
+    def __init__(self, strategy, step, feed, pull: Pull):
+        super().__init__(strategy, step, feed)
+        self._pull = pull
 
     @property
     def function(self) -> tf.function:
@@ -143,8 +150,10 @@ class ClosureLoop(InnerLoop):
         return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in found], 0)
 
     def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
+        packs = self._pull.packs()
+
         def body(step, sums):
-            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1))
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), packs)
             return step + 1, self._added(sums, result)
 
         _, sums = tf.while_loop(lambda step, _: step < lease.stop, body, (lease.first, zeros), parallel_iterations=1)
@@ -159,7 +168,7 @@ class ClosureLoop(InnerLoop):
         one_batch = tf.function(self._feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)
         batch_spec = one_batch.get_concrete_function(operands, first).structured_outputs
-        one_step = one_step.get_concrete_function(batch_spec, first, tf.constant(True))
+        one_step = one_step.get_concrete_function(batch_spec, first, tf.constant(True), self._pull.specs)
         local = self._strategy.experimental_local_results(one_step.structured_outputs)
         return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
 
@@ -172,38 +181,56 @@ class UpdateLoop(ClosureLoop):
       board: where steps are counted.
       max_staleness_steps: a worker that is more updates than this ahead of the slowest waits (Ho et al. 2013, More
         effective distributed ML via a stale synchronous parallel parameter server); None lets it run.
+      pull_every_steps: steps for which a worker computes with what it pulled, at the longest.
       The rest is `ClosureLoop`'s.
     """
 
-    def __init__(self, strategy, step, feed, board: Board, max_staleness_steps: int | None = None):
-        super().__init__(strategy, step, feed)
+    def __init__(self, strategy, step, feed, pull, board: Board, max_staleness_steps=None, pull_every_steps: int = 1):
+        super().__init__(strategy, step, feed, pull)
         self._board = board
         self._max_staleness_steps = max_staleness_steps
+        self._pull_every_steps = pull_every_steps
 
     def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
         board = self._board
         counts = self._begin(worker, lease)
         done_before = counts[board.steps_at(lease.slot)] - lease.steps_before
         starts = counts[board.starts_at(lease.slot)] - lease.starts_before
+        first = lease.first + done_before
 
-        def body(step, sums, staleness, seen):
-            seen = self._wait_for_slower(worker, seen)
-            with tf.control_dependencies([seen]):
+        def body(step, sums, staleness, counts, kept):
+            counts = self._wait_for_slower(worker, counts)
+            with tf.control_dependencies([counts]):
                 step = tf.identity(step)
-            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1))
+            packs, pulled_at = kept = self._pulled(step - first, counts, kept)
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), packs)
             # Counted only once it is applied on all servers: what is in doubt is done again, never left out.
             with tf.control_dependencies(tf.nest.flatten(result)):
                 after = board.add(0, board.steps_at(lease.slot), board.clock_at(worker))
-            return step + 1, self._added(sums, result), staleness + _bucketed(after[0] - seen[0] - 1), after
+            since = after - pulled_at
+            others = since[0] - since[board.clock_at(worker)]
+            return step + 1, self._added(sums, result), staleness + _bucketed(others), after, self._kept(kept)
 
-        start = (lease.first + done_before, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts)
-        _, sums, staleness, counts = tf.while_loop(
+        kept = [tf.zeros(spec.shape, spec.dtype) for spec in self._pull.specs], counts
+        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts, self._kept(kept))
+        _, sums, staleness, counts, _ = tf.while_loop(
             lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
         )
         with tf.control_dependencies([counts]):
             board.release(worker)
-        row = tf.stack([worker, lease.first + done_before, starts, lease.stop - lease.first])
+        row = tf.stack([worker, first, starts, lease.stop - lease.first])
         return Returned(tf.add_n(sums), staleness, row)
+
+    def _pulled(self, place, counts, kept):
+        """(packs, the board's counts when they were pulled) for the step of this place in the closure."""
+        if self._pull_every_steps == 1:
+            return self._pull.packs(), counts
+        due = tf.equal(place % self._pull_every_steps, 0)
+        return tf.cond(due, lambda: (self._pull.packs(), counts), lambda: kept)
+
+    def _kept(self, kept):
+        """What the loop carries from one step to the next of what was pulled."""
+        return () if self._pull_every_steps == 1 else kept
 
     def _begin(self, worker, lease: Lease) -> tf.Tensor:
         """Notes that this worker has the lease; returns the board's counts."""

@@ -133,9 +133,9 @@ class InnerLoop:
         """What one step's `strategy.run` is given."""
         return self._feed.next_operands(operands, place)
 
-    def _replicated_step(self, batch, step, observed):
+    def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
-            metrics = self._step(self._feed.batch(*batch), step, observed)
+            metrics = self._step(self._feed.batch(*batch), step, observed, *more)
             self._names = row_names(metrics)
             return stack(metrics, self._sums_dtype)
 

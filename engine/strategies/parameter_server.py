@@ -22,6 +22,7 @@ from engine.strategies.closures import ClosureLoop, Lease, Staleness, UpdateLoop
 from engine.strategies.inner_loop import LoopResult
 from engine.strategies.replicated import FeedOptions, Stop
 from engine.watchdog import LostPeerError
+from engine.wire import Pull
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _CLOSURE_SECONDS = 0.25  # of a closure: to start one and to take it back costs about 10 ms
@@ -38,6 +39,7 @@ class ServerOptions:
       max_inflight_per_worker: closures that are out at once, times the workers.
       max_staleness_steps: a worker that is more updates than this ahead of the slowest waits; None is never.
       max_closure_retries: of a closure that raises.
+      pull_every_steps: steps for which a worker computes with the variables that it pulled, at the longest.
       placement_rules: which variables go where.
     """
 
@@ -45,6 +47,7 @@ class ServerOptions:
     max_inflight_per_worker: int = 2
     max_staleness_steps: int | None = None
     max_closure_retries: int = 3
+    pull_every_steps: int = 1
     placement_rules: tuple[Rule, ...] = ()
 
 
@@ -225,21 +228,32 @@ class ParameterServer:
             describe=self._describe_lease,
         )
         trainer = state.trainer
+        wire_dtype = trainer.reduction.wire_dtype
         for optimizer in trainer.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
+            optimizer.wire_dtype = wire_dtype
+        pull = Pull(trainer.steady_variables, wire_dtype)
+        exact_pull = Pull(trainer.steady_variables, tf.float32)
 
-        def train_step(batch, step, observed):
-            trainer.begin_step(step, tf.constant(0), observed)
+        def rows_travel_as(dtype):
+            for table in trainer.embedding_tables.values():
+                table.wire_dtype = dtype
+
+        def train_step(batch, step, observed, packs):
+            rows_travel_as(wire_dtype)
+            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(packs))
             return trainer.train_step(batch)
 
-        def eval_step(batch, *_):
-            return trainer.eval_step(batch)
+        def eval_step(batch, step, observed, packs):
+            rows_travel_as(tf.float32)
+            with exact_pull.values(packs).in_use():
+                return trainer.eval_step(batch)
 
-        board = self._closures.board
+        board, staleness, every = self._closures.board, options.max_staleness_steps, options.pull_every_steps
         self._train_loop = train_feed and UpdateLoop(
-            self.distribution, train_step, train_feed, board, options.max_staleness_steps
+            self.distribution, train_step, train_feed, pull, board, staleness, every
         )
-        self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed)
+        self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
 
     @property
     def train_order(self) -> Order:

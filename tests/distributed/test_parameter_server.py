@@ -18,6 +18,7 @@ from tests import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "distributed" / "counting.py"
+LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 STEPS_PER_EPOCH = 16  # 1000 examples in batches of 64: the last is of 40
 _SECONDS = 150
 
@@ -25,11 +26,11 @@ _SECONDS = 150
 class Job:
     """A cluster started by launch.local, whose output goes to a file."""
 
-    def __init__(self, run_dir: pathlib.Path, *flags: str, local: tuple[str, ...] = ()):
+    def __init__(self, run_dir: pathlib.Path, *flags: str, local: tuple[str, ...] = (), script: pathlib.Path = SCRIPT):
         self.run_dir = run_dir
         run_dir.mkdir(exist_ok=True)
         self._log = run_dir.with_suffix(f".{time.monotonic_ns()}.log")
-        command = [sys.executable, "-m", "launch.local", "--workers=2", "--ps=2", *local, "--", str(SCRIPT)]
+        command = [sys.executable, "-m", "launch.local", "--workers=2", "--ps=2", *local, "--", str(script)]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
                 [*command, f"--run_dir={run_dir}", "--progress=plain", *flags],
@@ -51,8 +52,11 @@ class Job:
             assert time.monotonic() < end, f"waited in vain\n{self.output[-4000:]}"
             time.sleep(0.05)
 
+    def send(self, task: str, number: signal.Signals) -> None:
+        os.kill(int(re.findall(rf"\[local\] {task} is process (\d+)", self.output)[-1]), number)
+
     def kill(self, task: str) -> None:
-        os.kill(int(re.findall(rf"\[local\] {task} is process (\d+)", self.output)[-1]), signal.SIGKILL)
+        self.send(task, signal.SIGKILL)
 
     def wait(self) -> int:
         try:
@@ -90,11 +94,11 @@ def _command_of(pid: str) -> str:
 
 @pytest.fixture
 def start(tmp_path):
-    """start(name, *flags, local=()): a started `Job`, ended with the test."""
+    """start(name, *flags, local=(), script=SCRIPT): a started `Job`, ended with the test."""
     started = []
 
-    def start(name: str, *flags: str, local: tuple[str, ...] = ()) -> Job:
-        started.append(Job(tmp_path / name, *flags, local=local))
+    def start(name: str, *flags: str, **more) -> Job:
+        started.append(Job(tmp_path / name, *flags, **more))
         return started[-1]
 
     yield start
@@ -182,6 +186,39 @@ def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     assert re.match(r"worker [01] failed 2 times on steps \d+ to \d+, at step \d+ \(batch \d+ of epoch 0\)", line), line
     assert "a feature is over 50" in line
+
+
+def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
+    flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=100", "--step_timeout_seconds=3")
+    job = start("run", *flags, local=("--max_restarts=0",))
+    job.until(lambda: runs.newest(job.run_dir) >= 100)
+    job.send("worker 1", signal.SIGSTOP)  # the other goes on up to the next checkpoint, for which all are joined
+    assert job.wait() == 1
+    (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
+    assert re.match(
+        r"no update for --step_timeout_seconds=3: worker 1 \(127\.0\.0\.1:\d+\) holds steps \d+ to \d+", line
+    )
+    assert "worker 0" not in line
+    assert job.left == []
+
+
+def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start):
+    """One worker; layers with statistics, counters, penalties, a table, constraints, frozen weights."""
+
+    def run(name: str, *flags: str) -> Job:
+        flags = ("--train_steps=60", "--eval_every_steps=30", "--checkpoint_every_steps=30", *flags)
+        return start(name, *flags, local=("--workers=1",), script=LAYERED).ok()
+
+    packs = run("packs")
+    runs.assert_equal_bits(packs.run_dir, run("one_by_one", "--one_by_one").run_dir, "eval")
+    places = {each["path"]: each["server"] for each in packs.result["placement"]}
+    assert places["embedding/embeddings"] == 1  # by tf.device in build_model
+    rounded = run("rounded", "--reduce_dtype=bfloat16", "--variable_placement=kernel$=ps:0", "--pull_every_steps=4")
+    places = {each["path"]: each["server"] for each in rounded.result["placement"] if not each["beside"]}
+    assert {server for path, server in places.items() if path.endswith("kernel")} == {0}
+    # 8 bits of each weight and gradient, and weights of up to 3 updates ago: a run that is near, and not the same.
+    losses = [job.result["train"]["loss"] for job in (packs, rounded)]
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from launch import cluster as clusters
 from launch.errors import UsageError
 from launch.restarts import Ending, Servers, Synchronous
+from launch.shares import free_ports
 
 JOBS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4", "h:5"], "evaluator": ["h:6"]}
 
@@ -98,3 +99,32 @@ def test_an_evaluators_failure_stops_nobody_and_its_end_is_no_failure():
 
 def test_workers_that_are_in_step_are_never_restarted_alone():
     assert Synchronous(3, 600.0, 30.0).alone(Ending("worker 0", KILLED)) is None
+
+
+# What is given, and what the line has to say.
+MISTAKES = {
+    "a place that is not there": (["--variable_placement=table=ps:1"], ["table=ps:1 is no REGEX=ps:N", "0 to 0"]),
+    "a pull longer than a closure": (
+        ["--pull_every_steps=20", "--steps_per_loop=10"],
+        ["--pull_every_steps=20 is more than the --steps_per_loop=10", "use 10 or fewer"],
+    ),
+    "a pull that is staler than allowed": (
+        ["--pull_every_steps=4", "--max_staleness_steps=2"],
+        ["--pull_every_steps=4", "3 updates ago", "--max_staleness_steps=2", "use 3 or"],
+    ),
+    "too few bits": (["--reduce_dtype=float16"], ["--reduce_dtype=float16", "use bfloat16"]),
+    "replicas that meet": (["--sync_every_steps=4"], ["--sync_every_steps=4", "parameter_server", "leave it out"]),
+    "sums of matrices": (["--powersgd_rank=2"], ["--powersgd_rank=2", "parameter_server", "leave it out"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_servers_cannot_do_is_one_line_before_tensorflow_starts(crank, monkeypatch, mistake):
+    arguments, says = MISTAKES[mistake]
+    jobs = dict(zip(["chief", "worker", "ps"], ([f"127.0.0.1:{port}"] for port in free_ports(3)), strict=True))
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}}))
+    run = ("--model=mlp", "--input=digits", "--mode=train", "--strategy=parameter_server")
+    outcome = crank(*run, *arguments, tensorflow=False)
+    for words in says:
+        assert words in outcome.error
+    assert outcome.code == 2
