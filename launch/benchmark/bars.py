@@ -96,7 +96,13 @@ def sweep(result: Mapping[str, Any]) -> Figure | None:
     if not rows:
         return None
     highest = max(row.high or row.value for row in rows)
-    return _ranges("Sweep", rows, Axis(0, 1.04 * highest), "examples/s", "Dots: the rate; bars: its 95 % interval.")
+    return _ranges(
+        "Sweep",
+        rows,
+        Axis(0, 1.04 * highest),
+        "examples/s",
+        "Dots: the rate; bars: its 95 % interval, where there is one.",
+    )
 
 
 def baseline(result: Mapping[str, Any]) -> Figure | None:

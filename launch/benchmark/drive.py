@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import checks, files
+from launch import checks, results
 from launch import config as configs
 from launch.benchmark import program as programs
 from launch.benchmark import scaling, schema, sweep, table
@@ -63,8 +63,7 @@ def run(program: Program) -> int:
     result, code = _measure(_DRIVERS[name], program)
     result = {**schema.heading(flags.FLAGS.global_batch_size), **result}
     table.print_benchmark(result)
-    if flags.FLAGS.result_json:
-        files.write_json(flags.FLAGS.result_json, result)
+    results.write(result, flags.FLAGS.flag_values_dict())
     return code
 
 

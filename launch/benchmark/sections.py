@@ -192,7 +192,7 @@ def _scaling(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
             number(each.get("global_batch_size")),
             number(each.get("steps_per_sec")),
             number(each.get("examples_per_sec")),
-            percent(each.get("efficiency")),
+            f"failed: {each['error']}" if each.get("error") else percent(each.get("efficiency")),
         )
         for each in result.get("scaling") or ()
     ]
