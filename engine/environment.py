@@ -7,7 +7,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +85,7 @@ def gpu_names() -> list[str]:
 
 def cpu_model(proc: Path = Path("/proc")) -> str:
     """The processor's name as the kernel gives it; None if it gives none."""
-    for line in _lines(proc / "cpuinfo"):
+    for line in lines(proc / "cpuinfo"):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -93,7 +93,7 @@ def cpu_model(proc: Path = Path("/proc")) -> str:
 
 def memory_mb(proc: Path = Path("/proc")) -> int | None:
     """The memory of the machine, in 2**20 bytes; None where /proc does not say."""
-    for line in _lines(proc / "meminfo"):
+    for line in lines(proc / "meminfo"):
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024 // _MEBIBYTE
     return None
@@ -102,7 +102,7 @@ def memory_mb(proc: Path = Path("/proc")) -> int | None:
 def peak_rss_mb() -> float:
     """The most resident memory that this process has had, in 2**20 bytes."""
     # Not getrusage where there is a choice: across exec it keeps the peak of the process that started this one.
-    for line in _lines(Path("/proc/self/status")):
+    for line in lines(Path("/proc/self/status")):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / _MEBIBYTE
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -119,7 +119,29 @@ def device_peak_mb() -> float | None:
 def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """Cores that this process may use: its affinity, or less where a control group (v1 or v2) has a CPU quota."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    for line in _lines(proc / "self/cgroup"):
+    return min([cores, *map(_quota_cores, _control_groups(proc, cgroups))])
+
+
+def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """For how long, so far, CPU quotas have kept threads of this process's control groups from running, added up over
+    CPUs; 0 where there are none."""
+    counted = (line.split() for folder in _control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
+    units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of v2 and of v1
+    return sum(float(value) * units[name] for name, value in counted if name in units)
+
+
+def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
+    """CPU time that these processes have used so far, with the children that they have waited for."""
+    ticks = 0
+    for pid in pids:
+        for line in lines(proc / str(pid) / "stat"):
+            ticks += sum(map(int, line.rpartition(")")[2].split()[11:15]))  # after the name: utime to cstime, proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _control_groups(proc: Path, cgroups: Path) -> Iterator[Path]:
+    """The folders of the control groups (v1 or v2) that may bound this process's CPU time, from its own upwards."""
+    for line in lines(proc / "self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
             root = cgroups
@@ -129,20 +151,19 @@ def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
             continue
         # A group's quota binds those below it; in a container the path may be the host's, and the root is ours.
         group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents):
-            cores = min(cores, _quota_cores(root / folder))
-    return cores
+        yield from (root / folder for folder in (group, *group.parents))
 
 
 def _quota_cores(folder: Path) -> float:
-    limits = _lines(folder / "cpu.max")  # v2: "quota period", in microseconds
-    limits = limits[0].split() if limits else _lines(folder / "cpu.cfs_quota_us") + _lines(folder / "cpu.cfs_period_us")
+    limits = lines(folder / "cpu.max")  # v2: "quota period", in microseconds
+    limits = limits[0].split() if limits else lines(folder / "cpu.cfs_quota_us") + lines(folder / "cpu.cfs_period_us")
     if len(limits) < 2 or limits[0] in ("max", "-1"):
         return float("inf")
     return int(limits[0]) / int(limits[1])
 
 
-def _lines(path: Path) -> list[str]:
+def lines(path: Path) -> list[str]:
+    """A file's lines; none where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:  # not this system's way to tell

@@ -9,6 +9,7 @@ import tempfile
 
 from launch import cluster as clusters
 from launch import config as configs
+from launch.benchmark import baseline
 from launch.config import Config
 from launch.errors import UsageError
 
@@ -19,8 +20,8 @@ def check(config: Config) -> None:
     _check_amounts(config)
     _check_rounds(config)
     _check_monitor(config)
-    if config.benchmark_seconds == 0:
-        raise UsageError("--benchmark_seconds=0 leaves nothing to time; use more than 0")
+    if config.mode == "benchmark":
+        _check_benchmark(config)
     if config.mode in ("eval", "export"):
         _check_checkpoints(config)
     if config.run_dir:
@@ -38,7 +39,7 @@ def _check_results(config: Config) -> None:
         raise UsageError(
             f"--result_html={config.result_html} is for --mode=benchmark, and --mode={config.mode}; leave it out"
         )
-    for name in ("result_json", "result_html"):
+    for name in ("result_json", "result_jsonl", "result_html"):
         if path := config.values[name]:
             if os.path.isdir(path):
                 raise UsageError(f"--{name}={path} is a folder; give the path of a file")
@@ -209,6 +210,12 @@ def _check_run_dir(config: Config) -> None:
             f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
             "use another --run_dir, the same flags, or --allow_changed_config"
         )
+
+
+def _check_benchmark(config: Config) -> None:
+    if config.benchmark_seconds == 0:
+        raise UsageError("--benchmark_seconds=0 leaves nothing to time; use more than 0")
+    baseline.check(config)
 
 
 def _check_writable(flag: str, folder: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -21,3 +23,27 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
     """`write_text` of values as JSON."""
     write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
+    """Adds a line of JSON to a file, all of it or nothing, and waits until it is on the disk.
+
+    What a writer that was killed has left of a line stays as it is, on a line of its own. Several processes may write.
+    """
+    line = json.dumps(values).encode() + b"\n"
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        try:
+            written = os.write(file, line)
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+            os.fsync(file)
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+    finally:
+        os.close(file)

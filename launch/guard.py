@@ -13,6 +13,7 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Mapping
 
 _MARK = "CRANKSHAFT_SUPERVISOR"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -70,7 +71,7 @@ class Guard:
     def sweep(self) -> None:
         """Kills every process that bears the mark, and its group, until there is none."""
         for _ in range(_ROUNDS):
-            found = [pid for pid in _processes() if self._is_marked(pid)]
+            found = _marked(self._mark)
             if not found:
                 return
             for pid in found:
@@ -78,13 +79,24 @@ class Guard:
                     os.killpg(os.getpgid(pid), signal.SIGKILL)
             time.sleep(0.01)
 
-    def _is_marked(self, pid: int) -> bool:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                return self._mark.encode() in file.read().split(b"\0")
-        except OSError:  # gone meanwhile, or another user's
-            return False
+
+def job_of(environment: Mapping[str, str]) -> list[int]:
+    """The processes of this one's job on this host: all that the same supervisor has started, or this one alone.
+
+    Args:
+      environment: of this process.
+    """
+    mark = environment.get(_MARK)
+    return _marked(f"{_MARK}={mark}") if mark else [os.getpid()]
 
 
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+def _marked(mark: str) -> list[int]:
+    return [pid for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()) if _bears(mark, pid)]
+
+
+def _bears(mark: str, pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark.encode() in file.read().split(b"\0")
+    except OSError:  # gone meanwhile, or another user's
+        return False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.benchmark import html
-from launch.files import write_json
+from launch.files import append_json_line, write_json
 
 
 def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -14,9 +14,11 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
     Args:
       result: plain JSON.
-      values: of flags, by name: `result_json`, `result_html`; None writes none.
+      values: of flags, by name: `result_json`, `result_jsonl`, `result_html`; None writes none.
     """
     if path := values["result_json"]:
         write_json(path, result)
+    if path := values["result_jsonl"]:
+        append_json_line(path, result)
     if path := values["result_html"]:
         html.write(path, result)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from engine import environment
+from engine.benchmark import intervals, noise
 from engine.benchmark.statistics import Call, columns, describe_round, summarize
 from engine.state import TrainState
 
@@ -68,6 +69,7 @@ def run(
     variables: Mapping[str, str],
     clock=time.perf_counter,
     watcher: Watcher | None = None,
+    own_cpu_seconds: Callable[[], float] = time.process_time,
 ) -> dict:
     """Warms up, then trains in rounds and times them.
 
@@ -80,13 +82,13 @@ def run(
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
       watcher: is told how it goes on.
+      own_cpu_seconds: the CPU time that the benchmark's processes on this host have used so far; the rest is others'.
 
     Returns:
-      What `summarize` returns of all calls, and: `rounds`, each as `describe_round` has it; `calls`, their columns;
-      `train`, the means of the metrics over the last call's steps; `compile_seconds`, the whole warm-up's;
-      `first_step_seconds`, as `WarmUp` has it; `peak_rss_mb`, the most memory that this process has held, and
-      `device_peak_mb`, the most that one of its GPUs has, in 2**20 bytes, None without one; `environment`, as found
-      before the first step (see `engine.environment.describe`).
+      What `summarize` returns of all calls, and: `interval`, the 95 % interval of examples per second; `noise` and
+      `warnings`, of the machine; `rounds`, each as `describe_round` has it; `calls`, their columns; `train`, the means
+      of the metrics over the last call's steps; `compile_seconds`, the whole warm-up's; `first_step_seconds`, as
+      `WarmUp` has it; `peak_rss_mb` and `device_peak_mb`; `environment`, as found before the first step.
 
       Where devices work behind the host's back (GPU, TPU), a call's time is that of starting it until the queue is
       full; totals hold all the same, since a round's last call's time lasts until the devices are done.
@@ -97,11 +99,11 @@ def run(
     _check(length)
     at_round, at_call = watcher or Watcher()
     found = environment.describe(variables)  # before the run, so that the load average is that of others
-    began = clock()
+    start, began = noise.read(own_cpu_seconds), clock()
     warmed = warm_up(strategy, length.steps or _ENDLESS, clock)
     steps = length.steps or _agreed_steps(strategy, length.seconds, warmed.steps_per_sec)
     _compile_last_batch(strategy, state, steps * length.rounds)
-    compile_seconds = clock() - began
+    compile_seconds, first_round = clock() - began, noise.read(own_cpu_seconds)
     rounds, described = [], []
     at_round(described, steps)
     for _ in range(length.rounds):
@@ -110,16 +112,28 @@ def run(
         described.append(describe_round(calls))
         steps = length.steps or _agreed_steps(strategy, length.seconds, described[-1]["steps_per_sec"])
         at_round(described, steps)
+    disturbed = noise.between(start, first_round, noise.read(own_cpu_seconds), found["usable_cores"])
     return {
-        **summarize([call for calls in rounds for call in calls]),
+        **_figures(rounds, disturbed),
         "train": {name: value for name, pair in sums.items() if (value := pair.value()) is not None},
         "compile_seconds": compile_seconds,
         "first_step_seconds": warmed.first_step_seconds,
+        "environment": found,
+    }
+
+
+def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise) -> dict:
+    """What the calls say, and the machine."""
+    timed = columns(rounds)
+    return {
+        **summarize([call for calls in rounds for call in calls]),
+        "interval": intervals.interval(timed, disturbed.lost_share),
+        "warnings": noise.warnings(disturbed, timed),
+        "noise": disturbed._asdict(),
         "peak_rss_mb": environment.peak_rss_mb(),
         "device_peak_mb": environment.device_peak_mb(),
-        "environment": found,
-        "rounds": described,
-        "calls": columns(rounds),
+        "rounds": [describe_round(calls) for calls in rounds],
+        "calls": timed,
     }
 
 

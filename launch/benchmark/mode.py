@@ -6,9 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from engine import environment
 from engine.benchmark import rounds
-from launch import modes
-from launch.benchmark import schema, table
+from launch import guard, modes
+from launch.benchmark import baseline, schema, table
+from launch.benchmark.compare import compare, exit_code
 from launch.benchmark.live import Live
 from launch.session import Session, choose_jit
 
@@ -16,16 +18,41 @@ from launch.session import Session, choose_jit
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     """Times the training loop, from new weights; nothing of the run_dir is read or changed."""
     config = session.config
+    measured = _measure(session, variables)
+    work = baseline.work_of(config.deciding())
+    result = {**schema.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}
+    code = 0
+    if config.is_chief and config.baseline:
+        theirs = baseline.read(config.baseline)
+        result["baseline"] = {"path": config.baseline, **compare([result], [theirs])}
+        result["warnings"] += baseline.warnings(result, theirs)
+    if config.is_chief:
+        table.print_benchmark(result)
+        if config.baseline:
+            code = exit_code(result["baseline"], config.fail_below)
+    return result, code
+
+
+def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
+    config = session.config
     length = rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds)
+
+    def own_cpu_seconds() -> float:
+        return environment.cpu_seconds(guard.job_of(variables))
+
     with Live(config.progress if config.is_chief else "off", length.rounds) as live:
         live.stage("warm-up")
         before = time.perf_counter()
         session.say(choose_jit(session))
         choosing_seconds = time.perf_counter() - before
-        measured = rounds.run(session.strategy, session.state, length, variables, watcher=live.watcher)
+        measured = rounds.run(
+            session.strategy,
+            session.state,
+            length,
+            variables,
+            watcher=live.watcher,
+            own_cpu_seconds=own_cpu_seconds,
+        )
     for name in ("compile_seconds", "first_step_seconds"):  # whoever waits for the first step waits for the choice too
         measured[name] += choosing_seconds
-    result = {**schema.heading(config.global_batch_size), **modes.result_of(session), **measured}
-    if config.is_chief:
-        table.print_benchmark(result)
-    return result, 0
+    return measured

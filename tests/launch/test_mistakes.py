@@ -55,6 +55,16 @@ MISTAKES = {
     "a flag without its value": ([*RUN, "--train_steps"], ["--train_steps", "Missing value"]),
     "a rate that is no number": ([*RUN, "--learning_rate=nan"], ["--learning_rate=nan is not finite"]),
     "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0 trains nothing", "1 or more"]),
+    "a benchmark of steps and seconds": (
+        [*RUN, "--benchmark_steps=3", "--benchmark_seconds=2"],
+        ["--benchmark_steps and --benchmark_seconds", "use one"],
+    ),
+    "a benchmark of no time": ([*RUN, "--mode=benchmark", "--benchmark_seconds=0"], ["--benchmark_seconds=0", "more"]),
+    "a limit for no comparison": ([*RUN, "--mode=benchmark", "--fail_below=0.9"], ["--fail_below=0.9", "--baseline"]),
+    "a part without a rate against a baseline": (
+        [*RUN, "--mode=benchmark", "--baseline=x.json", "--benchmark_part=input"],
+        ["--benchmark_part=input has none", "leave it out"],
+    ),
     "steps and epochs": (
         [*RUN, "--train_steps=3", "--train_epochs=2"],
         ["--train_steps and --train_epochs", "use one"],

@@ -1,0 +1,70 @@
+"""`--baseline`: a result of before that a benchmark is compared with, found and refused before TensorFlow starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from launch import config as configs
+from launch.benchmark import schema
+from launch.config import Config
+from launch.errors import UsageError
+
+# What is measured: two rates of different work say nothing about each other.
+_WORK = ("model", "model_arg", "input", "input_arg", "global_batch_size")
+_MACHINE = ("cpu", "usable_cores", "gpus")
+
+
+def work_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is measured, by a result, or by a configuration's deciding values."""
+    return {name: values[name] for name in _WORK}
+
+
+def check(config: Config) -> None:
+    """Raises `UsageError` for a baseline that can't be compared with what these flags measure."""
+    if config.fail_below is not None and not (config.baseline or config.baseline_cmd):
+        raise UsageError(
+            f"--fail_below={config.fail_below:g} has nothing to compare with; add --baseline or --baseline_cmd"
+        )
+    if not config.baseline:
+        return
+    if config.benchmark_part not in ("whole", "all"):
+        raise UsageError(
+            f"--baseline compares rates of the whole loop, and --benchmark_part={config.benchmark_part} has none; "
+            "leave it out"
+        )
+    found = configs.differences(work_of(read(config.baseline)), work_of(config.deciding()))
+    if found:
+        raise UsageError(
+            f"--baseline={config.baseline} is of other work ({'; '.join(found)}); use the same flags, or a baseline of "
+            "this work"
+        )
+
+
+def read(path: str) -> dict[str, Any]:
+    """A result with its calls, from --result_json. Raises `UsageError`."""
+    cure = "give what --mode=benchmark --result_json wrote"
+    try:
+        with open(path, encoding="utf-8") as file:
+            result = json.load(file)
+    except OSError as error:
+        raise UsageError(f"--baseline={path} can't be read ({error.strerror}); {cure}") from None
+    except ValueError:
+        raise UsageError(f"--baseline={path} is no JSON; {cure}") from None
+    problems = schema.check(result)
+    if not problems and "calls" not in result:
+        problems = ["calls is missing: it is of several runs"]
+    if problems:
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise UsageError(f"--baseline={path} is no result of this benchmark: {problems[0]}{more}; {cure}")
+    return result
+
+
+def warnings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """What makes a comparison with the baseline uncertain: its own warnings, and another machine."""
+    machines = [{name: each["environment"].get(name) for name in _MACHINE} for each in (theirs, ours)]
+    found = [f"baseline: {line}" for line in theirs["warnings"]]
+    if changed := configs.differences(*machines):
+        found.append(f"baseline: it is of another machine ({'; '.join(changed)})")
+    return found

@@ -1,0 +1,207 @@
+"""A benchmark's result as it is kept and compared: whole or refused, one line a run, faster, slower or neither."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch import errors
+from launch.benchmark import baseline, schema
+from launch.benchmark.compare import compare, exit_code
+from launch.errors import UsageError
+from launch.files import append_json_line
+
+WORK = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--jit=off")
+BENCHMARK = ("--mode=benchmark", *WORK, "--benchmark_steps=40", "--benchmark_rounds=2", "--steps_per_loop=2")
+
+
+@pytest.fixture
+def measured(inside, tmp_path):
+    """A real result, and its path: two rounds of 40 steps, two in a call at most."""
+    path = tmp_path / "old.json"
+    inside(*BENCHMARK, f"--result_json={path}").ok()
+    return json.loads(path.read_text()), path
+
+
+def slower(result, times):
+    """The result of a machine that is so many times as slow."""
+    found = copy.deepcopy(result)
+    found["calls"]["seconds"] = [times * seconds for seconds in found["calls"]["seconds"]]
+    found["examples_per_sec"] /= times
+    return found
+
+
+def steady(seconds, calls=30):
+    columns = {"examples": [64] * calls, "seconds": [seconds] * calls, "round": [0] * calls}
+    return {"calls": columns, "noise": {"lost_share": 0.0}, "examples_per_sec": 64 / seconds}
+
+
+# -- the result -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured, inside, tmp_path, crank):
+    result, path = measured
+    assert schema.check(result) == []
+    assert [each["steps"] for each in result["rounds"]] == [40, 40]
+    assert sum(result["calls"]["steps"]) == 80
+    assert result["command"].startswith("python")
+    assert result["model_arg"]["hidden_units"] == [16]
+    assert result["date"].endswith("+00:00")
+    assert 0 < result["first_step_seconds"] <= result["compile_seconds"]
+    low, high = result["interval"]
+    assert low <= result["examples_per_sec"] <= high
+
+    # The old one was a hundred times as fast: even a machine that was robbed of 90 % in either run is shown slower.
+    path.write_text(json.dumps(slower(result, 0.01)))
+    lines = tmp_path / "runs.jsonl"
+    outcome = crank(*BENCHMARK, f"--baseline={path}", "--fail_below=0.95", f"--result_jsonl={lines}")
+    assert outcome.code == 3
+    assert "--fail_below=0.95: the rate is 0.0" in outcome.error
+    (found,) = map(json.loads, lines.read_text().splitlines())
+    assert found["baseline"]["verdict"] == "slower"
+    assert found["baseline"]["path"] == str(path)
+    assert "slower" in outcome.out
+
+    # And the other way round, where the same flag passes.
+    path.write_text(json.dumps(slower(result, 100)))
+    assert "faster" in inside(*BENCHMARK, f"--baseline={path}", "--fail_below=0.95").ok().out
+
+
+def test_what_is_missing_or_wrong_is_listed(measured):
+    result, _ = measured
+    assert schema.check([]) == ["the whole is a list, not an object"]
+    assert schema.check({}) == ["schema is missing"]
+    assert schema.check({**result, "schema": "crankshaft.benchmark/0"}) == [
+        f"schema is crankshaft.benchmark/0, and this is {schema.VERSION}"
+    ]
+    wrong = {**result, "model": 3, "interval": "wide", "num_replicas": True}
+    del wrong["calls"]
+    assert schema.check(wrong) == [
+        "model is a number, not a text",
+        "num_replicas is true or false, not an integer",
+        "calls is missing",
+        "interval is a text, not a list or null",
+    ]
+    for name, column, line in (
+        ("steps", "2", "steps is a text, not a list or null"),
+        ("seconds", [0.1], "columns are of "),
+        ("seconds", [0.0] * len(result["calls"]["steps"]), "seconds holds what is no number above 0"),
+    ):
+        (found,) = schema.check({**result, "calls": {**result["calls"], name: column}})
+        assert found.startswith(f"calls: {line}")
+    heading = {name: result[name] for name in ("schema", "date", "command", "global_batch_size")}
+    assert schema.check({**heading, "sweep": []}) == []
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_added_and_a_torn_one_is_not_joined(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    append_json_line(path, {"run": 1})
+    append_json_line(path, {"run": 2})
+    assert path.read_text() == '{"run": 1}\n{"run": 2}\n'
+    path.write_text('{"run": 1}\n{"run"')  # what a writer that was killed has left
+    append_json_line(path, {"run": 3})
+    assert path.read_text() == '{"run": 1}\n{"run"\n{"run": 3}\n'
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_none(tmp_path):
+    # The kernel's own limit on a file's size stands for a full disk: the write is cut short in the same way.
+    path = tmp_path / "runs.jsonl"
+    append_json_line(path, {"run": 1})
+    script = (
+        "import resource, signal, sys; from launch.files import append_json_line\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "try: append_json_line(sys.argv[1], {'run': 'x' * 100})\n"
+        "except OSError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=30)
+    assert os.fspath(path) in done.stdout, done.stderr
+    assert path.read_text() == '{"run": 1}\n'
+
+
+def test_lines_of_several_processes_stay_whole(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    script = (
+        "import sys; from launch.files import append_json_line\n"
+        "for n in range(50): append_json_line(sys.argv[1], {'text': sys.argv[2] * 20_000})\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", script, path, letter]) for letter in "ab"]
+    assert [process.wait(timeout=60) for process in running] == [0, 0]
+    found = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    assert sorted(found) == ["a" * 20_000] * 50 + ["b" * 20_000] * 50
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "can't be read (No such file or directory)"),
+        ("{", "is no JSON"),
+        ("[]", "is no result of this benchmark: the whole is a list, not an object"),
+        ('{"steps_per_sec": 3}', "schema is missing"),
+        ('{"schema": "crankshaft.benchmark/0"}', "schema is crankshaft.benchmark/0, and this is"),
+        ('{"schema": "crankshaft.benchmark/1"}', "date is missing and 31 more"),
+        (
+            '{"schema": "crankshaft.benchmark/1", "date": "", "command": "", "global_batch_size": 1, "sweep": []}',
+            "calls is missing: it is of several runs",
+        ),
+    ],
+)
+def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):
+    path = tmp_path / "old.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError) as refused:
+        baseline.read(str(path))
+    assert line in str(refused.value)
+    assert str(refused.value).endswith("give what --mode=benchmark --result_json wrote")
+
+
+def test_a_baseline_of_other_work_is_refused_before_tensorflow_starts(measured, crank):
+    _, path = measured
+    other = ("--model_arg=hidden_units=32", "--global_batch_size=128")
+    outcome = crank(*BENCHMARK, *other, f"--baseline={path}", tensorflow=False)
+    assert outcome.code == 2
+    assert "model_arg hidden_units: [16] -> [32]; global_batch_size: 64 -> 128" in outcome.error
+
+
+def test_a_baseline_of_another_machine_is_said_to_be():
+    machine = {"cpu": "old", "usable_cores": 2.0, "gpus": []}
+    theirs = {"warnings": ["drift: x"], "environment": machine}
+    assert baseline.warnings({"environment": machine}, theirs) == ["baseline: drift: x"]
+    found = baseline.warnings({"environment": {**machine, "cpu": "new"}}, theirs)
+    assert found[1:] == ["baseline: it is of another machine (cpu: old -> new)"]
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_is_what_the_interval_shows():
+    assert compare([steady(0.5)], [steady(1.0)]) == {
+        "ratio": pytest.approx(2.0),
+        "interval": pytest.approx([2.0, 2.0]),
+        "verdict": "faster",
+        "rounds": [{"ours": 128.0, "theirs": 64.0, "ratio": 2.0}],
+    }
+    assert compare([steady(1.0)], [steady(0.5)])["verdict"] == "slower"
+    assert compare([steady(0.5)], [steady(0.5)])["verdict"] == "no difference can be shown"
+    assert compare([steady(0.5, calls=1)], [steady(1.0)])["verdict"] == "no difference can be shown"
+    assert compare([steady(0.5)] * 3, [steady(1.0)] * 3)["verdict"] == "faster"
+
+
+def test_only_what_is_shown_to_be_below_fails(capsys):
+    comparison = {"ratio": 0.9, "interval": [0.85, 0.94]}
+    assert exit_code(comparison, 0.95) == errors.EXIT_SLOWER
+    assert "--fail_below=0.95: the rate is 0.900 times the baseline's (0.850 to 0.940)" in capsys.readouterr().err
+    assert exit_code(comparison, 0.94) == 0
+    assert exit_code(comparison, None) == 0
+    assert exit_code({"ratio": 0.1, "interval": None}, 0.95) == 0
