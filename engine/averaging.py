@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from engine.optimizer import path_of, tf_variable
+from engine.wire import at_home
 
 
 class WeightAverage(tf.Module):
@@ -23,9 +24,11 @@ class WeightAverage(tf.Module):
 
     def build(self, variables: Sequence) -> None:
         """Makes a shadow for each variable, equal to it. Host code, in the strategy's scope."""
-        self.shadows = [
-            tf.Variable(tf_variable(v), trainable=False, name=f"average_{i}") for i, v in enumerate(variables)
-        ]
+        strategy, shadows = tf.distribute.get_strategy(), []
+        for i, variable in enumerate(map(tf_variable, variables)):
+            with strategy.extended.colocate_vars_with(variable):
+                shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
+        self.shadows = shadows
         self._pairs = _Pairs(variables, self.shadows)
 
     def reset(self) -> None:
@@ -44,8 +47,9 @@ class WeightAverage(tf.Module):
         rate = 1.0 - tf.minimum(self.decay, (1.0 + t) / (10.0 + t))
         for variable in variables:
             shadow = self._pairs.shadow_of(variable)
-            difference = tf.convert_to_tensor(tf_variable(variable)) - shadow
-            tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
+            with at_home(shadow):
+                difference = tf.convert_to_tensor(tf_variable(variable)) - shadow
+                tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
 
     @contextlib.contextmanager
     def swapped_in(self):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.eager import context
+from tensorflow.python.ops import resource_variable_ops
 
 _LISTED = 20  # variables, of a table for people
 
@@ -31,8 +35,9 @@ class Rule(NamedTuple):
 class Placement:
     """Places each variable that is made within `creator_scope` on the server that holds the fewest bytes.
 
-    In the order in which they are made: what is to come is not known. Slots live with their variable, and weigh.
-    An explicit `tf.device("/job:ps/task:0")` is honoured, and so are `rules`, the first that fits.
+    The biggest first, where a rehearsal has told what is to come; else in the order in which they are made. Slots live
+    with their variable, and weigh. An explicit `tf.device("/job:ps/task:0")` is honoured, and so are `rules`, the first
+    that fits.
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
@@ -44,6 +49,7 @@ class Placement:
         self._distribution = distribution
         self._rules = [(re.compile(rule.pattern), rule.server) for rule in rules]
         self._anchors: list[tf.Variable] = []
+        self._planned: dict[tuple[str, int], list[int]] = {}  # servers of variables of a name and size, in their order
         self.table: list[Placed] = []
         self.loads = [0] * num_servers
 
@@ -56,40 +62,141 @@ class Placement:
             made = [tf.Variable(0, trainable=False, name=f"anchor_{server}") for server in range(len(self.loads))]
         self._anchors = sorted(made, key=lambda variable: _server_of(variable.device))
 
+    def plan(self, make: Callable[[], Any]) -> None:
+        """Before `make` makes variables: finds out how large they will be, and which server is to have each."""
+        variables = rehearsed(make)
+        asked = [self._asked(each.device, each.path) for each in variables]
+        servers = biggest_first([each.weight for each in variables], asked, len(self.loads))
+        for each, server in zip(variables, servers, strict=True):
+            self._planned.setdefault((each.name, each.bytes), []).append(server)
+
     def creator_scope(self):
         """The context in which variables are placed, within the strategy's scope."""
         return tf.variable_creator_scope(self._create)
 
     def lines(self) -> list[str]:
-        """The table for people: bytes, server and path of each variable, the biggest first; slots are in the sums."""
-        found = sorted((each for each in self.table if not each.beside), key=lambda each: -each.bytes)
-        width = len(f"{max((each.bytes for each in found), default=0):,}")
-        lines = [f"  ps {each.server}  {each.bytes:>{width},} bytes  {each.path}" for each in found[:_LISTED]]
+        """The table for people: bytes, path, shards and servers of each variable, the biggest first; slots are in the
+        sums."""
+        whole: dict[str, list[Placed]] = {}
+        for each in self.table:
+            if not each.beside:
+                whole.setdefault(re.sub(r"/shard_\d+$", "", each.path), []).append(each)
+        found = sorted(
+            ((path, parts, sum(part.bytes for part in parts)) for path, parts in whole.items()), key=_size_of
+        )
+        width = len(f"{max((size for *_, size in found), default=0):,}")
+        lines = []
+        for path, parts, size in found[:_LISTED]:
+            shards = f", {len(parts)} shards" if len(parts) > 1 else ""
+            servers = ",".join(str(server) for server in sorted({part.server for part in parts}))
+            lines.append(f"  ps {servers}  {size:>{width},} bytes  {path}{shards}")
         if len(found) > _LISTED:
             lines.append(f"  and {len(found) - _LISTED} smaller ones")
         sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))
         return [f"variables, with their slots: {sums}", *lines]
 
     def _create(self, next_creator, **keywords):
-        path = "/".join(filter(None, [tf.get_current_name_scope(), keywords.get("name") or "variable"]))
-        size = _size(keywords)
+        name, path = _name_and_path(keywords)
+        size = _bytes(*_shape_and_dtype(keywords))
         beside = "colocate_with" in keywords
         if not beside:
             # What the strategy's `colocate_vars_with` does.
-            keywords["colocate_with"] = self._anchors[self._server_for(path)]
+            keywords["colocate_with"] = self._anchors[self._server_for(name, path, size)]
         variable = next_creator(**keywords)
         server = _server_of(variable.device)
         self.table.append(Placed(path, size, server, beside))
         self.loads[server] += size
         return variable
 
-    def _server_for(self, path: str) -> int:
-        if (asked := _server_of(context.context().device_name)) is not None:
-            return asked
-        for pattern, server in self._rules:
-            if pattern.search(path):
-                return server
-        return self.loads.index(min(self.loads))
+    def _server_for(self, name: str, path: str, size: int) -> int:
+        planned = self._planned.get((name, size))
+        server = planned.pop(0) if planned else self.loads.index(min(self.loads))
+        asked = self._asked(context.context().device_name, path)
+        return server if asked is None else asked
+
+    def _asked(self, device: str | None, path: str) -> int | None:
+        """The server that the user wants for a variable."""
+        if (there := _server_of(device)) is not None:
+            return there
+        return next((server for pattern, server in self._rules if pattern.search(path)), None)
+
+
+def biggest_first(weights: Sequence[int], asked: Sequence[int | None], num_servers: int) -> list[int]:
+    """A server for each weight: the one that is asked for, the rest from the heaviest on to the least loaded (Graham
+    1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best)."""
+    servers, loads = list(asked), [0] * num_servers
+    for weight, server in zip(weights, asked, strict=True):
+        if server is not None:
+            loads[server] += weight
+    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
+        if servers[place] is None:
+            servers[place] = loads.index(min(loads))
+            loads[servers[place]] += weights[place]
+    return servers
+
+
+@dataclasses.dataclass
+class Rehearsed:
+    """A variable that is to be made.
+
+    Attributes:
+      name, path: without, and with the scopes around it.
+      bytes: its own.
+      device: that was asked for, or empty.
+      weight: its bytes, and those of what is to be beside it.
+    """
+
+    name: str
+    path: str
+    bytes: int
+    device: str
+    weight: int
+
+
+def rehearsed(make: Callable[[], Any]) -> list[Rehearsed]:
+    """The variables that `make` makes which are beside no other, in their order; [] if that can't be known beforehand.
+
+    It is called in a graph that is never run, so nothing is as large as a variable. And in a thread of its own, where
+    Keras counts layers anew. A `make` that asks for values (of a variable, say) fails there.
+    """
+    found, made = _Rehearsal(), []
+
+    def run() -> None:
+        try:
+            with tf.Graph().as_default(), tf.variable_creator_scope(found.create):
+                made.append(make())
+        except Exception as error:  # of any kind: if it is a mistake, it will be made again
+            logging.info("variables are placed in the order in which they are made: %s", error)
+
+    thread = threading.Thread(target=run, name="rehearsal")
+    thread.start()
+    thread.join()
+    return found.variables if made else []
+
+
+class _Rehearsal:
+    """Takes note of variables in the place of making them, in the order in which they are asked for."""
+
+    def __init__(self):
+        self._by_op: dict[str, Rehearsed] = {}
+
+    @property
+    def variables(self) -> list[Rehearsed]:
+        return list(self._by_op.values())
+
+    def create(self, next_creator, **keywords):
+        name, path = _name_and_path(keywords)
+        shape, dtype = _shape_and_dtype(keywords)
+        size = _bytes(shape, dtype)
+        given = {key: keywords.get(key) for key in ("name", "trainable")}
+        variable = resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, **given)
+        op = variable.handle.op
+        (group,) = (name.decode().removeprefix("loc:@") for name in op.colocation_groups())
+        if group == op.name:  # beside nothing
+            self._by_op[op.name] = Rehearsed(name, path, size, variable.device, size)
+        else:
+            self._by_op[group].weight += size
+        return variable
 
 
 def _server_of(device: str | None) -> int | None:
@@ -97,7 +204,12 @@ def _server_of(device: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def _size(keywords: dict) -> int:
+def _name_and_path(keywords: dict) -> tuple[str, str]:
+    name = keywords.get("name") or "variable"
+    return name, "/".join(filter(None, [tf.get_current_name_scope(), name]))
+
+
+def _shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
     """Of the variable that is to be made. A function that gives the initial value is traced, not run."""
     value, shape, dtype = keywords.get("initial_value"), keywords.get("shape"), keywords.get("dtype")
     if shape is None or dtype is None:
@@ -105,4 +217,13 @@ def _size(keywords: dict) -> int:
             value = tf.function(value, autograph=False).get_concrete_function().structured_outputs
         value = value if hasattr(value, "dtype") and hasattr(value, "shape") else tf.convert_to_tensor(value)
         shape, dtype = value.shape if shape is None else shape, value.dtype if dtype is None else dtype
-    return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
+    return tf.TensorShape(shape), tf.as_dtype(dtype)
+
+
+def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
+    return (shape.num_elements() or 0) * dtype.size
+
+
+def _size_of(row: tuple[str, list[Placed], int]) -> int:
+    """To sort by: the biggest first."""
+    return -row[-1]

@@ -17,6 +17,12 @@ def server_of(variable: tf.Variable) -> str | None:
     return device if "/job:ps" in device else None
 
 
+def at_home(variable: tf.Variable):
+    """The context in which a server computes what concerns its variable; none where it is no server's."""
+    server = server_of(variable)
+    return tf.device(server) if server else contextlib.nullcontext()
+
+
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """A tensor's values in `dtype`, float32 or one of 16 bits, as a vector of uint16: one each, or two."""
     return tf.reshape(tf.bitcast(tf.cast(value, dtype), tf.uint16), [-1])

@@ -107,12 +107,16 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
             "from the data function"
         )
     example = _example(train)
-    with strategy.scope():
+
+    def make() -> TrainState:
         trainer = trainer_class(**config.model_arg)
         trainer.num_servers = _num_servers(config, strategy)
         state = TrainState(trainer)
         trainer.prepare(_step_options(config, train_steps), _reduction(config), example, num_classes, vocabulary)
         state.build()
+        return state
+
+    state = strategy.build(make)
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy)
     return Session(config, strategy, state, train_steps, example, checkpoints, best)

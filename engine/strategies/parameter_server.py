@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -202,10 +203,11 @@ class ParameterServer:
             self.placement.build()
         return self._coordinator
 
-    @contextlib.contextmanager
-    def scope(self):
+    def build(self, make: Callable[[], TrainState]) -> TrainState:
+        """Calls `make` where variables go to servers; before that once where they go nowhere, to learn their sizes."""
+        self.placement.plan(make)
         with self.coordinator.strategy.scope(), self.placement.creator_scope():
-            yield
+            return make()
 
     def feed(self, source, global_batch_size: int, seed: int | None) -> WorkersFeed:
         if isinstance(source, tf.data.Dataset):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -117,6 +118,11 @@ class Replicated:
     def scope(self):
         """The context in which variables are made."""
         return self.distribution.scope()
+
+    def build(self, make: Callable[[], TrainState]) -> TrainState:
+        """Calls `make`, which makes all variables, in scope."""
+        with self.scope():
+            return make()
 
     def describe(self) -> dict:
         """name, replicas, devices and hosts, for a run's first line and its result."""

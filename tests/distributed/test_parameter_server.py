@@ -213,6 +213,8 @@ def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start)
     runs.assert_equal_bits(packs.run_dir, run("one_by_one", "--one_by_one").run_dir, "eval")
     places = {each["path"]: each["server"] for each in packs.result["placement"]}
     assert places["embedding/embeddings"] == 1  # by tf.device in build_model
+    small, large = sorted(packs.result["server_bytes"])
+    assert large < 1.1 * small  # the biggest first; in the order in which they are made it is 1.5
     rounded = run("rounded", "--reduce_dtype=bfloat16", "--variable_placement=kernel$=ps:0", "--pull_every_steps=4")
     places = {each["path"]: each["server"] for each in rounded.result["placement"] if not each["beside"]}
     assert {server for path, server in places.items() if path.endswith("kernel")} == {0}
