@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from race import (
     report,
     run_script,
     run_together,
+    runs_with,
     table,
     write_figures,
 )
@@ -225,18 +225,11 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--peers={','.join(sorted(unknown))} is unknown; use some of {', '.join(ALL)}")
     if arguments.torch_python is None:
         arguments.peers = [peer for peer in arguments.peers if peer != "ddp"]
-    elif "ddp" in arguments.peers and not _has_torch(arguments.torch_python):
+    elif "ddp" in arguments.peers and not runs_with(arguments.torch_python, "torch", "numpy"):
         parser.error(f"--torch_python={arguments.torch_python} does not run `import torch, numpy`; pip install them")
     if len(usable_cores()) < WORKERS:
         parser.error(f"{WORKERS} workers need a core each, and this process may use {len(usable_cores())}; use taskset")
     return arguments
-
-
-def _has_torch(python: str) -> bool:
-    try:
-        return subprocess.run([python, "-c", "import torch, numpy"], capture_output=True).returncode == 0
-    except OSError:
-        return False
 
 
 def main() -> None:

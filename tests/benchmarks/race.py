@@ -1,6 +1,6 @@
 """What the races beside other programs share: the workloads, processes run to their end, medians, tables.
 
-Code of scripts, not of tests, on the host. Imports neither TensorFlow nor PyTorch: each peer's process brings its own.
+Code of scripts, not of tests, on the host. Imports no library that computes: each peer's process brings its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,9 +63,9 @@ IMAGES = ("mlp", "wide", "cnn")
 
 
 def keras_model(workload: Workload):
-    import tensorflow as tf
+    import keras  # of any backend: with TensorFlow's it is tf.keras
 
-    layers = tf.keras.layers
+    layers = keras.layers
     if workload.units:
         body = [layers.Flatten(), *[layers.Dense(units, activation="relu") for units in workload.units]]
     else:
@@ -76,7 +77,7 @@ def keras_model(workload: Workload):
             layers.Flatten(),
             layers.Dense(64, activation="relu"),
         ]
-    return tf.keras.Sequential([layers.Input((28, 28, 1)), *body, layers.Dense(10)])
+    return keras.Sequential([layers.Input((28, 28, 1)), *body, layers.Dense(10)])
 
 
 def load_data(name: str = "mlp"):
@@ -124,6 +125,14 @@ def run_script(main: Callable[[], None]) -> None:
         raise SystemExit("\n".join([f"a measurement failed: {failure}", *failure.last_lines])) from None
     except children.Stopped as stopped:
         raise SystemExit(stopped.code) from None
+
+
+def runs_with(python: str, *modules: str) -> bool:
+    """Whether a Python, given by its path, can import modules."""
+    try:
+        return subprocess.run([python, "-c", f"import {', '.join(modules)}"], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 # -- The race ---------------------------------------------------------------------------------------------------------
@@ -262,12 +271,17 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
         parser.error(f"--rounds={arguments.rounds} measures nothing; use 1 or more")
 
 
-def parse_peer_arguments(doc: str) -> argparse.Namespace:
-    """The command line of a worker in peers/. All workers of a measurement get the same."""
+def parse_peer_arguments(doc: str, **counts: int) -> argparse.Namespace:
+    """The command line of a process in peers/. All workers of a measurement get the same.
+
+    `counts` are the integers that this peer takes besides, with their defaults.
+    """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--quality_steps", type=int, required=True, help="trained before loss and accuracy are taken")
     parser.add_argument("--warm_up_steps", type=int, required=True, help="more steps before the clock starts")
     parser.add_argument("--steps", type=int, required=True, help="timed")
     parser.add_argument("--result_json", required=True, help="where the first worker writes what it found")
+    for name, default in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     return parser.parse_args()
