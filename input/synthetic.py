@@ -4,6 +4,7 @@ Host code, NumPy only. For benchmarks and tests: nothing is read or downloaded.
 """
 
 import math
+import os
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from input.splits import InputError, Splits, check_at_least, refuse_data_dir
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.
 _SEPARATION = 10.0
+# Where nobody says how many examples: as many as MNIST has, if their features take no more bytes than this.
+_EXAMPLES, _BYTES = 60_000, 768 << 20
+_EVAL_EXAMPLES, _EVAL_BYTES = 10_000, 128 << 20
 _CHUNK_EXAMPLES = 1024  # part of the data's definition: another number draws other examples
 _PROTOTYPES, _TRAIN_LABELS, _TRAIN_NOISE, _EVAL_LABELS, _EVAL_NOISE = range(5)
 
@@ -23,8 +27,8 @@ def load(
     *,
     shape: tuple[int, ...] = (28, 28, 1),
     classes: int = 10,
-    examples: int = 60000,
-    eval_examples: int = 10000,
+    examples: int = 0,
+    eval_examples: int = 0,
 ) -> Splits:
     """Gaussian classes, a pure function of the seed.
 
@@ -34,8 +38,8 @@ def load(
     Args:
       shape: one example's axes.
       classes: labels are drawn evenly from 0..classes-1; at least 2.
-      examples: of the training split, at least 1.
-      eval_examples: of the evaluation split, at least 1.
+      examples: of the training split; 0 is 60,000, or as many as take 768 MiB.
+      eval_examples: of the evaluation split; 0 is 10,000, or as many as take 128 MiB.
 
     Returns:
       Features float32 [N, *shape], noise of variance 1 around each class's prototype; labels
@@ -49,6 +53,8 @@ def load(
         given = ",".join(str(n) for n in shape)
         raise InputError(f"shape={given}: every axis needs at least 1; use e.g. shape=28,28,1")
     check_at_least("classes", classes, 2)
+    examples = examples or _as_many_as_fit(_EXAMPLES, _BYTES, shape)
+    eval_examples = eval_examples or _as_many_as_fit(_EVAL_EXAMPLES, _EVAL_BYTES, shape)
     check_at_least("examples", examples, 1)
     check_at_least("eval_examples", eval_examples, 1)
 
@@ -61,14 +67,18 @@ def load(
     )
 
 
+def _as_many_as_fit(examples: int, limit_bytes: int, shape: tuple[int, ...]) -> int:
+    return max(1, min(examples, limit_bytes // (4 * math.prod(shape))))
+
+
 def _draw(
     seed: int, label_stream: int, noise_stream: int, prototypes: np.ndarray, examples: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        features = np.empty((examples, *prototypes.shape[1:]), np.float32)
-    except (MemoryError, ValueError) as error:
-        gigabytes = 4 * examples * math.prod(prototypes.shape[1:]) / 1e9
-        raise InputError(f"examples={examples} of this shape need {gigabytes:.0f} GB of memory; use fewer") from error
+    needed = 4 * examples * math.prod(prototypes.shape[1:])
+    # The system would hand it out all the same, and kill whoever then fills it.
+    if needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise InputError(f"examples={examples} of this shape need {needed / 1e9:.0f} GB of memory; use fewer")
+    features = np.empty((examples, *prototypes.shape[1:]), np.float32)
     labels = np.empty(examples, np.int32)
     for chunk, start in enumerate(range(0, examples, _CHUNK_EXAMPLES)):
         # Both draws fill in order, so a chunk that is cut short is a prefix of the whole one.
@@ -78,5 +88,6 @@ def _draw(
         )
         noise = generator(seed, noise_stream, chunk)
         noise.standard_normal(dtype=np.float32, out=features[start:stop])
-        features[start:stop] += prototypes[labels[start:stop]]
+        for place in range(start, stop):  # one by one: a chunk's prototypes, side by side, would take as much again
+            features[place] += prototypes[labels[place]]
     return features, labels

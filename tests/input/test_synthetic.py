@@ -60,6 +60,16 @@ def test_defaults_are_mnist_shaped():
         assert abs(features.std() - np.sqrt(1 + 50 / 784)) < 0.01
 
 
+def test_larger_images_are_fewer_unless_asked_for():
+    """600 kB each: 60,000 of them would take 36 GB."""
+    few = synthetic.load(None, 0, shape=(224, 224, 3), classes=2)
+    assert 1000 < len(few.train[0]) < 1500
+    assert 200 < len(few.eval[0]) < 250
+    more = synthetic.load(None, 0, shape=(224, 224, 3), classes=2, examples=10, eval_examples=300)
+    assert [len(split[1]) for split in (more.train, more.eval)] == [10, 300]
+    np.testing.assert_array_equal(more.train[0], few.train[0][:10])
+
+
 @pytest.mark.parametrize("shape", [(784,), (28, 28, 1)])
 def test_labels_can_be_learned_and_carry_over_to_evaluation(shape):
     splits = load(1, shape=shape, classes=10, examples=2000, eval_examples=500)
@@ -73,9 +83,8 @@ def test_labels_can_be_learned_and_carry_over_to_evaluation(shape):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"examples": 0}, "examples=0 is too small; use at least 1"),
-        ({"eval_examples": 0}, "eval_examples=0 is too small; use at least 1"),
         ({"examples": -3}, "examples=-3 is too small; use at least 1"),
+        ({"eval_examples": -1}, "eval_examples=-1 is too small; use at least 1"),
         ({"classes": 1}, "classes=1 is too small; use at least 2"),
         ({"shape": ()}, "shape=: every axis needs at least 1"),
         ({"shape": (28, 0, 1)}, "shape=28,0,1: every axis needs at least 1"),
