@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from launch.benchmark.charts import Figure
 from launch.benchmark.markup import append, element
 from launch.benchmark.plot import WIDTH, Axis, Plot, drawing, shortened
-from launch.benchmark.sections import between, number, percent, settings
+from launch.benchmark.sections import PART_NAMES, between, number, percent, settings
 
 _ROW = 36  # a label, and what it labels
 _COLOURS = {"step": "part-1", "input": "wait", "reduce": "reduce", "update": "part-4", "unexplained": "untimed"}
@@ -41,7 +41,7 @@ def parts(result: Mapping[str, Any]) -> Figure | None:
         class_ = _COLOURS.get(name, "part-5")
         y = 66 + 20 * row
         append(svg, element("rect", x=0, y=y, width=11, height=11, class_=class_))
-        append(svg, element("text", f"{name}", x=18, y=y + 10, class_="strong"))
+        append(svg, element("text", PART_NAMES.get(name, name), x=18, y=y + 10, class_="strong"))
         append(svg, element("text", percent(share), x=190, y=y + 10, text_anchor="end", class_="strong"))
         if share > 0:
             width = WIDTH * share / whole
@@ -112,18 +112,15 @@ def baseline(result: Mapping[str, Any]) -> Figure | None:
         return None
     low, high = found.get("interval") or (None, None)
     label = found.get("verdict") or "ratio"
-    row = Range(f"{label}: {found['ratio']:.3f}", found["ratio"], low, high, stressed=True)
-    ends = [1.0, row.value, *(end for end in (low, high) if end is not None)]
+    pairs = [each["ratio"] for each in found.get("rounds") or ()]
+    rows = [Range(f"{label}: {found['ratio']:.3f}", found["ratio"], low, high, stressed=True)]
+    if len(pairs) > 1:
+        rows += [Range(f"pair {i}: {ratio:.3f}", ratio, None, None) for i, ratio in enumerate(pairs, 1)]
+    ends = [1.0, *(row.value for row in rows), *(end for end in (low, high) if end is not None)]
     room = 0.25 * (max(ends) - min(ends)) or 0.05
     axis = Axis(max(0.0, min(ends) - room), max(ends) + room)
-    return _ranges(
-        "Ratio to the baseline",
-        [row],
-        axis,
-        "rate over the baseline's",
-        "Bar: the 95 % interval. At 1 both are as fast.",
-        1.0,
-    )
+    caption = "Bar: the 95 % interval. At 1 both are as fast."
+    return _ranges("Ratio to the baseline", rows, axis, "rate over the baseline's", caption, 1.0)
 
 
 def _ranges(

@@ -13,7 +13,7 @@ import numpy as np
 
 from launch.benchmark.markup import Element
 from launch.benchmark.plot import Axis, Plot
-from launch.benchmark.sections import number, percent, quantity
+from launch.benchmark.sections import bound, number, percent, quantity
 
 _MAX_COLUMNS = 400  # of a timeline: more than its pixels can tell apart are drawn together
 _WARM_UP_SHARE = 0.18  # of the timed span: as wide is what stands for the warm-up, which is not to scale
@@ -213,52 +213,65 @@ def _from_zero(highest: float) -> Axis:
 
 def roofline(result: Mapping[str, Any]) -> Figure | None:
     """What the machine could do at each intensity, and what this run does (Williams, Waterman, Patterson 2009)."""
-    machine, found = result.get("machine") or {}, result.get("roofline") or {}
-    peaks = {dtype: 1e9 * rate for dtype, rate in (machine.get("matmul_gflops") or {}).items() if rate}
-    memory = 1e9 * (machine.get("memory_gb_per_sec") or 0)
+    found, flops = result.get("roofline") or {}, result.get("flops_per_step")
     intensity, limit, share = (
         found.get(name) for name in ("intensity_flops_per_byte", "limit_steps_per_sec", "share_of_limit")
     )
-    if not (peaks and memory and intensity and limit and share and result.get("flops_per_step")):
+    if not (intensity and limit and share and flops):
         return None
-    roof = limit * result["flops_per_step"]
-    reached = share * roof
-    ridges = [peak / memory for peak in peaks.values()]
+    roof, reached = flops * limit, flops * limit * share
+    peaks, slopes = _roofs(result.get("machine") or {}, found, flops)
+    if not (peaks and slopes):
+        return None
+    ridges = [max(peaks.values()) / slope for slope in slopes.values()]
     x = Axis(min(intensity, *ridges) / 6, max(intensity, *ridges) * 6, log=True)
-    y = Axis(min(reached, memory * x.low) / 1.5, 2.5 * max(peaks.values()), log=True)
+    y = Axis(min(reached, min(slopes.values()) * x.low) / 1.5, 2.5 * max(reached, *peaks.values()), log=True)
     text = f"{quantity(reached, 'FLOP/s')}, {percent(share)} of the limit"
-    plot = Plot("Roofline", f"This run reaches {text}, which {found.get('bound')} sets.", x, y, top=24, left=64)
+    plot = Plot("Roofline", f"This run reaches {text}, which {bound(found)} sets.", x, y, top=24, left=64)
     plot.y_ticks("FLOP/s", lambda value: quantity(value, ""))
     plot.x_ticks("FLOP a byte", lambda value: f"{value:g}")
-    _draw_roofs(plot, peaks, memory, found.get("matmul_dtype"))
-    plot.line([(intensity, reached), (intensity, roof)], "dashed")
+    _draw_roofs(plot, peaks, slopes, (found.get("matmul_dtype"), found.get("bandwidth") or "memory"))
+    plot.line([(intensity, reached), (intensity, roof)], "gap")
     plot.dot(intensity, reached, "main", text)
     at_right = plot.x(intensity) > plot.right - 130
     place = (-10, "end") if at_right else (10, "start")
     for line, words in enumerate((percent(share), "of the limit")):
-        plot.text(
-            plot.x(intensity) + place[0], plot.y(reached) + 4 + 14 * line, words, anchor=place[1], class_="strong"
-        )
-    return Figure(
-        "Roofline",
-        plot.svg,
-        f"Lines: what a probe measured here. Dot: this run, {quantity(reached, 'FLOP/s')}. "
-        f"{str(found.get('bound')).capitalize()} sets the limit of {number(limit)} steps/s.",
-    )
+        y = plot.y(reached) + 4 + 14 * line
+        plot.text(plot.x(intensity) + place[0], y, words, anchor=place[1], class_="strong")
+    caption = f"Lines: what a probe measured here. Dot: this run, {text}: {number(limit)} steps/s, by {bound(found)}."
+    return Figure("Roofline", plot.svg, caption)
 
 
-def _draw_roofs(plot: Plot, peaks: Mapping[str, float], memory: float, chosen: str | None) -> None:
+def _roofs(machine: Mapping[str, Any], found: Mapping[str, Any], flops: float) -> tuple[dict, dict]:
+    """FLOP/s by dtype and bytes/s by kind of memory, of all devices that shared the work."""
+    peaks = {dtype: 1e9 * rate for dtype, rate in (machine.get("matmul_gflops") or {}).items() if rate}
+    slopes = {name: 1e9 * rate for name in ("memory", "cache") if (rate := machine.get(f"{name}_gb_per_sec"))}
+    used = slopes.get(found.get("bandwidth") or "memory")
+    if used and found.get("memory_seconds"):
+        devices = flops / found["intensity_flops_per_byte"] / found["memory_seconds"] / used
+        return ({name: devices * rate for name, rate in rates.items()} for rates in (peaks, slopes))
+    return peaks, slopes
+
+
+def _draw_roofs(plot: Plot, peaks: Mapping[str, float], slopes: Mapping[str, float], binding: tuple) -> None:
+    """The roof of this run, of `binding` (dtype, memory), is solid, the others dashed."""
     highest, lowest = max(peaks.values()), plot.x_axis.low
-    plot.line([(lowest, memory * lowest), (highest / memory, highest)], "roof")
+    fastest = max(slopes.values())
+    corner = peaks.get(binding[0], highest), slopes.get(binding[1], fastest)
     for dtype, peak in peaks.items():
-        plot.line([(peak / memory, peak), (plot.x_axis.high, peak)], "roof" if dtype == (chosen or dtype) else "dashed")
+        first, class_ = (corner[1], "roof") if dtype == binding[0] else (fastest, "dashed")
+        plot.line([(peak / first, peak), (plot.x_axis.high, peak)], class_)
         plot.text(plot.right, plot.y(peak) - 6, f"{dtype} {quantity(peak, 'FLOP/s')}", anchor="end")
-    # Along the slope, in the middle of it.
-    middle = math.sqrt(lowest * highest / memory)
-    x, y = plot.x(middle), plot.y(memory * middle)
-    rise = (plot.y(memory * lowest) - plot.y(highest)) / (plot.x(highest / memory) - plot.x(lowest))
-    turn = f"rotate({-math.degrees(math.atan(rise)):.1f} {x:.1f} {y:.1f})"
-    plot.text(x, y - 7, f"memory {quantity(memory, 'B/s')}", anchor="middle", transform=turn)
+    for name, slope in slopes.items():
+        last, class_ = (corner[0], "roof") if name == binding[1] else (highest, "dashed")
+        plot.line([(lowest, slope * lowest), (last / slope, last)], class_)
+        # Along the slope, in the middle of it; the faster one's above, the slower one's below it.
+        middle = math.sqrt(lowest * highest / slope)
+        x, y = plot.x(middle), plot.y(slope * middle)
+        rise = (plot.y(slope * lowest) - plot.y(highest)) / (plot.x(highest / slope) - plot.x(lowest))
+        turn = f"rotate({-math.degrees(math.atan(rise)):.1f} {x:.1f} {y:.1f})"
+        side = -7 if slope == fastest else 15
+        plot.text(x, y + side, f"{name} {quantity(slope, 'B/s')}", anchor="middle", transform=turn)
 
 
 def scaling(result: Mapping[str, Any]) -> Figure | None:

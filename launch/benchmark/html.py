@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch import errors
-from launch.benchmark import bars, charts
+from launch.benchmark import bars, charts, schema
 from launch.benchmark.charts import Figure
 from launch.benchmark.markup import Element, append, document, element
-from launch.benchmark.sections import Section, between, number, percent, sections, settings
+from launch.benchmark.sections import Section, between, bound, number, percent, sections, settings
 from launch.errors import UsageError
 from launch.files import write_text
 
@@ -112,7 +112,7 @@ def _headlines(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         found.append((f"ms a step ({name})", number(value), ", ".join(f"{p} {number(ms)}" for p, ms in others)))
     roofline = result.get("roofline") or {}
     if roofline.get("share_of_limit") is not None:
-        found.append(("of this machine's limit", percent(roofline["share_of_limit"]), f"{roofline.get('bound')} bound"))
+        found.append(("of this machine's limit", percent(roofline["share_of_limit"]), f"set by {bound(roofline)}"))
     if best := _best(result):
         found.append(("examples/s at best", number(best["examples_per_sec"]), settings(best["settings"])))
     baseline = result.get("baseline") or {}
@@ -187,10 +187,9 @@ def _read(path: str) -> dict[str, Any]:
             result = json.load(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
-    if not isinstance(result, dict) or not str(result.get("schema", "")).startswith("crankshaft.benchmark/"):
-        raise UsageError(
-            f"{path} is no result of a benchmark; give a file that --mode=benchmark wrote by --result_json"
-        )
+    found = result.get("schema") if isinstance(result, dict) else None
+    if found != schema.VERSION:  # the rest may be missing: what is there is shown
+        raise UsageError(f"{path} is of schema {found}, and this reads {schema.VERSION}; give a file of --result_json")
     return result
 
 

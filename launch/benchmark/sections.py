@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+# Shares of a step, by their keys.
+PART_NAMES = {"step": "forward, backward", "input": "input", "reduce": "reduction", "update": "update"}
+
 
 class Section(NamedTuple):
     """Rows of text under one title.
@@ -38,12 +41,15 @@ def sections(result: Mapping[str, Any]) -> list[Section]:
         Section("Step", (), _step(result)),
         Section("Rounds", ("round", "steps", "seconds", "steps/s", "examples/s"), _rounds(result)),
         Section("Limits", (), _limits(result)),
-        Section("Parts", ("part", "share", "figures"), _parts(result)),
+        Section("Parts", ("part", "ms/step", "share"), _parts(result)),
+        Section("Reduction", ("dtype", "packs", "ms/step", "GB/s", "bus GB/s"), _reduction(result)),
+        Section("Checkpoint", (), _checkpoint((result.get("parts") or {}).get("checkpoint") or {})),
         Section("Profile", ("op", "type", "ms/step", "share"), _profile(result)),
         Section("Scaling", ("replicas", "kind", "batch", "steps/s", "examples/s", "efficiency"), _scaling(result)),
         Section("Sweep", ("settings", "steps/s", "examples/s", "95 % interval"), _sweep(result)),
         Section("Baseline", (), _baseline(result)),
-        Section("Machine", (), _machine(result.get("environment") or {})),
+        Section("Pairs", ("pair", "this one", "baseline", "ratio"), _pairs(result)),
+        Section("Machine", (), _machine(result.get("environment") or {}, result.get("noise") or {})),
         Section("Warnings", (), [("!", warning) for warning in result.get("warnings") or ()]),
     ]
     return [section for section in made if section.rows]
@@ -84,6 +90,12 @@ def settings(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
+def bound(roofline: Mapping[str, Any]) -> str:
+    """What sets the limit: compute, memory, or the last cache where that holds all that a step touches."""
+    in_cache = roofline.get("bound") == "memory" and roofline.get("bandwidth") == "cache"
+    return "the last cache" if in_cache else str(roofline.get("bound"))
+
+
 def _rows(result: Mapping[str, Any], *forms: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:
     """(title, text) of each (title, key, form) whose key has a value."""
     return [(title, form(result[key])) for title, key, form in forms if result.get(key) is not None]
@@ -95,6 +107,7 @@ def _run(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("model", "model", str),
         ("input", "input", str),
         ("strategy", "strategy", str),
+        ("part", "parts", lambda parts: "all" if "shares" in parts else f"{', '.join(parts)} alone"),
         ("replicas", "num_replicas", str),
         ("global batch", "global_batch_size", number),
         ("precision", "precision", str),
@@ -157,24 +170,55 @@ def _limits(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     machine = result.get("machine") or {}
     for dtype, rate in (machine.get("matmul_gflops") or {}).items():
         rows.append((f"peak {dtype}", quantity(rate and 1e9 * rate, "FLOP/s")))
-    rows += _rows(machine, ("memory", "memory_gb_per_sec", lambda rate: quantity(1e9 * rate, "B/s")))
+    rows += _rows(
+        machine,
+        ("memory", "memory_gb_per_sec", lambda rate: quantity(1e9 * rate, "B/s")),
+        ("last cache", "cache_gb_per_sec", lambda rate: quantity(1e9 * rate, "B/s")),
+    )
     roofline = result.get("roofline") or {}
     if roofline.get("bound"):
         limit = number(roofline.get("limit_steps_per_sec"))
-        rows.append(("bound by", f"{roofline['bound']}: at most {limit} steps/s"))
+        rows.append(("bound by", f"{bound(roofline)}: at most {limit} steps/s"))
     return rows + _rows(roofline, ("share of limit", "share_of_limit", percent))
 
 
 def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Each part's share of a step and its own figures, whichever it has; then what no part explains."""
+    """What a step's time goes to, as far as the parts explain it; or a part that was timed by itself."""
     parts = dict(result.get("parts") or {})
-    shares = parts.pop("shares", None) or {}
-    rows = []
-    for name in dict.fromkeys([*parts, *shares]):
-        figures = parts.get(name) or {}
-        text = ", ".join(f"{key} {number(value)}" for key, value in figures.items() if isinstance(value, (int, float)))
-        rows.append((name, percent(shares.get(name)), text))
+    shares, whole = parts.pop("shares", None), (parts.get("whole") or {}).get("ms_per_step")
+    if shares and whole:
+        rows = [(PART_NAMES.get(name, name), number(share * whole), percent(share)) for name, share in shares.items()]
+        return [("whole", number(whole), percent(1.0)), *rows]
+    timed = {name: part["ms_per_step"] for name, part in parts.items() if part and part.get("ms_per_step") is not None}
+    return [(f"{name} alone", number(ms), "–") for name, ms in timed.items()]
+
+
+def _reduction(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The sum over replicas by itself: as the run makes it, in other dtypes and packs, and of next to nothing."""
+    reduce = (result.get("parts") or {}).get("reduce") or {}
+    own = [{"dtype": "as in this run", **reduce}] if reduce.get("gb_per_sec") is not None else []
+    rows = [
+        (
+            each["dtype"],
+            {None: "", 0: "one"}.get(each.get("pack_mb"), f"{each.get('pack_mb')} MB"),
+            *(number(each.get(name)) for name in ("ms_per_step", "gb_per_sec", "bus_gb_per_sec")),
+        )
+        for each in [*own, *(reduce.get("settings") or ())]
+    ]
+    if reduce.get("latency_ms") is not None:
+        rows.append(("4 bytes", "", number(reduce["latency_ms"]), "–", "–"))
     return rows
+
+
+def _checkpoint(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return _rows(
+        found,
+        ("size", "mb", "{:,.1f} MiB".format),
+        ("write", "write_mb_per_sec", "{:,.0f} MiB/s".format),
+        ("restore", "restore_mb_per_sec", "{:,.0f} MiB/s".format),
+        ("training waits", "blocked_ms", "{:,.0f} ms a checkpoint".format),
+        ("  and loses in all", "stall_ms", "{:,.0f} ms a checkpoint".format),
+    )
 
 
 def _profile(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -221,7 +265,18 @@ def _baseline(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _machine(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _pairs(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rates of runs in turn with the baseline, examples a second."""
+    found = (result.get("baseline") or {}).get("rounds") or ()
+    if len(found) < 2:  # the ratio says it
+        return []
+    return [
+        (str(i), number(each["ours"]), number(each["theirs"]), f"{each['ratio']:.3f}")
+        for i, each in enumerate(found, 1)
+    ]
+
+
+def _machine(found: Mapping[str, Any], noise: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if found.get("cpu"):
         memory = f", {found['memory_mb'] / 1024:.1f} GiB" if found.get("memory_mb") else ""
@@ -231,6 +286,7 @@ def _machine(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("GPUs", ", ".join(found["gpus"])))
     if found.get("load_average"):
         rows.append(("load before", ", ".join(f"{load:.2f}" for load in found["load_average"])))
+    rows += _rows(noise, ("others used", "other_cores", "{:.2f} cores during the rounds".format))
     if found.get("versions"):
         rows.append(("versions", ", ".join(f"{name} {value}" for name, value in found["versions"].items() if value)))
     if found.get("threads"):

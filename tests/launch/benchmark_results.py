@@ -37,9 +37,27 @@ MORE = {
     ],
     "reduce_fraction": None,
     "flops_per_step": 39_010_304,
-    "machine": {"matmul_gflops": {"float32": 105.5, "bfloat16": None}, "memory_gb_per_sec": 12.5},
+    "machine": {
+        "matmul_gflops": {"float32": 105.5, "bfloat16": None},
+        "memory_gb_per_sec": 12.5,
+        "cache_gb_per_sec": 50.0,
+    },
     "roofline": {"bound": "memory", "limit_steps_per_sec": 8000.0, "share_of_limit": 0.5},
-    "parts": {"step": {"ms_per_step": 0.2, "repeats": 7}, "shares": {"step": 0.8, "unexplained": 0.2}},
+    "parts": {
+        "whole": {"ms_per_step": 0.25, "repeats": 7},
+        "step": {"ms_per_step": 0.2, "repeats": 7},
+        "reduce": {
+            "ms_per_step": 0.02,
+            "gb_per_sec": 0.5,
+            "bus_gb_per_sec": 0.75,
+            "latency_ms": 0.125,
+            "settings": [
+                {"dtype": "bfloat16", "pack_mb": 0, "ms_per_step": 0.01, "gb_per_sec": 0.25, "bus_gb_per_sec": 0.375}
+            ],
+        },
+        "checkpoint": {"mb": 12.5, "write_mb_per_sec": 1500.0, "restore_mb_per_sec": 900.0, "blocked_ms": 3.0},
+        "shares": {"step": 0.8, "unexplained": 0.2},
+    },
     "profile": {"trace": "x", "ops": [{"name": "mlp/[a]", "type": "MatMul", "ms_per_step": 0.1, "share": 0.4}]},
     "scaling": [{"replicas": 2, "kind": "weak", "steps_per_sec": 10.0, "efficiency": 0.9}],
     "sweep": [
@@ -52,7 +70,14 @@ MORE = {
         {"settings": {"precision": "bfloat16"}, "steps_per_sec": None, "error": "exit code 1"},
     ],
     "best": {"settings": {"precision": "float32"}},
-    "baseline": {"path": "old.json", "ratio": 1.25, "interval": [1.2, 1.3], "verdict": "faster"},
+    "baseline": {
+        "path": "old.json",
+        "ratio": 1.25,
+        "interval": [1.2, 1.3],
+        "verdict": "faster",
+        "rounds": [{"ours": 120.0, "theirs": 100.0, "ratio": 1.2}, {"ours": 130.0, "theirs": 100.0, "ratio": 1.3}],
+    },
+    "noise": {"other_cores": 0.125},
     "warnings": ["the load before the run was 3.2 [sic]"],
 }
 

@@ -32,7 +32,10 @@ WHOLE = {
     "roofline": {**MORE["roofline"], "intensity_flops_per_byte": 9.75, "matmul_dtype": "float32"},
     "calls": CALLS,
 }
-TITLES = ["Run", "Rate", "Step", "Rounds", "Limits", "Parts", "Profile", "Scaling", "Sweep", "Baseline", "Machine"]
+TITLES = [
+    *("Run", "Rate", "Step", "Rounds", "Limits", "Parts", "Reduction", "Checkpoint", "Profile", "Scaling", "Sweep"),
+    *("Baseline", "Pairs", "Machine"),
+]
 _VOID = {"meta", "link", "wbr"}
 
 
@@ -144,7 +147,7 @@ def test_what_a_result_says_is_text_wherever_it_stands():
         "environment": {**RESULT["environment"], "cpu": evil, "flags": {evil: evil}},
         "roofline": {**WHOLE["roofline"], "bound": evil},
         "machine": {**WHOLE["machine"], "matmul_gflops": {evil: 100.0}},
-        "parts": {evil: {evil: 1.0}, "shares": {evil: 1.0}},
+        "parts": {"whole": {"ms_per_step": 1.0}, "shares": {evil: 1.0}},
         "profile": {"ops": [{"name": evil, "type": evil, "ms_per_step": 1.0}]},
         "scaling": [{"replicas": 1, "kind": evil, "efficiency": 1.0}],
         "sweep": [{"settings": {evil: evil}, "examples_per_sec": 1.0}, {"settings": {}, "error": evil}],
@@ -225,10 +228,19 @@ def test_the_runs_dot_is_as_far_below_the_roof_as_its_share():
     svg = charts.roofline(WHOLE).svg
     (dot,) = svg.iter("circle")
     assert "156 GFLOP/s, 50.0% of the limit" in svg.findtext("desc")  # half of 8,000 steps/s of 39 MFLOP
-    dashed = next(mark for mark in svg.iter("path") if mark.get("class") == "line dashed")
-    ends = [float(number) for number in re.findall(r"[\d.]+", dashed.get("d"))]
+    (gap,) = (mark for mark in svg.iter("path") if mark.get("class") == "line gap")
+    ends = [float(number) for number in re.findall(r"[\d.]+", gap.get("d"))]
     assert ends[:2] == pytest.approx([float(dot.get("cx")), float(dot.get("cy"))], abs=0.1)
     assert ends[3] < ends[1]
+
+
+def test_the_roof_is_of_all_devices_that_share_the_work():
+    # 2 us for 4 MB are 2,000 GB/s: of 12.5 GB/s each, 160 devices.
+    found = {**WHOLE["roofline"], "intensity_flops_per_byte": WHOLE["flops_per_step"] / 4e6, "memory_seconds": 2e-6}
+    words = " ".join(charts.roofline({**WHOLE, "roofline": found}).svg.itertext())
+    assert "memory 2 TB/s" in words
+    assert "float32 16.9 TFLOP/s" in words
+    assert "cache 8 TB/s" in words
 
 
 @pytest.mark.parametrize(
@@ -269,7 +281,7 @@ def test_a_report_is_made_from_a_result_file(folder):
         (["result.json"], "1 arguments; use python -m launch.benchmark.html RESULT.json REPORT.html"),
         (["none.json", "x.html"], "none.json can't be read"),
         (["broken.json", "x.html"], "broken.json can't be read"),
-        (["other.json", "x.html"], "other.json is no result of a benchmark"),
+        (["other.json", "x.html"], "other.json is of schema None, and this reads crankshaft.benchmark/1"),
         (["result.json", "none/x.html"], "none/x.html can't be written (No such file or directory)"),
     ],
 )

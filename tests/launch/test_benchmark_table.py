@@ -61,8 +61,17 @@ def test_every_part_of_a_result_has_its_lines():
         "memory  12.5 GB/s",
         "bound by  memory: at most 8,000 steps/s",
         "share of limit  50.0%",
-        "step  80.0%  ms_per_step 0.2, repeats 7",
-        "unexplained  20.0%",
+        "last cache  50 GB/s",
+        "whole  0.25  100.0%",
+        "forward, backward  0.2  80.0%",
+        "unexplained  0.05  20.0%",
+        "as in this run  0.02  0.5  0.75",
+        "bfloat16  one  0.01  0.25  0.375",
+        "4 bytes  0.125  –  –",
+        "write  1,500 MiB/s",
+        "training waits  3 ms a checkpoint",
+        "1  120  100  1.200",
+        "others used  0.12 cores during the rounds",
         "mlp/[a]  MatMul  0.1  40.0%",
         "2  weak  –  10  –  90.0%",
         "precision=float32 (best)  10  640  600 – 700",
@@ -73,6 +82,12 @@ def test_every_part_of_a_result_has_its_lines():
     ):
         assert line in lines, line
     assert not any(line.startswith("reduction") for line in lines)  # null: one replica has none
+
+
+def test_a_part_by_itself_says_so():
+    text = printed({"parts": {"input": {"ms_per_step": 0.5, "repeats": 7}}}, io.StringIO())
+    assert [line.split("  ")[-1].strip() for line in text.splitlines()] == ["input alone", "", "share", "–"]
+    assert "input alone      0.5      –" in text
 
 
 def test_a_columns_figures_stand_at_its_right_side():
