@@ -152,7 +152,7 @@ def _median(columns: Mapping[str, np.ndarray]) -> float:
 def _cap(columns: Mapping[str, np.ndarray]) -> float:
     """The timeline's upper end, in milliseconds: above all, but for a few that are far longer."""
     highest = float(columns["high"].max())
-    limit = max(_TALL * _median(columns), 1.3 * float(np.quantile(columns["high"], 0.9)))
+    limit = max(_TALL * _median(columns), 1.3 * float(np.quantile(columns["mean"], 0.9)))
     return min(highest, limit)
 
 
@@ -200,10 +200,9 @@ def _timeline_caption(result: Mapping[str, Any], columns: Mapping[str, np.ndarra
         parts.append(f"The first step took {first:.2f} s; warm-up is not timed.")
     if len(columns["mean"]) < len(result["calls"]["steps"]):
         parts.append("Neighbouring calls are drawn together: their mean, in a band from least to most.")
-    if tall := int((columns["high"] > cap).sum()):
-        parts.append(
-            f"{tall} longer than the axis (triangles): up to {number(float(columns['high'].max()))} ms a step."
-        )
+    ms = 1e3 * np.asarray(result["calls"]["seconds"]) / np.asarray(result["calls"]["steps"])
+    if tall := int((ms > cap).sum()):
+        parts.append(f"{tall:,} longer than the axis (triangles): up to {number(float(ms.max()))} ms a step.")
     return " ".join(parts)
 
 

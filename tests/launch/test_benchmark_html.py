@@ -217,6 +217,13 @@ def test_a_call_too_long_for_the_timeline_is_marked_and_said():
     assert "1 longer than the axis (triangles): up to 2.5 ms a step" in figure.caption
 
 
+def test_a_hiccup_in_every_column_leaves_the_others_room():
+    seconds = [0.5 if i % 50 == 0 else 0.01 for i in range(40_000)]
+    calls = {"steps": [10] * len(seconds), "seconds": seconds, "input_seconds": [0.0] * len(seconds)}
+    figure = charts.timeline({"calls": calls})
+    assert "800 longer than the axis (triangles): up to 50 ms a step" in figure.caption
+
+
 def test_parts_that_overlap_say_so():
     shares = {"step": 0.9, "input": 0.3, "unexplained": -0.2}
     figure = bars.parts({"parts": {"shares": shares}})

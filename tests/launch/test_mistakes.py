@@ -60,6 +60,7 @@ MISTAKES = {
         ["--benchmark_steps and --benchmark_seconds", "use one"],
     ),
     "a benchmark of no time": ([*RUN, "--mode=benchmark", "--benchmark_seconds=0"], ["--benchmark_seconds=0", "more"]),
+    "a report of no benchmark": ([*RUN, "--result_html=x.html"], ["--result_html=x.html", "--mode=benchmark", "leave"]),
     "a limit for no comparison": ([*RUN, "--mode=benchmark", "--fail_below=0.9"], ["--fail_below=0.9", "--baseline"]),
     "a part without a rate against a baseline": (
         [*RUN, "--mode=benchmark", "--baseline=x.json", "--benchmark_part=input"],
