@@ -17,9 +17,7 @@ from launch.benchmark.sections import bound, number, percent, quantity
 
 _MAX_COLUMNS = 400  # of a timeline: more than its pixels can tell apart are drawn together
 _WARM_UP_SHARE = 0.18  # of the timed span: as wide is what stands for the warm-up, which is not to scale
-_TALL = (
-    3.0  # times the median: a step that took longer is marked at the timeline's upper edge, else all others lie flat
-)
+_TALL = 3.0  # times the median: a longer step is marked at the timeline's upper edge, where else all others lie flat
 
 
 class Figure(NamedTuple):
@@ -56,24 +54,13 @@ def histogram(result: Mapping[str, Any]) -> Figure | None:
     least = 0.012 * plot.y_axis.high  # high enough to be seen
     for left, right, share in zip(edges, edges[1:], shares, strict=False):
         if share:
-            plot.box(
-                (left, right),
-                (0, max(share, least)),
-                "bar",
-                f"{number(left)} – {number(right)} ms: {share:.1%} of steps",
-            )
+            tip = f"{number(left)} – {number(right)} ms: {share:.1%} of steps"
+            plot.box((left, right), (0, max(share, least)), "bar", tip)
     plot.x_ticks("ms a step" + (" (logarithmic)" if log else ""))
     for row, (name, value) in enumerate(quantiles.items()):
         x, y = plot.x(value), 26 + 13 * row
         plot.add("line", x1=x, x2=x, y1=y - 4, y2=plot.bottom, class_="mark")
-        at_right = x > plot.right - 90
-        plot.text(
-            x + (-5 if at_right else 5),
-            y,
-            f"{name} {number(value)}",
-            anchor="end" if at_right else "start",
-            class_="strong",
-        )
+        plot.beside(x, y, f"{name} {number(value)}", gap=5)
     return Figure(
         "Step time", plot.svg, f"{len(ms):,} calls; a step's time is its call's, divided evenly over the call's steps."
     )
@@ -232,11 +219,8 @@ def roofline(result: Mapping[str, Any]) -> Figure | None:
     _draw_roofs(plot, peaks, slopes, (found.get("matmul_dtype"), found.get("bandwidth") or "memory"))
     plot.line([(intensity, reached), (intensity, roof)], "gap")
     plot.dot(intensity, reached, "main", text)
-    at_right = plot.x(intensity) > plot.right - 130
-    place = (-10, "end") if at_right else (10, "start")
     for line, words in enumerate((percent(share), "of the limit")):
-        y = plot.y(reached) + 4 + 14 * line
-        plot.text(plot.x(intensity) + place[0], y, words, anchor=place[1], class_="strong")
+        plot.beside(plot.x(intensity), plot.y(reached) + 4 + 14 * line, words, gap=10)
     caption = f"Lines: what a probe measured here. Dot: this run, {text}: {number(limit)} steps/s, by {bound(found)}."
     return Figure("Roofline", plot.svg, caption)
 

@@ -117,6 +117,11 @@ class Plot:
             x = min(max(x, half), WIDTH - half)
         self.add("text", text, x=x, y=y, text_anchor=anchor, class_=class_, **more)
 
+    def beside(self, x: float, y: float, text: str, gap: float) -> None:
+        """At the right of a place in pixels, or where there is no room, at its left."""
+        right = x + gap + 1.15 * _CHARACTER * len(text) < WIDTH
+        self.text(x + (gap if right else -gap), y, text, anchor="start" if right else "end", class_="strong")
+
     def _path(self, points: Iterable[tuple[float, float]]) -> str:
         return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
 
