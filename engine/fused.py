@@ -5,7 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from engine import wire
-from engine.optimizer import Optimizer, UniqueSlices, sum_duplicate_rows
+from engine.gradients import UniqueSlices, sum_duplicate_rows
+from engine.optimizer import Optimizer
 
 
 class FusedOptimizer(Optimizer):

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.optimizer import sum_duplicate_rows
-
 
 class Gradients(Sequence):
     """A list of gradients (tensors, `tf.IndexedSlices`, None), and factors that they are yet to be multiplied by.
@@ -36,6 +34,10 @@ class Gradients(Sequence):
             return Gradients(self.values, rest)
         return self.times(tf.math.divide_no_nan(1.0, count))
 
+    def without_factors(self) -> tuple[Gradients, tf.Tensor]:
+        """(the gradients before the factors, the factors' product)."""
+        return Gradients(self.values), self._product(tf.constant(1.0))
+
     def norm(self) -> tf.Tensor:
         """sqrt(sum of squares) over all gradients, scalar float32. Rows that occur more than once are one row."""
         values = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in self.values]
@@ -50,7 +52,7 @@ class Gradients(Sequence):
         gradient = self.values[place]
         if gradient is None or not self.factors:
             return gradient
-        factor = self._product(tf.constant(1.0))
+        _, factor = self.without_factors()
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
         return gradient * factor
@@ -59,3 +61,16 @@ class Gradients(Sequence):
         for factor in self.factors:
             scalar *= factor
         return scalar
+
+
+class UniqueSlices(tf.IndexedSlices):
+    """tf.IndexedSlices in which no row occurs twice."""
+
+
+def sum_duplicate_rows(slices):
+    """UniqueSlices equal to `slices`; indices in order of first occurrence."""
+    if isinstance(slices, UniqueSlices):
+        return slices
+    indices, positions = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+    return UniqueSlices(values, indices, slices.dense_shape)

@@ -13,9 +13,9 @@ import tensorflow as tf
 from engine import per_replica
 from engine.gradients import Gradients
 from engine.loss_scale import assign_local
-from engine.optimizer import Target
+from engine.optimizer import Target, path_of, tf_variable
 from engine.optimizers import Momentum
-from engine.reduction import ByReplica, Item, Reduction, assign_means, of_examples, weighted
+from engine.reduction import ByReplica, Item, Reduction, assign_means, weighted
 
 
 class LocalSgd(Reduction):
@@ -53,8 +53,8 @@ class LocalSgd(Reduction):
         return tf.variable_creator_scope(per_replica.create)
 
     def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
-        self.outer.build(variables)
         self._round = _Round(variables, averages)
+        self.outer.build(self._round.starts)
 
     def alone(self) -> bool:
         return True
@@ -90,18 +90,12 @@ class LocalSgd(Reduction):
         self._waited.note(None)  # what a step's own trace noted is not this one's
         now = self._round
         weight = tf.convert_to_tensor(now.examples)
-        moved = [
-            Item(of_examples((start - target.read()) * weight, weight), exact=False)
-            for target, start in zip(now.targets, now.starts, strict=True)
-        ]
+        moved = [Item((start - target.read()) * weight, exact=False) for start, target in now.pairs()]
         items = moved + weighted(now.averages, weight) + [Item(weight, exact=True)]
         sums = self._sum_packed(tf.distribute.get_replica_context(), items)
-        outer_gradients = Gradients(sums[: len(moved)]).over(sums[-1])
-        for target, start in zip(now.targets, now.starts, strict=True):
-            assign_local(target.variable, tf.identity(start))
-        self.outer.apply(outer_gradients, [target.variable for target in now.targets])
+        self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
         assign_means(now.averages, sums[len(moved) : -1], sums[-1])
-        now.begin()
+        now.go_on()
 
 
 class _Round:
@@ -111,14 +105,25 @@ class _Round:
     """
 
     def __init__(self, variables: Sequence, averages: Sequence[tf.Variable]):
-        self.targets = [Target(variable, place) for place, variable in enumerate(variables)]
         self.averages = list(averages)
-        self.starts = [tf.Variable(target.variable, trainable=False, name="round_start") for target in self.targets]
+        self.starts = [tf.Variable(tf_variable(v), trainable=False, name=path_of(v)) for v in variables]
         self.examples = per_replica.variable(0.0, "round_examples")
+        self._targets = [Target(variable, place) for place, variable in enumerate(variables)]
+
+    def pairs(self):
+        """(what the round began with, the variable as it is), of each."""
+        return zip(self.starts, self._targets, strict=True)
 
     def begin(self) -> None:
-        for target, start in zip(self.targets, self.starts, strict=True):
+        """The first round: it begins with the weights as they are."""
+        for start, target in self.pairs():
             assign_local(start, target.read())
+        assign_local(self.examples, tf.constant(0.0))
+
+    def go_on(self) -> None:
+        """The next round: the weights are what it begins with."""
+        for start, target in self.pairs():
+            assign_local(target.variable, tf.identity(start))
         assign_local(self.examples, tf.constant(0.0))
 
 

@@ -6,6 +6,8 @@ import re
 
 import tensorflow as tf
 
+from engine.gradients import Gradients, sum_duplicate_rows
+
 
 class Optimizer(tf.Module):
     """One update of a list of variables from gradients that are already summed over all replicas.
@@ -30,6 +32,9 @@ class Optimizer(tf.Module):
       iterations: int64 scalar, updates applied so far.
       learning_rate_scale: float32 scalar, 1.0 until a hook lowers it; multiplies every rate.
     """
+
+    # Whether a gradient and the rate count by their product alone: then a factor of all gradients is one of the rate.
+    takes_factors_as_rate = False
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None):
         super().__init__(name=name or type(self).__name__.lower())
@@ -75,11 +80,14 @@ class Optimizer(tf.Module):
 
         Arguments:
           gradients: for each variable a tensor of its shape, tf.IndexedSlices of its rows, or None
-            (that variable is left alone), summed over replicas already.
+            (that variable is left alone), summed over replicas already; a list or `Gradients`.
           variables: among those `build` was given, in any order.
         """
         if self._targets is None:
             raise RuntimeError(f"optimizer {self.name} is not built; call build(variables) in the strategy's scope")
+        gradients, factor = Gradients(gradients), 1.0
+        if self.takes_factors_as_rate:
+            gradients, factor = gradients.without_factors()
         pairs = [
             (gradient, self._targets[variable])
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -88,7 +96,7 @@ class Optimizer(tf.Module):
         learning_rate = self.current_learning_rate()
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
-        self._update(pairs, learning_rate)
+        self._update(pairs, learning_rate * factor)
         for _, target in pairs:
             target.constrain()
         # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
@@ -126,19 +134,6 @@ class Optimizer(tf.Module):
                 )
             decayed.append((gradient, target))
         return decayed
-
-
-class UniqueSlices(tf.IndexedSlices):
-    """tf.IndexedSlices in which no row occurs twice."""
-
-
-def sum_duplicate_rows(slices):
-    """UniqueSlices equal to `slices`; indices in order of first occurrence."""
-    if isinstance(slices, UniqueSlices):
-        return slices
-    indices, positions = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
-    return UniqueSlices(values, indices, slices.dense_shape)
 
 
 class Target:

@@ -27,6 +27,8 @@ __all__ = [
 class SGD(FusedOptimizer):
     """Gradient descent without memory: variable -= learning_rate * gradient."""
 
+    takes_factors_as_rate = True
+
     def __init__(self, learning_rate=0.01, **arguments):
         super().__init__(learning_rate, **arguments)
 
@@ -45,6 +47,8 @@ class Momentum(FusedOptimizer):
     With sparse gradients, the momentum of a row that is not touched neither decays nor moves it.
     Sutskever et al., http://proceedings.mlr.press/v28/sutskever13.html.
     """
+
+    takes_factors_as_rate = True
 
     def __init__(self, learning_rate=0.01, momentum=0.9, nesterov=False, **arguments):
         super().__init__(learning_rate, **arguments)
