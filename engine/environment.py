@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import math
 import os
 import platform
 import resource
@@ -118,8 +120,23 @@ def device_peak_mb() -> float | None:
 
 def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """Cores that this process may use: its affinity, or less where a control group (v1 or v2) has a CPU quota."""
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return min([cores, *map(_quota_cores, _control_groups(proc, cgroups))])
+    return min(float(len(usable_cpus([os.getpid()]))), quota_cores(proc, cgroups))
+
+
+def usable_cpus(pids: Iterable[int]) -> set[int]:
+    """The numbers of the CPUs that these processes may run on, by their affinity."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set(range(os.cpu_count() or 1))
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            found |= os.sched_getaffinity(pid)
+    return found
+
+
+def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that a control group's (v1 or v2) CPU quota leaves this process; infinity without one."""
+    return min(map(_quota_cores, _control_groups(proc, cgroups)), default=math.inf)
 
 
 def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
@@ -158,7 +175,7 @@ def _quota_cores(folder: Path) -> float:
     limits = lines(folder / "cpu.max")  # v2: "quota period", in microseconds
     limits = limits[0].split() if limits else lines(folder / "cpu.cfs_quota_us") + lines(folder / "cpu.cfs_period_us")
     if len(limits) < 2 or limits[0] in ("max", "-1"):
-        return float("inf")
+        return math.inf
     return int(limits[0]) / int(limits[1])
 
 

@@ -11,10 +11,15 @@ import dataclasses
 import signal
 import time
 
-from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
+from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLOWER, EXIT_TERMINATED, EXIT_USAGE
 
 # A task that somebody else asked to end: saved, or ended before it could catch the signal.
 _ASKED_TO_END = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGINT, -signal.SIGTERM)
+# Why the same would come of it again.
+_FINAL = {
+    EXIT_USAGE: "a mistake in what was asked",
+    EXIT_SLOWER: "the benchmark is slower than --fail_below allows",
+}
 _LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for what is to be said about it
 _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same time
 # From SIGTERM to SIGKILL where a peer is dead: nothing can be saved any more, and a task that waits for its peers
@@ -123,8 +128,8 @@ class Synchronous:
         cause = next((ending for ending in endings if ending.code), None)
         if cause is None:
             return Settlement(0)
-        if cause.code == EXIT_USAGE:
-            return Settlement(EXIT_USAGE, 0.0, f"{cause}: a mistake in what was asked, so it is not restarted", cause)
+        if why := _FINAL.get(cause.code):
+            return Settlement(cause.code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
         if cause.was_asked:
             count = self._count(self._preemptions)
             pause = _pause(count - 1)
@@ -204,7 +209,7 @@ class Servers(Synchronous):
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server that ended well before the run did: nobody asked it to
             return self._failed(endings[0])
-        if chief is not None and chief.code == EXIT_USAGE:
+        if chief is not None and chief.code in _FINAL:
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().settle(part)
 

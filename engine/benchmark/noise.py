@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,46 +19,64 @@ NOTICED = 0.02  # a share of the machine below this is a quiet machine's own hou
 
 
 class Reading(NamedTuple):
-    """Counters at one moment, all in seconds: the clock; CPU time of all processes, on the CPUs that this one may use,
-    stolen time included; of this benchmark's own; and for how long its quota kept threads from running."""
+    """Counters at one moment.
 
+    Attributes:
+      cpus: that the benchmark's processes may use.
+      clock: seconds.
+      busy: CPU seconds of all processes on those CPUs, and of the host's other guests; None where it cannot be seen.
+      own: CPU seconds of the benchmark's processes.
+      throttled: CPU seconds for which a quota has kept their threads from running.
+    """
+
+    cpus: int
     clock: float
     busy: float | None
     own: float
     throttled: float
 
 
-def read(own_cpu_seconds: Callable[[], float], proc: Path = Path("/proc")) -> Reading:
-    """Reads the counters; takes about a millisecond."""
-    return Reading(time.monotonic(), _busy_seconds(proc), own_cpu_seconds(), environment.throttled_seconds())
+def read(pids: Iterable[int], proc: Path = Path("/proc")) -> Reading:
+    """Reads the counters; takes about a millisecond. `pids` are the benchmark's processes on this host."""
+    pids = list(pids)
+    cpus = environment.usable_cpus(pids)
+    own = environment.cpu_seconds(pids, proc)
+    return Reading(len(cpus), time.monotonic(), _busy_seconds(cpus, proc), own, environment.throttled_seconds())
 
 
 class Noise(NamedTuple):
     """What the machine did beside the benchmark.
 
     Attributes:
+      cpus: that the benchmark may use.
       other_cores_before, other_cores: cores that other processes used, and the host's other guests took, during the
         warm-up and during the rounds; None where it cannot be seen.
       throttled_share: of the time that the benchmark's threads would have run, 0 to 1: when their quota was used up.
       lost_share: of the rate, 0 to 1: at most so much was lost to the above; 0 where it is less than `NOTICED`.
     """
 
+    cpus: int
     other_cores_before: float | None
     other_cores: float | None
     throttled_share: float
     lost_share: float
 
 
-def between(start: Reading, first_round: Reading, end: Reading, usable_cores: float) -> Noise:
-    """The noise from three readings: before the warm-up, before the first round, after the last."""
+def between(start: Reading, first_round: Reading, end: Reading, quota_cores: float = math.inf) -> Noise:
+    """The noise from three readings: before the warm-up, before the first round, after the last.
+
+    Args:
+      start, first_round, end: the readings.
+      quota_cores: cores that a quota leaves the benchmark.
+    """
     before, during = _other_cores(start, first_round), _other_cores(first_round, end)
     throttled, own = end.throttled - first_round.throttled, end.own - first_round.own
     throttled_share = throttled / (throttled + own) if throttled > 0 else 0.0
     others = max((cores for cores in (before, during) if cores is not None), default=0.0)
-    # Of cores that a quota leaves idle anyway, others may have what they like.
-    taken = max(0.0, usable_cores - (_cpus() - others)) / usable_cores
+    wanted = min(end.cpus, quota_cores)
+    taken = max(0.0, wanted - (end.cpus - others)) / wanted  # what a quota leaves idle anyway, others may have
     shares = [min(share, 0.9) for share in (taken, throttled_share) if share > NOTICED]
-    return Noise(before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
+    return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
 
 
 def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
@@ -74,9 +92,9 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
         found.append(f"drift: {among} ran at {ends}; the interval holds them all")
     if noise.other_cores is None:
         found.append("other load is not known: the system does not count CPU time; the interval leaves it out")
-    elif max(noise.other_cores_before, noise.other_cores) > NOTICED * _cpus():
+    elif max(noise.other_cores_before, noise.other_cores) > NOTICED * noise.cpus:
         found.append(
-            f"other load: {noise.other_cores_before:.2f} of {_cpus()} cores during the warm-up, "
+            f"other load: {noise.other_cores_before:.2f} of {noise.cpus} cores during the warm-up, "
             f"{noise.other_cores:.2f} during the rounds; the interval's upper end allows for it"
         )
     if noise.throttled_share > NOTICED:
@@ -98,15 +116,9 @@ def _other_cores(start: Reading, end: Reading) -> float | None:
     return max(0.0, end.busy - start.busy - (end.own - start.own)) / (end.clock - start.clock)
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _busy_seconds(proc: Path) -> float | None:
-    """CPU time of all processes on the CPUs that this one may use; None where the system does not count it."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+def _busy_seconds(cpus: Iterable[int], proc: Path) -> float | None:
+    """CPU time of all processes on these CPUs; None where the system does not count it."""
+    mine = {f"cpu{number}" for number in cpus}
     ticks = 0
     for line in environment.lines(proc / "stat"):
         name, *counts = line.split()

@@ -6,6 +6,7 @@ Device work is awaited at both ends of a round and never inside it, so measuring
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -69,7 +70,7 @@ def run(
     variables: Mapping[str, str],
     clock=time.perf_counter,
     watcher: Watcher | None = None,
-    own_cpu_seconds: Callable[[], float] = time.process_time,
+    processes: Callable[[], Sequence[int]] = lambda: [os.getpid()],
 ) -> dict:
     """Warms up, then trains in rounds and times them.
 
@@ -82,7 +83,7 @@ def run(
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
       watcher: is told how it goes on.
-      own_cpu_seconds: the CPU time that the benchmark's processes on this host have used so far; the rest is others'.
+      processes: returns the ids of the benchmark's processes on this host; all others are noise.
 
     Returns:
       What `summarize` returns of all calls, and: `interval`, the 95 % interval of examples per second; `noise` and
@@ -99,11 +100,11 @@ def run(
     _check(length)
     at_round, at_call = watcher or Watcher()
     found = environment.describe(variables)  # before the run, so that the load average is that of others
-    start, began = noise.read(own_cpu_seconds), clock()
+    start, began = noise.read(processes()), clock()
     warmed = warm_up(strategy, length.steps or _ENDLESS, clock)
     steps = length.steps or _agreed_steps(strategy, length.seconds, warmed.steps_per_sec)
     _compile_last_batch(strategy, state, steps * length.rounds)
-    compile_seconds, first_round = clock() - began, noise.read(own_cpu_seconds)
+    compile_seconds, first_round = clock() - began, noise.read(processes())
     rounds, described = [], []
     at_round(described, steps)
     for _ in range(length.rounds):
@@ -112,7 +113,7 @@ def run(
         described.append(describe_round(calls))
         steps = length.steps or _agreed_steps(strategy, length.seconds, described[-1]["steps_per_sec"])
         at_round(described, steps)
-    disturbed = noise.between(start, first_round, noise.read(own_cpu_seconds), found["usable_cores"])
+    disturbed = noise.between(start, first_round, noise.read(processes()), environment.quota_cores())
     return {
         **_figures(rounds, disturbed),
         "train": {name: value for name, pair in sums.items() if (value := pair.value()) is not None},
@@ -221,7 +222,7 @@ def timed_round(
             at_call(steps + state.step - end, after - began)
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + clock() - before)
-    if result.workers is not None and state.trainer.reduction.sync_every_steps <= 1:
+    if result.workers is not None and not state.trainer.reduction.sync_every_steps:  # its sums are between the steps
         calls = [call._replace(reduce_seconds=_reduce_seconds(told)) for call, told in zip(calls, workers, strict=True)]
     return calls, sums
 

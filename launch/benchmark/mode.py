@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from engine import environment
 from engine.benchmark import rounds
 from launch import guard, modes
 from launch.benchmark import baseline, schema, table
@@ -37,9 +36,6 @@ def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
     config = session.config
     length = rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds)
 
-    def own_cpu_seconds() -> float:
-        return environment.cpu_seconds(guard.job_of(variables))
-
     with Live(config.progress if config.is_chief else "off", length.rounds) as live:
         live.stage("warm-up")
         before = time.perf_counter()
@@ -51,7 +47,7 @@ def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
             length,
             variables,
             watcher=live.watcher,
-            own_cpu_seconds=own_cpu_seconds,
+            processes=lambda: guard.job_of(variables),
         )
     for name in ("compile_seconds", "first_step_seconds"):  # whoever waits for the first step waits for the choice too
         measured[name] += choosing_seconds

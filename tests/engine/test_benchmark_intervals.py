@@ -8,7 +8,7 @@ import pytest
 from engine.benchmark import intervals, noise
 from engine.benchmark.noise import Noise, Reading
 
-QUIET = Noise(0.0, 0.0, 0.0, 0.0)
+QUIET = Noise(2, 0.0, 0.0, 0.0, 0.0)
 
 
 def calls(seconds, rounds=None, examples=64):
@@ -128,51 +128,47 @@ def test_a_single_call_leaves_the_ratio_without_interval():
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_cpus(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-
-
-def test_what_others_used_is_a_share_of_the_machine(two_cpus):
+def test_what_others_used_is_a_share_of_the_machine():
     # Ten seconds of two CPUs: 16 s busy, 12 of them ours: 0.4 cores were others'.
-    start, first, end = (Reading(0, 0, 0, 0), Reading(5, 1, 1, 0), Reading(15, 17, 13, 0))
-    assert noise.between(start, first, end, 2.0) == pytest.approx(Noise(0.0, 0.4, 0.0, 0.2))
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 1, 1, 0), Reading(2, 15, 17, 13, 0))
+    assert noise.between(start, first, end) == pytest.approx(Noise(2, 0.0, 0.4, 0.0, 0.2))
 
 
-def test_load_before_the_rounds_counts_as_well(two_cpus):
-    start, first, end = (Reading(0, 0, 0, 0), Reading(5, 10, 5, 0), Reading(15, 20, 15, 0))
-    assert noise.between(start, first, end, 2.0) == pytest.approx(Noise(1.0, 0.0, 0.0, 0.5))
+def test_load_before_the_rounds_counts_as_well():
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 10, 5, 0), Reading(2, 15, 20, 15, 0))
+    assert noise.between(start, first, end) == pytest.approx(Noise(2, 1.0, 0.0, 0.0, 0.5))
 
 
-def test_others_may_have_what_a_quota_leaves_idle(two_cpus):
-    start, first, end = (Reading(0, 0, 0, 0), Reading(5, 0, 0, 0), Reading(15, 14, 10, 0))
+def test_others_may_have_what_a_quota_leaves_idle():
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 0, 0, 0), Reading(2, 15, 14, 10, 0))
     assert noise.between(start, first, end, 1.0).lost_share == 0.0
-    assert noise.between(start, first, end, 2.0).lost_share == pytest.approx(0.2)
+    assert noise.between(start, first, end).lost_share == pytest.approx(0.2)
 
 
-def test_quotas_take_of_the_time_that_threads_would_have_run(two_cpus):
-    start, first, end = (Reading(0, 0, 0, 1), Reading(5, 0, 0, 1), Reading(15, 9, 9, 2))
-    assert noise.between(start, first, end, 2.0) == pytest.approx(Noise(0.0, 0.0, 0.1, 0.1))
+def test_quotas_take_of_the_time_that_threads_would_have_run():
+    start, first, end = (Reading(2, 0, 0, 0, 1), Reading(2, 5, 0, 0, 1), Reading(2, 15, 9, 9, 2))
+    assert noise.between(start, first, end) == pytest.approx(Noise(2, 0.0, 0.0, 0.1, 0.1))
 
 
-def test_a_quiet_machines_housekeeping_is_no_load(two_cpus):
-    start, first, end = (Reading(0, 0, 0, 0), Reading(5, 5, 5, 0), Reading(15, 15.3, 15, 0))
-    found = noise.between(start, first, end, 2.0)
+def test_a_quiet_machines_housekeeping_is_no_load():
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 5, 5, 0), Reading(2, 15, 15.3, 15, 0))
+    found = noise.between(start, first, end)
     assert found.lost_share == 0.0
     assert noise.warnings(found, calls([1.0] * 30)) == []
 
 
-def test_busy_time_is_of_the_cpus_that_this_process_may_use(two_cpus, tmp_path):
+def test_busy_time_is_of_the_cpus_that_this_process_may_use(tmp_path, monkeypatch):
     # user nice system idle iowait irq softirq steal guest guest_nice: guest is in user already.
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {pid})
     lines = ["cpu 9 9 9 9 9 9 9 9 9 9", "cpu0 100 20 30 999 999 4 5 6 50 0", "cpu1 35 0 0 999 999 0 0 0 0 0"]
     (tmp_path / "stat").write_text("\n".join([*lines, "cpu2 70 7 7 7 7 7 7 7 7 7", ""]))
-    ticks = noise.read(lambda: 0.0, tmp_path).busy * 100
+    ticks = noise.read([0, 1], tmp_path).busy * 100
     assert ticks == pytest.approx(200)
     (tmp_path / "stat").write_text("cpu0 0 0 0 0 0 0 0 0 0 0\n")
-    assert noise.read(lambda: 0.0, tmp_path).busy is None
+    assert noise.read([0, 1], tmp_path).busy is None
 
 
-def test_each_disturbance_is_one_line(two_cpus):
+def test_each_disturbance_is_one_line():
     found = noise.warnings(QUIET._replace(other_cores=0.5, throttled_share=0.25), calls([1.0] * 5 + [0.5] * 4))
     assert found == [
         "few calls: 9 were timed, under 20; the interval is as wide as Student's t says; time for longer",

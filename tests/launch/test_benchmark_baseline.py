@@ -15,17 +15,28 @@ from launch.benchmark import baseline, schema
 from launch.benchmark.compare import compare, exit_code
 from launch.errors import UsageError
 from launch.files import append_json_line
+from tests.launch.local_tasks import ROOT
 
 WORK = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--jit=off")
 BENCHMARK = ("--mode=benchmark", *WORK, "--benchmark_steps=40", "--benchmark_rounds=2", "--steps_per_loop=2")
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A real result: two rounds of 40 steps, two in a call at most."""
+    path = tmp_path_factory.mktemp("run") / "result.json"
+    command = [sys.executable, "-m", "launch.train", *BENCHMARK, f"--result_json={path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
 @pytest.fixture
-def measured(inside, tmp_path):
-    """A real result, and its path: two rounds of 40 steps, two in a call at most."""
+def measured(run, tmp_path):
+    """The result, and a file of it."""
     path = tmp_path / "old.json"
-    inside(*BENCHMARK, f"--result_json={path}").ok()
-    return json.loads(path.read_text()), path
+    path.write_text(json.dumps(run))
+    return copy.deepcopy(run), path
 
 
 def slower(result, times):
@@ -70,6 +81,25 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
     # And the other way round, where the same flag passes.
     path.write_text(json.dumps(slower(result, 100)))
     assert "faster" in inside(*BENCHMARK, f"--baseline={path}", "--fail_below=0.95").ok().out
+
+
+def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(measured, crank, tmp_path):
+    result, path = measured
+    path.write_text(json.dumps(slower(result, 1e-6)))
+    flags = ("--mode=benchmark", *WORK, "--benchmark_seconds=0.5", "--benchmark_rounds=2", f"--baseline={path}")
+    found = tmp_path / "found.json"
+    outcome = crank(
+        "launch.local", "--workers=2", "--", *flags, "--fail_below=0.9", f"--result_json={found}", script="-m"
+    )
+    assert outcome.code == 3, outcome.err
+    assert "worker 0 ended with exit code 3: the benchmark is slower than --fail_below allows" in outcome.error
+    workers = json.loads(found.read_text())
+    assert schema.check(workers) == []
+    assert len(workers["rounds"]) == 2
+    assert 0 < workers["reduce_fraction"] < 1
+    assert sum(workers["calls"]["reduce_seconds"]) == pytest.approx(
+        workers["reduce_fraction"] * workers["wall_seconds"], rel=1e-6
+    )
 
 
 def test_what_is_missing_or_wrong_is_listed(measured):
