@@ -63,6 +63,10 @@ class Series:
         self._say(f"{result['steps_per_sec']:,.1f} steps/s ({time.monotonic() - before:.0f} s)\n")
         return result
 
+    def skip(self) -> None:
+        """Counts one that is not to be run."""
+        self._begun += 1
+
     def _say(self, text: str) -> None:
         if not self._quiet:
             print(text, end="", flush=True)

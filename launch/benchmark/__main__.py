@@ -1,0 +1,148 @@
+"""The standard set: how fast the models that everybody knows train on this machine, beside Keras fit. For example
+
+  python -m launch.benchmark
+  python -m launch.benchmark --workloads=mlp,cnn --strategies=one_device --rounds=5
+  python -m launch.benchmark --quick
+
+Each measurement is a process of its own, the peers run in turn, and the table has medians. It is printed, and written
+to docs/benchmarks/ with all figures. Leave the machine alone while it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from launch import errors, files
+from launch import flags as our_flags
+from launch.benchmark import report, schema
+from launch.benchmark.children import Stopped, stoppable, untuned
+from launch.benchmark.suite import STRATEGIES, Place, Row, Suite, find_place
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from launch.errors import UsageError, nearest
+
+_FLAGS = flags.FlagValues()  # apart from launch.train's, which are the measurements'
+_QUICK_SECONDS = 1.0
+
+
+def _define_flags() -> None:
+    own = {"flag_values": _FLAGS}
+    flags.DEFINE_list("workloads", list(WORKLOADS), f"Some of {', '.join(WORKLOADS)}.", **own)
+    flags.DEFINE_list("strategies", None, f"Some of {', '.join(STRATEGIES)}; all that this machine can hold.", **own)
+    flags.DEFINE_integer("rounds", 3, "Measurements of each peer, in turn.", lower_bound=1, **own)
+    flags.DEFINE_float("seconds", 5.0, "Steady state of each measurement.", lower_bound=0.1, upper_bound=1e4, **own)
+    flags.DEFINE_bool("quick", False, "One round of a second each, no losses compared: whether all of it runs.", **own)
+    flags.DEFINE_string("output_dir", "docs/benchmarks", "Where the table and the figures are written.", **own)
+
+
+_define_flags()
+
+
+def run() -> None:
+    """`crankshaft-benchmark`."""
+    try:
+        _parse(sys.argv)
+        code = _run(os.environ)
+    except UsageError as error:
+        code = errors.fail(errors.EXIT_USAGE, str(error))
+    except KeyboardInterrupt:  # before the first measurement
+        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
+    sys.exit(code)
+
+
+def _parse(argv: list[str]) -> None:
+    if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
+        our_flags.show(_help())
+    try:
+        rest = _FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(
+            f"--{error.flagname} is unknown; {nearest(error.flagname, list(_FLAGS), 'see --help')}"
+        ) from None
+    except flags.Error as error:
+        raise UsageError(f"{' '.join(str(error).split())}; see --help") from None
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
+    for name, known in (("workloads", WORKLOADS), ("strategies", STRATEGIES)):
+        for given in _FLAGS[name].value or ():
+            if given not in known:
+                raise UsageError(f"--{name}={given} is unknown; {nearest(given, known)}")
+    if not _FLAGS.workloads:
+        raise UsageError(f"--workloads= leaves nothing to measure; use some of {', '.join(WORKLOADS)}")
+    if not math.isfinite(_FLAGS.seconds):
+        raise UsageError(f"--seconds={_FLAGS.seconds} is not finite; use a number that is")
+    try:
+        os.makedirs(_FLAGS.output_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output_dir={_FLAGS.output_dir} can't be made ({error.strerror}); use another") from None
+
+
+def _run(environment: Mapping[str, str]) -> int:
+    places = {strategy: find_place(strategy, environment) for strategy in _FLAGS.strategies or STRATEGIES}
+    left_out = {strategy: why for strategy, why in places.items() if isinstance(why, str)}
+    for strategy, why in left_out.items():
+        print(f"{strategy} is left out: {why}", flush=True)
+    rows = _rows([place for place in places.values() if isinstance(place, Place)])
+    rounds, seconds = (1, _QUICK_SECONDS) if _FLAGS.quick else (_FLAGS.rounds, _FLAGS.seconds)
+    suite = Suite(rows, rounds, seconds, quality=not _FLAGS.quick, environment=untuned(environment))
+    about: dict[str, Any] = {
+        "date": schema.heading(BATCH_SIZE)["date"],
+        "command": shlex.join(["python", "-m", "launch.benchmark", *sys.argv[1:]]),
+        "load_before": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "stopped": None,
+    }
+    code = 0
+    try:
+        with stoppable():
+            suite.run()
+    except Stopped as stopped:
+        code = stopped.code
+        about["stopped"] = "the rest: it was stopped"
+    text = report.markdown(suite, about, left_out)
+    print(f"\n{text}", flush=True)
+    print(f"written to {_write(text, report.figures(suite, about, left_out))}", flush=True)
+    return code or (errors.EXIT_FAILED if any(row.failed for row in rows) else 0)
+
+
+def _rows(places: list[Place]) -> list[Row]:
+    """On one device in each precision of the workload, elsewhere in the first."""
+    return [
+        Row(name, place, precision)
+        for name in _FLAGS.workloads
+        for place in places
+        for precision in WORKLOADS[name].precisions[: None if place.strategy == "one_device" else 1]
+    ]
+
+
+def _write(text: str, figures: dict[str, Any]) -> str:
+    """Both files, under a name that is free. Returns the table's path."""
+    cpu = re.sub(r"[^a-z0-9]+", "-", (figures["environment"].get("cpu") or "unknown").lower()).strip("-")
+    name = path = os.path.join(_FLAGS.output_dir, f"{figures['date'][:10]}-{cpu}")
+    number = 1
+    while os.path.exists(f"{path}.md") or os.path.exists(f"{path}.json"):
+        number += 1
+        path = f"{name}-{number}"
+    files.write_text(f"{path}.md", text)
+    files.write_json(f"{path}.json", figures)
+    return f"{path}.md"
+
+
+def _help() -> str:
+    parts = [__doc__.strip(), "", "usage: python -m launch.benchmark [flags]", ""]
+    for name in sorted(_FLAGS):
+        flag = _FLAGS[name]
+        default = f" [{flag.serializer.serialize(flag.default)}]" if flag.serializer and flag.default else ""
+        usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
+        parts.append(our_flags.described(usage, f"{flag.help}{default}"))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    run()

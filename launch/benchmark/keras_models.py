@@ -1,0 +1,78 @@
+"""The workloads' models of Keras's own layers, as people write them: what Crankshaft is compared with. Starts
+TensorFlow."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from input.splits import Splits
+from launch.benchmark.workloads import WORKLOADS
+
+_layers = tf.keras.layers
+
+
+def build(name: str, data: Splits) -> tf.keras.Model:
+    """A workload's model, for its data; outputs are logits, in float32 whatever the policy is."""
+    if name == "wide_deep":
+        return _wide_deep(data.train[0]["categories"].shape[1], data.vocabulary["categories"])
+    images = _layers.Input(WORKLOADS[name].shape)
+    bodies = {"mlp": _mlp(128), "wide": _mlp(2048, 2048), "cnn": _cnn, "resnet20": _resnet20}
+    return tf.keras.Model(images, _layers.Dense(data.num_classes, dtype="float32")(bodies[name](images)))
+
+
+def compile(model: tf.keras.Model, name: str, **settings) -> None:
+    """With Adam, the workload's loss and its metric; `settings` are `Model.compile`'s."""
+    if WORKLOADS[name].metric == "auc":
+        loss, metric = tf.keras.losses.BinaryCrossentropy(from_logits=True), tf.keras.metrics.AUC(from_logits=True)
+    else:
+        loss, metric = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), "accuracy"
+    model.compile(optimizer="adam", loss=loss, metrics=[metric], **settings)
+
+
+def _mlp(*widths: int):
+    def body(x):
+        x = _layers.Flatten()(x)
+        for units in widths:
+            x = _layers.Dense(units, activation="relu")(x)
+        return x
+
+    return body
+
+
+def _cnn(x):
+    for filters in (32, 64):
+        x = _layers.MaxPooling2D(2)(_layers.Conv2D(filters, 3, activation="relu")(x))
+    return _layers.Dense(64, activation="relu")(_layers.Flatten()(x))
+
+
+def _resnet20(x):
+    """He et al. 2016, section 4.2, n = 3, shortcuts without parameters (option A): as models/resnet.py."""
+    x = _layers.ReLU()(_normalized(x, 16, 1))
+    for filters in (16, 32, 64):
+        for block in range(3):
+            strides = 2 if filters > 16 and not block else 1
+            y = _layers.ReLU()(_normalized(x, filters, strides))
+            y = _normalized(y, filters, 1)
+            if strides > 1:
+                more = filters - x.shape[-1]
+                x = tf.keras.ops.pad(x[:, ::strides, ::strides], [[0, 0], [0, 0], [0, 0], [0, more]])
+            x = _layers.ReLU()(_layers.Add()([x, y]))
+    return _layers.GlobalAveragePooling2D()(x)
+
+
+def _normalized(x, filters: int, strides: int):
+    x = _layers.Conv2D(filters, 3, strides, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
+    return _layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+
+
+def _wide_deep(fields: int, rows: int) -> tf.keras.Model:
+    """What models/wide_deep.py is by default; all fields' ids share a table, as there."""
+    categories = _layers.Input([fields], dtype="int64", name="categories")
+    ids = categories + np.arange(fields) * rows
+    x = _layers.Flatten()(_layers.Embedding(fields * rows, 16)(ids))
+    for units in (128, 64):
+        x = _layers.Dense(units, activation="relu")(x)
+    weights = _layers.Flatten()(_layers.Embedding(fields * rows, 1, embeddings_initializer="zeros")(ids))
+    wide = tf.keras.ops.sum(weights, axis=1, keepdims=True)
+    return tf.keras.Model({"categories": categories}, _layers.Dense(1, dtype="float32")(x) + wide)

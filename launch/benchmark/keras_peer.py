@@ -1,0 +1,96 @@
+"""Keras fit on a workload, in a process of its own: what stands beside Crankshaft in the standard set.
+
+`python -m launch.benchmark.keras_peer --workload=mlp --setting=fit --seconds=5 --result_json=fit.json`
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from launch import files
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+
+STEPS_PER_EXECUTION = 50
+_WARM_UP_SECONDS = 0.5
+
+# What `compile` is given: fit as people write it, and with many steps in one call, without XLA and with it.
+SETTINGS = {
+    "fit": {},
+    "fit_tuned": {"steps_per_execution": STEPS_PER_EXECUTION, "jit_compile": False},
+    "fit_tuned_xla": {"steps_per_execution": STEPS_PER_EXECUTION, "jit_compile": True},
+}
+
+
+def measure(name: str, setting: str, precision: str, seconds: float, quality_steps: int) -> dict:
+    """Trains `quality_steps` (a multiple of 50), which compiles; evaluates; then goes on and is timed.
+
+    Returns:
+      steps_per_sec, examples_per_sec; loss and the workload's metric of the evaluation data after `quality_steps`.
+    """
+    import tensorflow as tf
+
+    from launch.benchmark import keras_models
+
+    tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
+    data = WORKLOADS[name].load()
+    tf.keras.utils.set_random_seed(0)
+    model = keras_models.build(name, data)
+    keras_models.compile(model, name, **SETTINGS[setting])
+    x, y = data.train
+    few = quality_steps * BATCH_SIZE
+    shown = {"batch_size": BATCH_SIZE, "verbose": "auto" if setting == "fit" else 2}  # a bar has its price
+    model.fit(tf.nest.map_structure(lambda array: array[:few], x), y[:few], **shown)
+    loss, metric = model.evaluate(*data.eval, batch_size=BATCH_SIZE, verbose=0)
+    watch = _stopwatch(seconds, SETTINGS[setting].get("steps_per_execution", 1))
+    model.fit(x, y, epochs=1_000_000, callbacks=[watch], **shown)
+    return {
+        "steps_per_sec": watch.rate,
+        "examples_per_sec": watch.rate * BATCH_SIZE,
+        "loss": float(loss),
+        WORKLOADS[name].metric: float(metric),
+    }
+
+
+def _stopwatch(seconds: float, stride: int):
+    """A callback that ends fit after `seconds` of steady state. `stride` is the steps between two calls of it.
+
+    Ends of epochs that fall into the span count: they are part of what fit costs.
+    """
+    import tensorflow as tf
+
+    class Stopwatch(tf.keras.callbacks.Callback):
+        started = None
+        steps = 0
+
+        def on_train_begin(self, logs=None):
+            self.begun = time.perf_counter()
+
+        def on_train_batch_end(self, batch, logs=None):
+            now = time.perf_counter()
+            if self.started is None:
+                self.started = now if now - self.begun >= _WARM_UP_SECONDS else None
+                return
+            self.steps += stride
+            if now - self.started >= seconds:
+                self.rate = self.steps / (now - self.started)
+                self.model.stop_training = True
+
+    return Stopwatch()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--setting", choices=SETTINGS, required=True)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of steady state")
+    parser.add_argument("--quality_steps", type=int, default=100, help="a multiple of 50, before the clock starts")
+    parser.add_argument("--result_json", required=True)
+    given = parser.parse_args()
+    result = measure(given.workload, given.setting, given.precision, given.seconds, given.quality_steps)
+    files.write_json(given.result_json, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The standard set measured: each workload on each strategy, beside Keras fit, in turn. Host code, no TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launch import shares
+from launch.benchmark.children import MeasurementFailed, Process
+from launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
+from launch.benchmark.scaling import visible_gpus
+from launch.benchmark.series import Series
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
+
+STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
+OURS = "crankshaft"
+QUALITY_STEPS = 100  # before loss and metric are compared: who computes something else, shows there
+TIMEOUT_SECONDS = 600.0
+_CLOSE = 0.85  # of fit's tuned settings, the slower one is measured again if it has this share of the faster one's rate
+_PROCESSES = 2  # workers, and parameter servers
+_QUALITY = "quality"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A strategy as this machine can hold it.
+
+    Attributes:
+      strategy: its name.
+      replicas: how many.
+      flags: of launch.train.
+      cluster: of launch.local; None where there is one process.
+    """
+
+    strategy: str
+    replicas: int
+    flags: tuple[str, ...] = ()
+    cluster: tuple[str, ...] | None = None
+
+    @property
+    def global_batch_size(self) -> int:
+        """That of one replica for each; on parameter servers each worker makes updates of its own."""
+        return BATCH_SIZE if self.strategy == "parameter_server" else BATCH_SIZE * self.replicas
+
+    def command(self, *flags: str) -> list[str]:
+        """A run there."""
+        flags_ = (*self.flags, f"--global_batch_size={self.global_batch_size}", *flags)
+        if self.cluster is None:
+            return [sys.executable, "-m", "launch.train", f"--strategy={self.strategy}", *flags_]
+        return [sys.executable, "-m", "launch.local", *self.cluster, "--max_restarts=0", "--", *flags_]
+
+
+def find_place(strategy: str, environment: Mapping[str, str]) -> Place | str:
+    """Where a strategy runs on this machine, or why it can't be held."""
+    cores, gpus = len(shares.usable_cores()), len(visible_gpus(environment))
+    if strategy == "one_device":
+        return Place(strategy, 1)
+    if strategy == "mirrored" and gpus > 1:
+        return Place(strategy, gpus)
+    processes = _PROCESSES if strategy != "parameter_server" else 2 * _PROCESSES  # its coordinator only waits
+    if cores < processes:
+        return f"{processes} cores are needed, and there are {cores}"
+    if strategy == "mirrored":
+        return Place(strategy, 2, ("--num_virtual_devices=2",))
+    if gpus:
+        return "its processes would share the GPUs"
+    each = f"--cores_per_task={cores // processes}"
+    if strategy == "multi_worker":
+        return Place(strategy, _PROCESSES, (), (f"--workers={_PROCESSES}", each))
+    return Place(strategy, _PROCESSES, (), (f"--workers={_PROCESSES}", f"--ps={_PROCESSES}", each))
+
+
+@dataclasses.dataclass
+class Row:
+    """One workload on one strategy in one precision, and what has been measured of it.
+
+    Attributes:
+      name: the workload's.
+      measured: by peer, a result for each round; Keras's only where there is one device.
+      failed: by peer, why it has no result.
+      commands: by peer, as one would type it.
+    """
+
+    name: str
+    place: Place
+    precision: str
+    measured: dict[str, list[dict]] = dataclasses.field(default_factory=dict)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+    commands: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def workload(self) -> Workload:
+        return WORKLOADS[self.name]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.place.strategy} {self.precision}"
+
+    @property
+    def peers(self) -> list[str]:
+        return [*(SETTINGS if self.place.strategy == "one_device" else ()), OURS]
+
+    def rates(self, peer: str) -> list[float]:
+        """Steps a second, by round."""
+        return [result["steps_per_sec"] for result in self.measured.get(peer, [])]
+
+    def rate(self, peer: str) -> float | None:
+        """The median."""
+        rates = self.rates(peer)
+        return statistics.median(rates) if rates else None
+
+    def best_keras(self) -> str | None:
+        """The faster of fit's settings, with many steps in one call."""
+        return max((peer for peer in SETTINGS if peer != "fit" and self.rates(peer)), key=self.rate, default=None)
+
+    def is_hopeless(self, peer: str) -> bool:
+        """Whether it is out of the race: it failed, or is the slower tuned setting by far. XLA may take minutes."""
+        best = self.best_keras()
+        slow = best and peer in SETTINGS and peer != "fit" and self.rates(peer)
+        return peer in self.failed or bool(slow and self.rate(peer) < _CLOSE * self.rate(best))
+
+
+class Suite:
+    """Measures rows, each round all peers of a row in turn.
+
+    Args:
+      rows: what is measured, in this order.
+      rounds: of each row.
+      seconds: that each measurement times.
+      quality: whether loss and metric are compared too.
+      environment: the variables that the processes get.
+    """
+
+    def __init__(self, rows: Sequence[Row], rounds: int, seconds: float, quality: bool, environment: Mapping[str, str]):
+        self.rows = rows
+        self.rounds = rounds
+        self.seconds = seconds
+        self._quality = quality
+        count = sum(len(row.peers) * rounds + self._compares(row) for row in rows)
+        self._series = Series(count, environment, timeout_seconds=TIMEOUT_SECONDS)
+
+    def run(self) -> None:
+        """Measures everything; what fails is noted in its row."""
+        for row in self.rows:
+            for _ in range(self.rounds):
+                for peer in row.peers:
+                    if row.is_hopeless(peer):
+                        self._series.skip()
+                    else:
+                        self._measure(row, peer, self._command(row, peer))
+            if self._compares(row):
+                self._measure(row, _QUALITY, self._quality_command(row))
+
+    def _measure(self, row: Row, peer: str, command: list[str]) -> None:
+        row.commands[peer] = shlex.join(["python", *command[1:]])
+        try:
+            result = self._series.measure(f"{row.title} {peer}", lambda path: _writing(command, path))
+        except MeasurementFailed as failure:
+            row.failed[peer] = str(failure)
+            return
+        row.measured.setdefault(peer, []).append(result)
+
+    def _compares(self, row: Row) -> bool:
+        return self._quality and row.place.strategy == "one_device"
+
+    def _command(self, row: Row, peer: str) -> list[str]:
+        if peer == OURS:
+            length = (f"--benchmark_seconds={self.seconds:g}", "--benchmark_rounds=1")
+            return row.place.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
+        return [
+            *(sys.executable, "-m", "launch.benchmark.keras_peer", f"--workload={row.name}", f"--setting={peer}"),
+            *(f"--precision={row.precision}", f"--seconds={self.seconds:g}", f"--quality_steps={self._quality_steps}"),
+        ]
+
+    @property
+    def _quality_steps(self) -> int:
+        return QUALITY_STEPS if self._quality else STEPS_PER_EXECUTION
+
+    def _quality_command(self, row: Row) -> list[str]:
+        steps = ("--mode=train_and_eval", f"--train_steps={QUALITY_STEPS}")
+        return row.place.command(*row.workload.flags, f"--precision={row.precision}", *steps)
+
+
+def _writing(command: list[str], path: Path) -> Process:
+    return Process([*command, f"--result_json={path}"])
