@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "engine": {"absl.logging", "numpy", "tensorboard", "tensorflow"},
     "input": {"numpy", "tensorflow"},
     "models": {"engine", "numpy", "tensorflow"},
-    "launch": {"absl", "engine", "input", "models", "numpy", "rich", "tensorboard", "tensorflow"},
+    "launch": {"absl", "engine", "input", "keras", "models", "numpy", "rich", "tensorboard", "tensorflow"},
 }
 
 # What reads the command line or the environment: launch's alone.

@@ -1,43 +1,43 @@
-"""The workloads' models of Keras's own layers, as people write them: what Crankshaft is compared with. Starts
-TensorFlow."""
+"""The workloads' models of Keras's own layers, as people write them: what Crankshaft is compared with.
+
+Starts Keras's backend, whichever it is.
+"""
 
 from __future__ import annotations
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from input.splits import Splits
 from launch.benchmark.workloads import WORKLOADS
 
-_layers = tf.keras.layers
+_layers = keras.layers
 
 
-def build(name: str, data: Splits) -> tf.keras.Model:
+def build(name: str, data: Splits) -> keras.Model:
     """A workload's model, for its data; outputs are logits, in float32 whatever the policy is."""
     if name == "wide_deep":
         return _wide_deep(data.train[0]["categories"].shape[1], data.vocabulary["categories"])
     images = _layers.Input(WORKLOADS[name].shape)
-    bodies = {"mlp": _mlp(128), "wide": _mlp(2048, 2048), "cnn": _cnn, "resnet20": _resnet20}
-    return tf.keras.Model(images, _layers.Dense(data.num_classes, dtype="float32")(bodies[name](images)))
+    bodies = {"cnn": _cnn, "resnet20": _resnet20}
+    body = bodies[name](images) if name in bodies else _mlp(images, WORKLOADS[name].units)
+    return keras.Model(images, _layers.Dense(data.num_classes, dtype="float32")(body))
 
 
-def compile(model: tf.keras.Model, name: str, **settings) -> None:
+def compile(model: keras.Model, name: str, **settings) -> None:
     """With Adam, the workload's loss and its metric; `settings` are `Model.compile`'s."""
     if WORKLOADS[name].metric == "auc":
-        loss, metric = tf.keras.losses.BinaryCrossentropy(from_logits=True), tf.keras.metrics.AUC(from_logits=True)
+        loss, metric = keras.losses.BinaryCrossentropy(from_logits=True), keras.metrics.AUC(from_logits=True)
     else:
-        loss, metric = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), "accuracy"
+        loss, metric = keras.losses.SparseCategoricalCrossentropy(from_logits=True), "accuracy"
     model.compile(optimizer="adam", loss=loss, metrics=[metric], **settings)
 
 
-def _mlp(*widths: int):
-    def body(x):
-        x = _layers.Flatten()(x)
-        for units in widths:
-            x = _layers.Dense(units, activation="relu")(x)
-        return x
-
-    return body
+def _mlp(x, widths: tuple[int, ...]):
+    x = _layers.Flatten()(x)
+    for units in widths:
+        x = _layers.Dense(units, activation="relu")(x)
+    return x
 
 
 def _cnn(x):
@@ -56,7 +56,7 @@ def _resnet20(x):
             y = _normalized(y, filters, 1)
             if strides > 1:
                 more = filters - x.shape[-1]
-                x = tf.keras.ops.pad(x[:, ::strides, ::strides], [[0, 0], [0, 0], [0, 0], [0, more]])
+                x = keras.ops.pad(x[:, ::strides, ::strides], [[0, 0], [0, 0], [0, 0], [0, more]])
             x = _layers.ReLU()(_layers.Add()([x, y]))
     return _layers.GlobalAveragePooling2D()(x)
 
@@ -66,7 +66,7 @@ def _normalized(x, filters: int, strides: int):
     return _layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
 
 
-def _wide_deep(fields: int, rows: int) -> tf.keras.Model:
+def _wide_deep(fields: int, rows: int) -> keras.Model:
     """What models/wide_deep.py is by default; all fields' ids share a table, as there."""
     categories = _layers.Input([fields], dtype="int64", name="categories")
     ids = categories + np.arange(fields) * rows
@@ -74,5 +74,5 @@ def _wide_deep(fields: int, rows: int) -> tf.keras.Model:
     for units in (128, 64):
         x = _layers.Dense(units, activation="relu")(x)
     weights = _layers.Flatten()(_layers.Embedding(fields * rows, 1, embeddings_initializer="zeros")(ids))
-    wide = tf.keras.ops.sum(weights, axis=1, keepdims=True)
-    return tf.keras.Model({"categories": categories}, _layers.Dense(1, dtype="float32")(x) + wide)
+    wide = keras.ops.sum(weights, axis=1, keepdims=True)
+    return keras.Model({"categories": categories}, _layers.Dense(1, dtype="float32")(x) + wide)

@@ -7,27 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
+from launch.benchmark.markdown import number, spread, table
 from launch.benchmark.suite import BATCH_SIZE, OURS, QUALITY_STEPS, Row, Suite
 
 _NONE = "–"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: figures at the right, the first column at the left."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def spread(values: Sequence[float]) -> str:
-    """median (least–most); a single value as it is."""
-    if not values:
-        return _NONE
-    middle = _number(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} ({_number(min(values))}–{_number(max(values))})"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def environment_of(rows: Sequence[Row]) -> dict[str, Any]:
@@ -68,14 +51,14 @@ def _note(suite: Suite) -> str:
     return (
         f"Steps a second, compilation apart; Adam, data in memory, batch {BATCH_SIZE} a replica (on parameter servers "
         f"an update's). Rounds in turn: {suite.rounds}, {suite.seconds:g} s a measurement, each in a process of its "
-        "own; median (least–most). Keras fit as people write it; at its best: "
-        f"steps_per_execution={STEPS_PER_EXECUTION} and the faster of XLA and not; in the same precision, on one device."
+        f"own; median (least–most). Keras fit as people write it; at best: {STEPS_PER_EXECUTION} steps a call and "
+        "the faster of XLA and not; in the same precision, on one device."
     )
 
 
 def _speed_table(rows: Sequence[Row]) -> str:
     header = ["workload", "strategy", "replicas", "Keras fit", "fit at its best", "Crankshaft"]
-    return table([*header, "examples/s", "against fit", "at its best"], [_speed(row) for row in rows])
+    return table([*header, "examples/s", "against fit", "at its best"], [_speed(row) for row in rows], 2)
 
 
 def _speed(row: Row) -> list[str]:
@@ -90,7 +73,7 @@ def _speed(row: Row) -> list[str]:
         _cell(row, "fit"),
         _cell(row, best) + xla[best] if best else _NONE,
         _cell(row, OURS),
-        _number(statistics.median(examples)) if examples else _NONE,
+        number(statistics.median(examples)) if examples else _NONE,
         _ratio(row, "fit"),
         _ratio(row, best) if best else _NONE,
     ]
@@ -116,7 +99,7 @@ def _list(title: str, lines: Sequence[str]) -> str:
 
 def _quality_table(rows: Sequence[Row]) -> str:
     found = [line for row in rows if "quality" in row.measured for line in _quality(row)]
-    return table([f"after {QUALITY_STEPS} steps", "", "evaluation loss", "accuracy or AUC"], found) if found else ""
+    return table([f"after {QUALITY_STEPS} steps", "", "evaluation loss", "accuracy or AUC"], found, 2) if found else ""
 
 
 def _quality(row: Row) -> list[list[str]]:

@@ -18,6 +18,7 @@ class Workload:
     Attributes:
       title: for tables.
       model_flags, input_flags: of launch.train.
+      units: widths of hidden dense layers, where there is nothing else.
       shape: of an example; None: ids (`synthetic_clicks`).
       examples: of the training data.
       metric: how good it is told to be beside its loss.
@@ -26,6 +27,7 @@ class Workload:
 
     title: str
     model_flags: tuple[str, ...]
+    units: tuple[int, ...] = ()
     shape: tuple[int, ...] | None = (28, 28, 1)
     examples: int = 60_032  # as many as MNIST has, made a multiple of the batch
     metric: str = "accuracy"
@@ -51,8 +53,8 @@ class Workload:
 
 
 WORKLOADS = {
-    "mlp": Workload("mlp 784-128-10", ("--model=mlp", "--model_arg=hidden_units=128")),
-    "wide": Workload("mlp 784-2048-2048-10", ("--model=mlp", "--model_arg=hidden_units=2048,2048")),
+    "mlp": Workload("mlp 784-128-10", ("--model=mlp", "--model_arg=hidden_units=128"), (128,)),
+    "wide": Workload("mlp 784-2048-2048-10", ("--model=mlp", "--model_arg=hidden_units=2048,2048"), (2048, 2048)),
     "cnn": Workload("reference CNN", ("--model=cnn",), precisions=("float32", "bfloat16")),
     "resnet20": Workload(
         "resnet20, 32x32", ("--model=resnet", "--model_arg=depth=20"), shape=(32, 32, 3), examples=12_800

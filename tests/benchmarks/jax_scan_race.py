@@ -12,10 +12,7 @@ import dataclasses
 from pathlib import Path
 
 from race import (
-    BATCH_SIZE,
-    INPUT_FLAGS,
     PYTHON,
-    Process,
     Race,
     add_arguments,
     check_arguments,
@@ -28,10 +25,12 @@ from race import (
     run_script,
     run_together,
     runs_with,
-    table,
     write_figures,
 )
 
+from launch.benchmark.children import Process
+from launch.benchmark.markdown import table
+from launch.benchmark.workloads import BATCH_SIZE
 from launch.shares import usable_cores
 
 PEERS = "tests/benchmarks/peers"
@@ -100,7 +99,7 @@ class JaxRace(Race):
         self.measure(name, JAX[name].process(python, options).shown(), run)
 
     def measure_crankshaft(self) -> None:
-        flags = [*self.workload.flags, *INPUT_FLAGS, f"--global_batch_size={BATCH_SIZE}", "--progress=off"]
+        flags = [*self.workload.flags, f"--global_batch_size={BATCH_SIZE}", "--progress=off"]
         command = [PYTHON, "-m", "launch.train", *flags]
         benchmark = ["--mode=benchmark", f"--benchmark_seconds={self.seconds:g}", "--benchmark_rounds=1"]
 

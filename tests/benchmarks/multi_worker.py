@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from race import (
-    BATCH_SIZE,
-    INPUT_FLAGS,
     PYTHON,
     ROOT,
     Race,
@@ -31,13 +29,14 @@ from race import (
     run_script,
     run_together,
     runs_with,
-    table,
     write_figures,
 )
 
 sys.path.insert(0, str(ROOT))
 
 from launch.benchmark.children import MeasurementFailed, Process
+from launch.benchmark.markdown import table
+from launch.benchmark.workloads import BATCH_SIZE
 from launch.shares import free_ports, usable_cores
 
 WORKERS = 2
@@ -122,10 +121,10 @@ class WorkersRace(Race):
         self.measure(peer, _shown(workers(options)), run)
 
     def crankshaft(self, *flags: str) -> list[str]:
-        return [*self.workload.flags, *INPUT_FLAGS, "--progress=off", *flags]
+        return [*self.workload.flags, "--progress=off", *flags]
 
     def benchmark(self, peer: str) -> list[str]:
-        return ["--mode=benchmark", f"--benchmark_steps={self.steps(peer)}"]
+        return ["--mode=benchmark", f"--benchmark_steps={self.steps(peer)}", "--benchmark_rounds=1"]
 
     def measure_crankshaft(self, wire: str, cores: Sequence[int]) -> None:
         cluster = [PYTHON, "-m", "launch.local", f"--workers={len(cores)}", "--cores_per_task=1", "--"]

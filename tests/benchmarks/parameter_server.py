@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 from multi_worker import WorkersRace
 from race import (
-    BATCH_SIZE,
     PYTHON,
     ROOT,
     Race,
@@ -33,8 +32,6 @@ from race import (
     report,
     run_script,
     run_together,
-    spread,
-    table,
     write_figures,
 )
 
@@ -42,6 +39,8 @@ sys.path.insert(0, str(ROOT))
 
 from input import synthetic_clicks
 from launch.benchmark.children import Process
+from launch.benchmark.markdown import spread, table
+from launch.benchmark.workloads import BATCH_SIZE
 from launch.shares import free_ports, usable_cores
 
 WORKERS = SERVERS = 2
@@ -98,7 +97,7 @@ def crankshaft(*flags: str, servers: int = SERVERS) -> list[str]:
 
 
 def timed(steps: int) -> list[str]:
-    return ["--mode=benchmark", f"--benchmark_steps={steps}"]
+    return ["--mode=benchmark", f"--benchmark_steps={steps}", "--benchmark_rounds=1"]
 
 
 def run_cluster(command: Sequence[str], folder: Path) -> dict:
@@ -128,7 +127,7 @@ class ServersRace(WorkersRace):
         return enough_steps(self, peer)
 
     def measure_crankshaft(self, peer: str) -> None:
-        job = crankshaft(*self.workload.flags, *self.workload.input_flags, f"--global_batch_size={BATCH_SIZE}")
+        job = crankshaft(*self.workload.flags, f"--global_batch_size={BATCH_SIZE}")
         command = [*job, *timed(self.steps(peer))]
 
         def run_quality(folder: Path) -> dict:

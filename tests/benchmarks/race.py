@@ -24,69 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from launch.benchmark import children
 from launch.benchmark.children import MeasurementFailed, Process
+from launch.benchmark.markdown import spread, table
+from launch.benchmark.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 # From the repository, where commands are run, so that they can be copied to another machine.
 PYTHON = os.path.relpath(sys.executable, ROOT) if sys.executable.startswith(f"{ROOT}{os.sep}") else sys.executable
-BATCH_SIZE = 64  # a device's
-EXAMPLES = 60_032  # as many as MNIST has, made a multiple of the batch
-EVAL_EXAMPLES = 4_096
-INPUT_FLAGS = ("--input=synthetic", f"--input_arg=examples={EXAMPLES}", f"--input_arg=eval_examples={EVAL_EXAMPLES}")
+IMAGES = ("mlp", "wide", "cnn")  # the workloads that every library's peer has
 MEASUREMENT_TIMEOUT_SECONDS = 600
-
-
-# -- The work ---------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """A model, as Keras layers (`units` of the dense ones; None is the reference CNN) and as Crankshaft's flags.
-
-    `input_flags` say what it is trained on, and `metric` how good it is told to be beside its loss.
-    """
-
-    title: str
-    flags: tuple[str, ...]
-    units: tuple[int, ...] | None
-    input_flags: tuple[str, ...] = INPUT_FLAGS
-    metric: str = "accuracy"
-
-
-WORKLOADS = {
-    "mlp": Workload("mlp 784-128-10", ("--model=mlp", "--model_arg=hidden_units=128"), (128,)),
-    "wide": Workload("mlp 784-2048-2048-10", ("--model=mlp", "--model_arg=hidden_units=2048,2048"), (2048, 2048)),
-    "cnn": Workload("reference CNN", ("--model=cnn",), None),
-    # Its Keras layers are in peers/ps_tutorial_loop.py, the only peer that it has.
-    "wide_deep": Workload("wide_deep", ("--model=wide_deep",), None, ("--input=synthetic_clicks",), "auc"),
-}
-IMAGES = ("mlp", "wide", "cnn")
-
-
-def keras_model(workload: Workload):
-    import keras  # of any backend: with TensorFlow's it is tf.keras
-
-    layers = keras.layers
-    if workload.units:
-        body = [layers.Flatten(), *[layers.Dense(units, activation="relu") for units in workload.units]]
-    else:
-        body = [
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.MaxPooling2D(2),
-            layers.Conv2D(64, 3, activation="relu"),
-            layers.MaxPooling2D(2),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu"),
-        ]
-    return keras.Sequential([layers.Input((28, 28, 1)), *body, layers.Dense(10)])
-
-
-def load_data(name: str = "mlp"):
-    """The `input.splits.Splits` that a workload's `input_flags` ask for: the same examples for all peers."""
-    from input import synthetic, synthetic_clicks
-
-    if name == "wide_deep":
-        return synthetic_clicks.load(None, 0)
-    return synthetic.load(None, 0, examples=EXAMPLES, eval_examples=EVAL_EXAMPLES)
 
 
 # -- Processes --------------------------------------------------------------------------------------------------------
@@ -182,16 +127,6 @@ class Race:
 
 
 # -- The report -------------------------------------------------------------------------------------------------------
-
-
-def spread(values: Sequence[float]) -> str:
-    """median (least-most)."""
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f}–{max(values):,.0f})"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def quality_table(races: Sequence[Race], steps: int) -> str:

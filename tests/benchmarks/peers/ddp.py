@@ -22,11 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from race import BATCH_SIZE, EXAMPLES, WORKLOADS, Workload, load_data, parse_peer_arguments, write_result
+from race import parse_peer_arguments, write_result
+
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
 
 
 def make_model(workload: Workload) -> nn.Module:
-    """The same layers as `race.keras_model`, and the same initial distribution, so that losses can be compared."""
+    """The layers of `launch.benchmark.keras_models`, and their initial distribution, so that losses can be compared."""
     if workload.units:
         sizes = [784, *workload.units]
         body = [nn.Flatten()]
@@ -56,7 +58,7 @@ def batches(examples: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch
     rank, world_size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)
     while True:
-        mine = torch.randperm(EXAMPLES, generator=generator)[rank::world_size]
+        mine = torch.randperm(len(labels), generator=generator)[rank::world_size]
         for chosen in mine.split(BATCH_SIZE):
             yield features[chosen], labels[chosen]
 
@@ -72,7 +74,7 @@ def evaluate(model: nn.Module, examples: tuple[torch.Tensor, torch.Tensor]) -> d
 def main() -> None:
     arguments = parse_peer_arguments(__doc__)
     dist.init_process_group("gloo")
-    data = load_data()
+    data = WORKLOADS[arguments.workload].load()
     torch.manual_seed(0)
     model = DistributedDataParallel(make_model(WORKLOADS[arguments.workload]))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001, eps=1e-7)  # Keras's epsilon

@@ -20,13 +20,15 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from race import BATCH_SIZE, EXAMPLES, WORKLOADS, Workload, load_data, parse_peer_arguments, write_result
+from race import parse_peer_arguments, write_result
+
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
 
 OPTIMIZER = optax.adam(0.001, eps=1e-7)  # Keras's epsilon
 
 
 def init(workload: Workload, seed: int) -> list:
-    """(kernel, bias) of each layer: those of `race.keras_model`, and their initial distribution."""
+    """(kernel, bias) of each layer: those of `launch.benchmark.keras_models`, and their initial distribution."""
     if workload.units:
         widths = [784, *workload.units, 10]
         shapes = list(itertools.pairwise(widths))
@@ -66,20 +68,20 @@ def train(carry, data, indices, unroll: int = 1):
     return jax.lax.scan(step, carry, indices, unroll=unroll)
 
 
-def batches() -> Iterator[np.ndarray]:
+def batches(examples: int) -> Iterator[np.ndarray]:
     """Indices of batches [batch] for ever, in another order each epoch."""
     generator = np.random.default_rng(0)
     while True:
-        yield from generator.permutation(EXAMPLES).astype(np.int32).reshape(-1, BATCH_SIZE)
+        yield from generator.permutation(examples).astype(np.int32).reshape(-1, BATCH_SIZE)
 
 
 def main() -> None:
     arguments = parse_peer_arguments(__doc__, steps_per_call=50, unroll=1)
-    splits = load_data()
+    splits = WORKLOADS[arguments.workload].load()
     data = jax.device_put(splits.train)
     params = init(WORKLOADS[arguments.workload], 0)
     carry = params, OPTIMIZER.init(params)
-    order = batches()
+    order = batches(len(splits.train[1]))
 
     def run(steps: int) -> float:
         """Trains so many steps, made whole calls; steps a second, all of them done."""

@@ -13,7 +13,10 @@ import keras
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from race import BATCH_SIZE, WORKLOADS, keras_model, load_data, parse_peer_arguments, write_result
+from race import parse_peer_arguments, write_result
+
+from launch.benchmark import keras_models
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 
 
 class Stopwatch(keras.callbacks.Callback):
@@ -47,16 +50,11 @@ def main() -> None:
         sys.exit(f"KERAS_BACKEND is {keras.backend.backend()}; use jax")
     import jax
 
-    data = load_data()
+    data = WORKLOADS[arguments.workload].load()
     x, y = data.train
     keras.utils.set_random_seed(0)
-    model = keras_model(WORKLOADS[arguments.workload])
-    model.compile(
-        optimizer="adam",
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        steps_per_execution=arguments.steps_per_call,
-    )
+    model = keras_models.build(arguments.workload, data)
+    keras_models.compile(model, arguments.workload, steps_per_execution=arguments.steps_per_call)
     few = arguments.quality_steps * BATCH_SIZE
     model.fit(x[:few], y[:few], batch_size=BATCH_SIZE)
     loss, accuracy = model.evaluate(*data.eval, batch_size=BATCH_SIZE, verbose=0)

@@ -18,50 +18,27 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from race import (
-    BATCH_SIZE,
-    EXAMPLES,
-    ROOT,
-    WORKLOADS,
-    Workload,
-    keras_model,
-    load_data,
-    parse_peer_arguments,
-    write_result,
-)
-
-sys.path.insert(0, str(ROOT))
+from race import parse_peer_arguments, write_result
 
 from input.planted import auc
+from launch.benchmark import keras_models
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 from launch.cluster import answers
 
 POLL_SECONDS = 0.2
-
-
-def wide_deep(fields: int, rows: int) -> tf.keras.Model:
-    """What models/wide_deep.py is by default, of Keras's own layers; all fields' ids share a table, as there."""
-    layers = tf.keras.layers
-    categories = layers.Input([fields], dtype="int64", name="categories")
-    ids = categories + np.arange(fields) * rows
-    x = layers.Flatten()(layers.Embedding(fields * rows, 16)(ids))
-    for units in (128, 64):
-        x = layers.Dense(units, activation="relu")(x)
-    weights = layers.Flatten()(layers.Embedding(fields * rows, 1, embeddings_initializer="zeros")(ids))
-    wide = tf.keras.ops.sum(weights, axis=1, keepdims=True)
-    return tf.keras.Model({"categories": categories}, layers.Dense(1)(x) + wide)
+SHUFFLED = 60_032
 
 
 class Task:
     """What a workload's loop is made of, in the strategy's scope: the model, its loss and what it predicts."""
 
-    def __init__(self, workload: Workload, data):
-        self.clicks = workload.metric == "auc"
+    def __init__(self, name: str, data):
+        self.clicks = WORKLOADS[name].metric == "auc"
         self.data = data
+        self.model = keras_models.build(name, data)
         if self.clicks:
-            self.model = wide_deep(data.train[0]["categories"].shape[1], data.vocabulary["categories"])
             self.losses = tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")
         else:
-            self.model = keras_model(workload)
             self.losses = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
         self.optimizer = tf.keras.optimizers.Adam(learning_rate=0.001)
         self.optimizer.build(self.model.trainable_variables)  # Keras 3 fails if the first compiled step has to
@@ -91,7 +68,7 @@ def make_iterator(strategy, coordinator, examples):
     """Each worker's, without end."""
 
     def dataset_fn(_):
-        return tf.data.Dataset.from_tensor_slices(examples).shuffle(EXAMPLES).batch(BATCH_SIZE).repeat()
+        return tf.data.Dataset.from_tensor_slices(examples).shuffle(SHUFFLED).batch(BATCH_SIZE).repeat()
 
     @tf.function
     def per_worker_dataset_fn():
@@ -124,10 +101,10 @@ def coordinate(resolver, arguments) -> None:
         time.sleep(POLL_SECONDS)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    data = load_data(arguments.workload)
+    data = WORKLOADS[arguments.workload].load()
     tf.keras.utils.set_random_seed(0)
     with strategy.scope():
-        task = Task(WORKLOADS[arguments.workload], data)
+        task = Task(arguments.workload, data)
     iterator = make_iterator(strategy, coordinator, task.examples)
     step_fn = make_step(strategy, task)
     steps_per_epoch = len(data.train[1]) // BATCH_SIZE

@@ -15,14 +15,17 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from race import BATCH_SIZE, EXAMPLES, WORKLOADS, keras_model, load_data, parse_peer_arguments, write_result
+from race import parse_peer_arguments, write_result
+
+from launch.benchmark import keras_models
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 
 
 def make_dataset(strategy, examples, global_batch_size: int):
     """Each pipeline's share of `examples`, for ever: the timed steps are no multiple of an epoch."""
 
     def dataset_fn(context):
-        dataset = tf.data.Dataset.from_tensor_slices(examples).shuffle(EXAMPLES)
+        dataset = tf.data.Dataset.from_tensor_slices(examples).shuffle(len(examples[1]))
         dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
         return dataset.repeat().batch(context.get_per_replica_batch_size(global_batch_size))
 
@@ -64,11 +67,11 @@ def evaluate(model, examples) -> dict:
 def main() -> None:
     arguments = parse_peer_arguments(__doc__)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    data = load_data()
+    data = WORKLOADS[arguments.workload].load()
     tf.keras.utils.set_random_seed(0)
     global_batch_size = BATCH_SIZE * strategy.num_replicas_in_sync
     with strategy.scope():
-        model = keras_model(WORKLOADS[arguments.workload])
+        model = keras_models.build(arguments.workload, data)
         optimizer = tf.keras.optimizers.Adam(learning_rate=0.001)
         optimizer.build(model.trainable_variables)  # Keras 3 fails if the first compiled step has to
         accuracy = tf.keras.metrics.SparseCategoricalAccuracy(name="train_accuracy")

@@ -1,0 +1,111 @@
+"""The standard set: what a machine can hold, what the table says of what was measured, and, slow, the whole program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from launch.benchmark import report, suite
+from launch.benchmark.suite import Place, Row, Suite
+from tests.launch.local_tasks import ROOT
+
+ONE = Place("one_device", 1)
+ABOUT = {
+    "date": "2026-11-20T10:00:00+00:00",
+    "command": "python -m launch.benchmark",
+    "load_before": "0",
+    "stopped": None,
+}
+
+
+def measured(*rates: float) -> list[dict]:
+    return [{"steps_per_sec": rate, "examples_per_sec": 64 * rate, "environment": {}} for rate in rates]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_ratios_are_of_medians_against_fit_and_against_the_faster_of_its_tuned_settings():
+    row = Row("mlp", ONE, "float32")
+    row.measured = {
+        "fit": measured(100, 200, 120),
+        "fit_tuned": measured(300, 310, 100),
+        "fit_tuned_xla": measured(250, 260, 255),
+        "crankshaft": measured(600, 590, 900),
+    }
+    text = report.markdown(Suite([row], 3, 5.0, False, {}), ABOUT, {"parameter_server": "4 cores are needed"})
+    [line] = [line for line in text.splitlines() if "one_device" in line and line.startswith("|")]
+    fit, best, ours = "120 (100–200)", "300 (100–310) without XLA", "600 (590–900)"
+    assert cells(line)[3:] == [fit, best, ours, "38,400", "**5.00x**", "**2.00x**"]
+    assert "- parameter_server: 4 cores are needed" in text
+
+
+def test_what_failed_is_said_and_has_no_ratio():
+    row = Row("mlp", ONE, "float32", {"fit": measured(100.0)}, {"crankshaft": "exit code 1: no memory"})
+    text = report.markdown(Suite([row], 1, 1.0, False, {}), ABOUT, {})
+    [line] = [line for line in text.splitlines() if "one_device" in line and line.startswith("|")]
+    assert cells(line)[3:] == ["100", "–", "failed", "–", "–", "–"]
+    assert "- mlp one_device float32 crankshaft: exit code 1: no memory" in text
+
+
+def test_a_tuned_setting_that_is_far_behind_is_not_measured_again():
+    row = Row("cnn", ONE, "float32", {"fit": measured(1), "fit_tuned": measured(100), "fit_tuned_xla": measured(84)})
+    assert [peer for peer in row.peers if row.is_hopeless(peer)] == ["fit_tuned_xla"]
+    row.measured["fit_tuned_xla"] = measured(86)
+    assert not row.is_hopeless("fit_tuned_xla")
+
+
+def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
+    monkeypatch.setattr(suite.shares, "usable_cores", lambda: [0])
+    environment = {"CUDA_VISIBLE_DEVICES": ""}
+    found = {name: suite.find_place(name, environment) for name in suite.STRATEGIES}
+    assert found["one_device"] == ONE
+    assert found["multi_worker"] == "2 cores are needed, and there are 1"
+    assert found["parameter_server"] == "4 cores are needed, and there are 1"
+    monkeypatch.setattr(suite.shares, "usable_cores", lambda: [0, 1, 2, 3])
+    found = {name: suite.find_place(name, environment) for name in suite.STRATEGIES}
+    assert found["mirrored"].flags == ("--num_virtual_devices=2",)
+    assert found["multi_worker"].cluster == ("--workers=2", "--cores_per_task=2")
+    assert found["parameter_server"].cluster == ("--workers=2", "--ps=2", "--cores_per_task=1")
+    gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+    assert suite.find_place("mirrored", gpus) == Place("mirrored", 3)
+    assert suite.find_place("multi_worker", gpus) == "its processes would share the GPUs"
+
+
+def benchmark(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "launch.benchmark", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--workloads=mpl", "--workloads=mpl is unknown; did you mean mlp?"),
+        ("--strategies=mirored", "--strategies=mirored is unknown; did you mean mirrored"),
+        ("--round=3", "--round is unknown; did you mean rounds"),
+        ("--rounds=0", "--rounds=0"),
+        ("mlp", "'mlp' is no flag"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, given, says):
+    outcome = benchmark(given, f"--output_dir={tmp_path}")
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith("error: ")
+    assert says in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_set_runs_and_is_written(tmp_path):
+    outcome = benchmark("--quick", "--workloads=mlp", "--strategies=one_device", f"--output_dir={tmp_path}")
+    assert outcome.returncode == 0, outcome.stderr
+    [text] = tmp_path.glob("*.md")
+    [figures] = tmp_path.glob("*.json")
+    assert text.stem == figures.stem
+    assert text.read_text() in outcome.stdout
+    [row] = json.loads(figures.read_text())["rows"]
+    assert set(row["measured"]) == {"fit", "fit_tuned", "fit_tuned_xla", "crankshaft"}
