@@ -3,17 +3,20 @@ host, in a strategy's scope; called in replica code. Nothing here is of a table'
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from engine import admission, hashing
+from engine.admission import Admission
+from engine.combiners import COMBINERS, Leaf, combine, flat_values, pairs
+from engine.optimizer import own_copy
 from engine.wire import fetch
 
 _PIECE_BYTES = 16 << 20  # a table is filled so much at a time: an initializer's temporaries are several times as large
-COMBINERS = (None, "sum", "mean", "sqrtn")
 UNKNOWN = ("row_0", "error")
 
 
@@ -41,12 +44,14 @@ class Embedding(tf.Module):
     Args:
       name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
       rows, width: of the table. `rows` may be None with a `vocabulary`, which says it.
-      combiner: how the rows of an example with several ids become one: the sum of w_i e_i, or that divided by the sum
-        of w_i ("mean") or by the root of the sum of w_i squared ("sqrtn"); zeros for an example without ids. As
-        `tf.nn.embedding_lookup_sparse`. None keeps them apart.
+      combiner: how the rows of an example with several ids become one, "sum", "mean" or "sqrtn", as in
+        `tf.nn.embedding_lookup_sparse`; None keeps them apart.
       hash_ids: ids are any integers or strings, and a hash chooses their row. Two ids may share one.
       vocabulary: ids are these integers or strings; the first has row 1, and row 0 is for those that it lacks.
       unknown: ids out of range, or not in the vocabulary: "row_0" sends them there, "error" ends the step.
+      admit_after: ids are any integers or strings, and one gets a row of its own once training has seen it so many
+        times (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it
+        a row at once. None gives out no rows: each has its id.
       padding_id: this one stands for no id; needs a combiner.
       initializer: (shape, seed [2]) -> float32, stateless.
       num_shards: None makes as many as there are servers, but none smaller than `min_shard_bytes`.
@@ -66,6 +71,7 @@ class Embedding(tf.Module):
         hash_ids: bool = False,
         vocabulary: Sequence | None = None,
         unknown: str = "row_0",
+        admit_after: int | None = None,
         padding_id: int | str | None = None,
         initializer: Callable | None = None,
         num_shards: int | None = None,
@@ -77,6 +83,8 @@ class Embedding(tf.Module):
         self.combiner = combiner
         self.hash_ids = hash_ids
         self.unknown = unknown
+        self.admit_after = admit_after
+        self.admits = True  # while False, no id gets a row, nor is it counted
         self.padding_id = padding_id
         self.initializer = initializer or uniform()
         self.num_shards = num_shards
@@ -85,6 +93,7 @@ class Embedding(tf.Module):
         self.wire_dtype = tf.float32  # what looked-up rows travel as from parameter servers
         self._vocabulary = None if vocabulary is None else tuple(vocabulary)
         self._row_of = None
+        self.admissions: list[Admission] = []
         self._check()
 
     def _check(self) -> None:
@@ -102,6 +111,21 @@ class Embedding(tf.Module):
             raise ValueError(
                 f"embedding {self.name}: rows={self.rows}, hash_ids={self.hash_ids} do not go with a vocabulary of "
                 f"{len(known)}; leave hash_ids out and use rows={len(known) + 1} or None"
+            )
+        if self.admit_after is not None:
+            self._check_admission()
+
+    def _check_admission(self) -> None:
+        if not 1 <= self.admit_after <= admission.MAX_ADMIT_AFTER:
+            raise ValueError(
+                f"embedding {self.name}: admit_after={self.admit_after} is out of range; use 1 to "
+                f"{admission.MAX_ADMIT_AFTER}"
+            )
+        others = {"hash_ids": self.hash_ids, "vocabulary": bool(self._vocabulary), "unknown": self.unknown != "row_0"}
+        if given := [name for name, is_given in others.items() if is_given]:
+            raise ValueError(
+                f"embedding {self.name}: {given[0]} does not go with admit_after={self.admit_after}, by which training "
+                "gives out the rows; leave one of them out"
             )
 
     def build(self, seed: int, num_servers: int = 1) -> None:
@@ -128,6 +152,9 @@ class Embedding(tf.Module):
             for copy in tf.distribute.get_strategy().experimental_local_results(variable):
                 self._fill(copy, shard, number, seed)
             self.shards.append(variable)
+            if self.admit_after is not None:
+                self.admissions.append(Admission(self.admit_after))
+                self.admissions[-1].build(variable, reserved=int(shard == 0))
         if self._vocabulary is not None:
             keys = tf.convert_to_tensor(self._vocabulary)
             keys = tf.cast(keys, tf.int64) if keys.dtype.is_integer else keys
@@ -155,13 +182,24 @@ class Embedding(tf.Module):
         """The shards: what a tape is asked for, and what an optimizer updates."""
         return list(self.shards)
 
-    def __call__(self, ids, weights=None):
+    def figures(self) -> dict[str, tf.Tensor]:
+        """With `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
+        if not self.admissions:
+            return {}
+        tallies = [each.read_tally() for each in self.admissions]
+        return {
+            "rows_given": tf.add_n([tally.given for tally in tallies]),
+            "turned_away": tf.add_n([tally.turned_away for tally in tallies]),
+        }
+
+    def __call__(self, ids, weights=None, *, training: bool | None = None):
         """Looks ids up, each different one once. Replica code.
 
         Args:
           ids: integers or strings: a tensor [batch] or [batch, k], or a `tf.RaggedTensor` of one ragged axis; or a nest
             of such (a dictionary by feature, say): features that share the table, and the one lookup.
           weights: None, or float32 of the same structure and shapes, for the combiner.
+          training: with `admit_after`, whether these ids may get rows; without, it changes nothing.
 
         Returns:
           float32 in the structure of `ids`: [batch, width], and without a combiner [batch, k, width] for [batch, k].
@@ -169,16 +207,23 @@ class Embedding(tf.Module):
         Raises:
           tf.errors.InvalidArgumentError: an unknown id, with `unknown="error"`.
         """
-        leaves = [self._flat(*pair) for pair in _pairs(ids, weights)]
+        if training is None and self.admissions:
+            raise ValueError(
+                f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
+                "call it with training=training, as forward has it"
+            )
+        leaves = [self._flat(*pair, training and self.admits) for pair in pairs(ids, weights)]
         found = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(found, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [found]
-        combined = [self._combine(part, leaf) for part, leaf in zip(parts, leaves, strict=True)]
+        combined = [combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(ids, combined)
 
-    def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None) -> tf.Tensor:
-        """The row of each id, int64; what is not `there`, a bool each, may be anything."""
+    def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
+        """The row of each id, int64; what is not `there`, a bool each, may be anything. `admits` may give them rows."""
+        if self.admissions:
+            return self._given_rows(ids, there, admits)
         if self.hash_ids:
-            return _hash(ids, self.rows)
+            return hashing.bucket(ids, self.rows)
         if ids.dtype == tf.string and self._row_of is None:
             raise ValueError(f"embedding {self.name}: ids are strings; use hash_ids=True or a vocabulary")
         ids = ids if ids.dtype == tf.string else tf.cast(ids, tf.int64)
@@ -197,6 +242,32 @@ class Embedding(tf.Module):
         ):
             return tf.identity(rows)
 
+    def _given_rows(self, ids: tf.Tensor, there: tf.Tensor | None, admits: bool) -> tf.Tensor:
+        keys = admission.as_key(ids)
+        context = tf.distribute.get_replica_context()
+        if admits:
+            seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
+            if context.num_replicas_in_sync == 1:
+                return self._sharded(keys, seen)
+            # All replicas give the same rows to the same ids, so that their tables stay equal.
+            self._sharded(*context.all_gather([keys, seen], axis=0))
+        return self._sharded(keys)
+
+    def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:
+        """The row of each key, 0 for those without; `seen`, 0 or 1 each, lets them in."""
+        unique, positions = tf.unique(keys)
+        number = len(self.shards)
+
+        def ask(shard: int, keys: tf.Tensor, *sightings: tf.Tensor) -> tf.Tensor:
+            asked = self.admissions[shard]
+            rows = asked.let_in(keys, *sightings) if sightings else asked.look_up(keys)
+            return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
+
+        # Hashed once more: within a shard, hashes have to be even again.
+        owner = hashing.bucket(tf.bitcast(hashing.mixed(unique), tf.int64), number)
+        sightings = [] if seen is None else [tf.math.unsorted_segment_sum(seen, positions, tf.size(unique))]
+        return tf.gather(self._on_shards(owner, ask, unique, *sightings), positions)
+
     def _read(self, rows: tf.Tensor) -> tf.Tensor:
         """[n, width] of rows [n], any of which may occur several times."""
         if not self.shards:
@@ -204,52 +275,57 @@ class Embedding(tf.Module):
         if isinstance(self.shards[0], tf.distribute.DistributedValues):
             # It is here, so nothing is saved by looking up once. And replicas exchange gradients of a known size only:
             # TensorFlow 2.21's collectives take the shape of a loop's first step for that of all.
-            return _own_copy(self.shards[0]).sparse_read(rows)
+            return own_copy(self.shards[0]).sparse_read(rows)
         unique, positions = tf.unique(rows)
         return _expand(self._gather(unique), positions)
 
     def _gather(self, rows: tf.Tensor) -> tf.Tensor:
         """[n, width] of rows [n]: each server is asked for its own."""
         number = len(self.shards)
+        found = self._on_shards(rows % number, self._fetch, rows // number)
+        return tf.ensure_shape(found, [None, self.width])
+
+    def _fetch(self, shard: int, rows: tf.Tensor) -> tf.Tensor:
+        found = self.shards[shard]
+        return fetch(found.sparse_read(rows), found.device, self.wire_dtype)
+
+    def _on_shards(self, owner: tf.Tensor, ask: Callable, *tensors: tf.Tensor) -> tf.Tensor:
+        """What `ask(shard, *parts)` gives for each shard's parts of tensors [n, ...], in their order; `owner` [n]."""
+        number = len(self.shards)
         if number == 1:
-            return self._fetch(self.shards[0], rows)
-        owner = tf.cast(rows % number, tf.int32)
-        local = tf.dynamic_partition(rows // number, owner, number)
-        places = tf.dynamic_partition(tf.range(tf.size(rows)), owner, number)
-        parts = [self._fetch(shard, part) for shard, part in zip(self.shards, local, strict=True)]
-        return tf.ensure_shape(tf.dynamic_stitch(places, parts), [None, self.width])
+            return ask(0, *tensors)
+        owner = tf.cast(owner, tf.int32)
+        parts = zip(*(tf.dynamic_partition(x, owner, number) for x in tensors), strict=True)
+        places = tf.dynamic_partition(tf.range(tf.size(owner)), owner, number)
+        return tf.dynamic_stitch(places, [ask(shard, *part) for shard, part in enumerate(parts)])
 
-    def _fetch(self, shard: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
-        return fetch(shard.sparse_read(rows), shard.device, self.wire_dtype)
-
-    def _flat(self, ids, weights) -> _Leaf:
-        flat = tf.reshape(_values(ids), [-1])
-        w = None if weights is None else tf.reshape(tf.cast(_values(weights), tf.float32), [-1, 1])
+    def _flat(self, ids, weights, admits) -> Leaf:
+        flat = tf.reshape(flat_values(ids), [-1])
+        w = None if weights is None else tf.reshape(tf.cast(flat_values(weights), tf.float32), [-1, 1])
         if self.padding_id is None:
-            rows = self.rows_of(flat)
+            rows = self.rows_of(flat, None, admits)
         else:
             there = tf.not_equal(flat, tf.constant(self.padding_id, flat.dtype))
-            rows = self.rows_of(flat, there)
+            rows = self.rows_of(flat, there, admits)
             # In the place of no id stands one that is looked up anyway, with no weight: it adds nothing, and no row is
             # touched for it.
             first = tf.concat([tf.boolean_mask(rows, there)[:1], [0]], 0)[0]
             rows = tf.where(there, rows, first)
             w = tf.where(there[:, None], 1.0 if w is None else w, 0.0)
-        return _Leaf(ids, rows, w)
+        return Leaf(ids, rows, w)
 
-    def _combine(self, found: tf.Tensor, leaf: _Leaf):
-        """From a row an id, [n, width], in the order of `ids`."""
-        ids, w = leaf.ids, leaf.weights
-        if self.combiner is None:
-            return ids.with_flat_values(found) if _is_ragged(ids) else _shaped(found, ids, self.width)
-        if w is None and not _is_ragged(ids) and ids.shape.rank == 1:
-            return found
-        summed = _total(found if w is None else found * w, ids)
-        if self.combiner == "sum":
-            return summed
-        w = tf.ones_like(found[:, :1]) if w is None else w
-        divisor = _total(w, ids) if self.combiner == "mean" else tf.sqrt(_total(tf.square(w), ids))
-        return tf.math.divide_no_nan(summed, divisor)
+
+@contextlib.contextmanager
+def none_admitted(tables: Iterable[Embedding]):
+    """What is traced within gives no rows to ids, though it is for training: a look that changes nothing. Host code."""
+    tables = list(tables)
+    for table in tables:
+        table.admits = False
+    try:
+        yield
+    finally:
+        for table in tables:
+            table.admits = True
 
 
 def shards_in(keys: Iterable[str]) -> int:
@@ -261,53 +337,6 @@ def shards_in(keys: Iterable[str]) -> int:
     return max((1 + int(match[1]) for match in found if match), default=0)
 
 
-class _Leaf(NamedTuple):
-    """One feature's ids as they were given, the row of each [n], and their weights [n, 1] or None."""
-
-    ids: Any
-    rows: tf.Tensor
-    weights: tf.Tensor | None
-
-
-def _total(x: tf.Tensor, ids) -> tf.Tensor:
-    """[batch, c] of x [n, c]: the sum over each example's ids."""
-    if _is_ragged(ids):
-        return tf.math.unsorted_segment_sum(x, ids.value_rowids(), ids.nrows())
-    k = 1 if ids.shape.rank == 1 else tf.shape(ids)[1]
-    return tf.reduce_sum(tf.reshape(x, [tf.shape(ids)[0], k, x.shape[-1]]), 1)
-
-
-def _values(x) -> tf.Tensor:
-    return x.flat_values if _is_ragged(x) else x
-
-
-def _pairs(ids, weights) -> list[tuple]:
-    leaves = [x if _is_ragged(x) else tf.convert_to_tensor(x) for x in tf.nest.flatten(ids)]
-    if weights is None:
-        return [(leaf, None) for leaf in leaves]
-    tf.nest.assert_same_structure(ids, weights)
-    return list(zip(leaves, tf.nest.flatten(weights), strict=True))
-
-
-def _own_copy(shard: tf.Variable) -> tf.Variable:
-    """This replica's: a mirrored variable itself can only be read whole."""
-    if not isinstance(shard, tf.distribute.DistributedValues):
-        return shard
-    copies = shard.distribute_strategy.experimental_local_results(shard)
-    context = tf.distribute.get_replica_context()  # None where no replica runs: the first one's serves then
-    replica = context and tf.get_static_value(context.replica_id_in_sync_group)
-    return copies[int(replica or 0) % len(copies)]
-
-
-def _is_ragged(x) -> bool:
-    return isinstance(x, tf.RaggedTensor)
-
-
-def _shaped(found: tf.Tensor, ids: tf.Tensor, width: int) -> tf.Tensor:
-    shaped = tf.reshape(found, tf.concat([tf.shape(ids), [width]], 0))
-    return tf.ensure_shape(shaped, [*ids.shape, width])
-
-
 @tf.custom_gradient
 def _expand(rows: tf.Tensor, positions: tf.Tensor):
     """`tf.gather(rows, positions)`, whose gradient is a row for each row at once, not slices to be added up."""
@@ -317,15 +346,3 @@ def _expand(rows: tf.Tensor, positions: tf.Tensor):
         return tf.math.unsorted_segment_sum(upstream, positions, number), None
 
     return tf.gather(rows, positions), gradient
-
-
-def _hash(ids: tf.Tensor, rows: int) -> tf.Tensor:
-    """Integers by the finalizer of SplitMix64 (Steele, Lea, Flood 2014), strings by FarmHash: the same everywhere."""
-    if ids.dtype == tf.string:
-        return tf.strings.to_hash_bucket_fast(ids, rows)
-    x = tf.bitcast(tf.cast(ids, tf.int64), tf.uint64) + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
-        x *= tf.constant(factor, tf.uint64)
-    x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(31, tf.uint64)))
-    return tf.bitcast(tf.math.floormod(x, tf.constant(rows, tf.uint64)), tf.int64)

@@ -196,6 +196,16 @@ def path_of(variable) -> str:
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")
 
 
+def own_copy(variable: tf.Variable) -> tf.Variable:
+    """This replica's copy of a mirrored variable, outside of replicas the first one's; any other as it is."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return variable
+    copies = variable.distribute_strategy.experimental_local_results(variable)
+    context = tf.distribute.get_replica_context()
+    replica = context and tf.get_static_value(context.replica_id_in_sync_group)
+    return copies[int(replica or 0) % len(copies)]
+
+
 def tf_variable(variable):
     """The tf.Variable under a Keras variable; a tf.Variable as it is."""
     return variable.value if isinstance(variable, tf.keras.Variable) else variable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from engine.accumulation import accumulate
+from engine.embeddings import none_admitted
 from engine.event_values import Histogram, histogram
 from engine.optimizer import path_of, tf_variable
 from engine.strategies.stand_in import with_stand_in
@@ -35,7 +36,8 @@ class Probe:
         if not self._trainer.trainable_variables:
             return {}
         operands, place, _ = self._feed.take(step, 1)
-        found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
+        with none_admitted(self._trainer.embedding_tables.values()):  # while it is traced
+            found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: found[path] for path in paths if path in found}
 

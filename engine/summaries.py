@@ -22,10 +22,10 @@ class TensorBoard(Windowed):
     """Writes scalars every so many steps and at the last one, and evaluations where there are any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
-    examples_per_sec, input_wait_fraction, and, of each of several workers, `workers/<i>/...`, see `WorkerWindow`;
-    histograms `weights/...` and `gradients/...`; once, the model's graph and, if they look like images, some inputs,
-    and the configuration as a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to set beside
-    them, the hyper-parameters.
+    examples_per_sec, input_wait_fraction, of tables that give rows to ids `tables/...`, and of each of several workers
+    `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`; once, the model's graph and, if
+    they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each evaluation, and
+    once, for TensorBoard to set beside them, the hyper-parameters.
 
     A resumed run goes on in the same folders; what a killed process wrote after the checkpoint is taken out first, so
     that no step is there twice.
@@ -90,7 +90,8 @@ class TensorBoard(Windowed):
             self._put_histograms(moment)
 
     def act(self, moment: Moment) -> None:
-        window, rates = self.window, self._rates.take(moment) | moment.strategy.figures()
+        tables = {f"tables/{name}": value for name, value in moment.state.trainer.table_figures().items()}
+        window, rates = self.window, self._rates.take(moment) | moment.strategy.figures() | tables
         workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.
         self._files.put("train", moment.step, lambda: _training_scalars(window, rates, workers))

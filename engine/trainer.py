@@ -126,7 +126,16 @@ class Trainer(tf.Module):
     def build_embeddings(self) -> None:
         """Makes the shards of the embeddings among this object's attributes."""
         for table in self.embedding_tables.values():
+            self._check_admission(table)
             table.build(self.options.seed, self.num_servers)
+
+    def _check_admission(self, table: Embedding) -> None:
+        steps, replicas = self.options.accumulate_steps, tf.distribute.get_strategy().num_replicas_in_sync
+        if table.admit_after and steps > 1 and replicas > 1:
+            raise ValueError(
+                f"embedding {table.name}: replicas tell each other of ids to be admitted once a step, and there are "
+                f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
+            )
 
     def compute_gradients(self, batch):
         """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics.
@@ -287,6 +296,14 @@ class Trainer(tf.Module):
             if isinstance(value, Embedding):
                 found[name] = value
         return found
+
+    def table_figures(self) -> dict[str, tf.Tensor]:
+        """Of embeddings with `admit_after`: NAME/rows_given, and NAME/turned_away, how often an id found none free."""
+        return {
+            f"{table.name}/{figure}": value
+            for table in self.embedding_tables.values()
+            for figure, value in table.figures().items()
+        }
 
     @property
     def trainable_variables(self) -> list:

@@ -89,6 +89,9 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
     result = result_of(
         session, train=metrics.means, resumed_from=manifest.step if manifest else None, **metrics.rates()
     )
+    if tables := {name: int(value) for name, value in session.trainer.table_figures().items()}:
+        result["tables"] = tables
+        _warn_of_full_tables(tables)
     exit_code = EXIT_CODES.get(stop_request.reason, 0)
     if config.mode == "train_and_eval" and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
@@ -102,6 +105,18 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
         )
         session.say(where)
     return result, exit_code
+
+
+def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
+    """A line for each table that had no row left for an id that was to have one."""
+    for name in sorted({name.rpartition("/")[0] for name in tables}):
+        given, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
+        if turned_away:
+            logging.warning(
+                "table %s: %s rows are given, and %s times an id found none free and shared row 0; "
+                "give the table more rows, or raise admit_after",
+                *(name, f"{given:,}", f"{turned_away:,}"),
+            )
 
 
 def compose_hooks(

@@ -21,6 +21,8 @@ class Model(Tabular):
       top_units: of the dense layers after the products.
       task: clicks, ratings, or auto, which goes by the data.
       hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
+      table_capacity: more than 0: ids are any integers, and get a row, of so many, when training meets them.
+      admit_after: with `table_capacity`, how often training has to meet an id before it gets its row.
     """
 
     def __init__(
@@ -30,14 +32,16 @@ class Model(Tabular):
         top_units: tuple[int, ...] = (128, 64),
         task: str = "auto",
         hash_buckets: int = 0,
+        table_capacity: int = 0,
+        admit_after: int = 1,
     ):
-        super().__init__(task, hash_buckets)
+        super().__init__(task, hash_buckets, table_capacity, admit_after)
         self.width = width
         self.bottom_units = bottom_units
         self.top_units = top_units
 
     def build_tables(self) -> None:
-        rows = self.hash_buckets or sum(field.rows for field in self.fields) / len(self.fields)
+        rows = self.table_rows if self.takes_any_id else self.table_rows / len(self.fields)
         self.embedding = self.table("embedding", self.width, initializer=embeddings.uniform(rows**-0.5))
 
     def build_model(self) -> tf.keras.Model:
@@ -56,7 +60,7 @@ class Model(Tabular):
         return tf.keras.Model(inputs, tf.keras.layers.Dense(1, name="output")(x), name="dlrm")
 
     def forward(self, features, training: bool):
-        inputs = {"embedded": self.embedding(self.ids(features))}
+        inputs = {"embedded": self.embedding(self.ids(features), training=training)}
         if self.num_numbers:
             inputs["numbers"] = self.numbers(features)
         return tf.cast(self.model(inputs, training=training), tf.float32)[:, 0]

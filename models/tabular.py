@@ -38,14 +38,23 @@ class Tabular(Trainer):
         "auto": ratings where the features are `user` and `item` and labels are no classes, else clicks.
       hash_buckets: 0 gives each id its row; more hashes all fields' ids into so many rows (Weinberger et al. 2009,
         https://arxiv.org/abs/0902.2206), for ids that nobody has counted.
+      table_capacity: 0 gives each id its row; more is how many rows there are for ids, each of which gets one when
+        training meets it: any int64 may be an id, and those that never come take no memory.
+      admit_after: with `table_capacity`, how often training has to meet an id before it gets a row (1 to 255).
     """
 
-    def __init__(self, task: str = "auto", hash_buckets: int = 0):
+    def __init__(self, task: str = "auto", hash_buckets: int = 0, table_capacity: int = 0, admit_after: int = 1):
         super().__init__()
         if task not in TASKS:
             raise ValueError(f"task={task} is unknown; use one of {', '.join(TASKS)}")
         self.task = task
+        if hash_buckets and table_capacity:
+            raise ValueError(
+                f"hash_buckets={hash_buckets} and table_capacity={table_capacity} both say which row an id has; use one"
+            )
         self.hash_buckets = hash_buckets
+        self.table_capacity = table_capacity
+        self.admit_after = admit_after
 
     def build(self) -> None:
         self.fields = self._find_fields()
@@ -58,12 +67,23 @@ class Tabular(Trainer):
 
     def table(self, name: str, width: int, **arguments) -> Embedding:
         """A table for `ids`."""
-        rows = self.hash_buckets or sum(field.rows for field in self.fields)
-        return Embedding(name, rows, width, hash_ids=bool(self.hash_buckets), **arguments)
+        admit_after = self.admit_after if self.table_capacity else None
+        return Embedding(
+            name, self.table_rows, width, hash_ids=bool(self.hash_buckets), admit_after=admit_after, **arguments
+        )
+
+    @property
+    def takes_any_id(self) -> bool:
+        """Whether ids are any integers, rather than 0..rows-1 of their field."""
+        return bool(self.hash_buckets or self.table_capacity)
+
+    @property
+    def table_rows(self) -> int:
+        return self.hash_buckets or self.table_capacity or sum(field.rows for field in self.fields)
 
     def ids(self, features: dict) -> tf.Tensor:
         """[batch, fields] int64: the ids of an example, no two fields having one in common."""
-        if self.hash_buckets:
+        if self.takes_any_id:
             ids = [self.column(features, field) * len(self.fields) + i for i, field in enumerate(self.fields)]
         else:
             starts = [sum(field.rows for field in self.fields[:i]) for i in range(len(self.fields))]
@@ -74,7 +94,7 @@ class Tabular(Trainer):
         """[batch] int64: a field's ids, those out of range being 0."""
         found = features[field.feature]
         ids = tf.cast(found if field.column is None else found[:, field.column], tf.int64)
-        return ids if self.hash_buckets else tf.where((ids >= 0) & (ids < field.rows), ids, 0)
+        return ids if self.takes_any_id else tf.where((ids >= 0) & (ids < field.rows), ids, 0)
 
     def numbers(self, features: dict) -> tf.Tensor | None:
         """[batch, numbers] float32: the features that are no ids, by name; None if there are none."""
@@ -94,16 +114,16 @@ class Tabular(Trainer):
                 f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
                 "such as ratings, criteo or synthetic_clicks"
             )
-        if not self.hash_buckets and not vocabulary:
+        if not self.takes_any_id and not vocabulary:
             raise ValueError(
                 f"{type(self).__module__} needs to know how many ids the features have, and the data does not say; "
                 "return a vocabulary from the data function, or use --model_arg hash_buckets=100000"
             )
         fields = []
         for name, value in sorted(features.items()):
-            if tf.as_dtype(value.dtype).is_floating or not (self.hash_buckets or name in vocabulary):
+            if tf.as_dtype(value.dtype).is_floating or not (self.takes_any_id or name in vocabulary):
                 continue
-            rows = self.hash_buckets or vocabulary[name]
+            rows = self.hash_buckets or self.table_capacity or vocabulary[name]
             columns = [None] if len(value.shape) == 1 else range(value.shape[1])
             fields += [Field(name, column, rows) for column in columns]
         if not fields:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -16,7 +17,8 @@ class Model(Tabular):
 
     Wide: a weight for each id, and for each pair of ids in `crosses` (the cross-product transformation, hashed). Deep:
     the ids' embeddings and the numbers, concatenated, through dense layers with ReLU. The paper trains the wide part by
-    FTRL and the deep one by AdaGrad; here one optimizer trains both.
+    FTRL and the deep one by AdaGrad; here one optimizer trains both, so an id's embedding and its weight are one row of
+    one table, looked up and updated at once: the weight is the row's last number.
 
     Args:
       width: of an id's embedding.
@@ -26,6 +28,8 @@ class Model(Tabular):
       cross_buckets: rows that the crosses are hashed into.
       task: clicks, ratings, or auto, which goes by the data.
       hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
+      table_capacity: more than 0: ids are any integers, and get a row, of so many, when training meets them.
+      admit_after: with `table_capacity`, how often training has to meet an id before it gets its row.
     """
 
     def __init__(
@@ -36,8 +40,10 @@ class Model(Tabular):
         cross_buckets: int = 100000,
         task: str = "auto",
         hash_buckets: int = 0,
+        table_capacity: int = 0,
+        admit_after: int = 1,
     ):
-        super().__init__(task, hash_buckets)
+        super().__init__(task, hash_buckets, table_capacity, admit_after)
         self.width = width
         self.hidden_units = hidden_units
         self.crosses = crosses
@@ -45,8 +51,7 @@ class Model(Tabular):
 
     def build_tables(self) -> None:
         self.pairs = self._find_pairs()
-        self.deep_table = self.table("deep", self.width)
-        self.wide_table = self.table("wide", 1, combiner="sum", initializer=embeddings.zeros())
+        self.embedding = self.table("embedding", self.width + 1, initializer=_weight_0(embeddings.uniform()))
         if self.pairs:
             arguments = {"combiner": "sum", "hash_ids": True, "initializer": embeddings.zeros()}
             self.cross_table = Embedding("crosses", self.cross_buckets, 1, **arguments)
@@ -63,11 +68,11 @@ class Model(Tabular):
 
     def forward(self, features, training: bool):
         ids = self.ids(features)
-        embedded = tf.reshape(self.deep_table(ids), [-1, len(self.fields) * self.width])
-        inputs = {"embedded": embedded}
+        rows = self.embedding(ids, training=training)
+        inputs = {"embedded": tf.reshape(rows[..., :-1], [-1, len(self.fields) * self.width])}
         if self.num_numbers:
             inputs["numbers"] = self.numbers(features)
-        outputs = tf.cast(self.model(inputs, training=training), tf.float32) + self.wide_table(ids)
+        outputs = tf.cast(self.model(inputs, training=training), tf.float32) + tf.reduce_sum(rows[..., -1:], 1)
         if self.pairs:
             outputs += self.cross_table(self._crossed(features))
         return outputs[:, 0]
@@ -91,3 +96,13 @@ class Model(Tabular):
                     f"crosses={cross} is no pair of fields; use e.g. {':'.join([*places, '?'][:2])}, or all"
                 )
         return [(places[a], places[b]) for a, b in pairs]
+
+
+def _weight_0(deep: Callable) -> Callable:
+    """An initializer of rows whose last number is 0, the rest as `deep` has it."""
+
+    def make(shape, seed):
+        rows, width = shape
+        return tf.concat([deep([rows, width - 1], seed), tf.zeros([rows, 1])], 1)
+
+    return make

@@ -11,13 +11,14 @@ import sys
 import time
 import uuid
 
+import numpy as np
 import pytest
 
 from tests import runs
 from tests.distributed.conftest import ROOT
 
 _SECONDS = 240
-# 8 x 1,500 rows of 16 are 750 KiB: two shards of more than 256 KiB each; the wide part's 47 KiB stay whole.
+# 8 x 1,500 rows of 17 (16 for the deep part, 1 for the wide) are 797 KiB: two shards of more than 256 KiB each.
 RUN = (
     "--model=wide_deep",
     "--input=synthetic_clicks",
@@ -39,10 +40,9 @@ def launch(program, *flags) -> str:
 def test_shards_outlive_the_cluster_that_made_them(tmp_path):
     run_dir = f"--run_dir={tmp_path}/run"
     out = launch(SERVERS, run_dir, "--train_steps=150")
-    assert "Embedding: 'deep', 12,000 rows x 16, 0.8 MB, shards: 2" in out
-    assert "Embedding: 'wide', 12,000 rows x 1, 0.0 MB, shards: 1" in out
-    shards = {name: x.shape for name, x in runs.tensors(tmp_path / "run").items() if "deep_table" in name}
-    assert sorted(shards.values()) == [(6000, 16), (6000, 16)]
+    assert "Embedding: 'embedding', 12,000 rows x 17, 0.8 MB, shards: 2" in out
+    shards = {name: x.shape for name, x in runs.tensors(tmp_path / "run").items() if "trainer/embedding" in name}
+    assert sorted(shards.values()) == [(6000, 17), (6000, 17)]
     found = json.loads((tmp_path / "run" / "result.json").read_text())["eval"]
     assert found["auc"] > 0.6
     again = launch(ALONE, run_dir, "--mode=eval", "--train_steps=150")
@@ -50,6 +50,26 @@ def test_shards_outlive_the_cluster_that_made_them(tmp_path):
     further = launch(ALONE, run_dir, "--train_steps=170")
     assert "shards: 2" in further
     assert runs.newest(tmp_path / "run") == 170
+
+
+def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(tmp_path):
+    """Ids are drawn from 2^40, and most come to both workers at some time. One device then takes the table up."""
+    two = ("-m", "launch.local", "--workers=2", "--ps=2", "--", "--strategy=parameter_server")
+    flags = (f"--run_dir={tmp_path}/run", "--input_arg=rows=1099511627776", "--model_arg=table_capacity=20000")
+    launch(two, *flags, "--train_steps=120", "--model_arg=admit_after=2")
+    keys = {
+        name: x
+        for name, x in runs.tensors(tmp_path / "run").items()
+        if name.endswith("keys/.ATTRIBUTES/VARIABLE_VALUE")
+    }
+    assert len(keys) == 2
+    ids = np.concatenate([x[x > np.iinfo(np.int64).min + 1] for x in keys.values()])
+    assert len(ids) == len(set(ids))
+    given = {"embedding/rows_given": len(ids), "embedding/turned_away": 0}
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["tables"] == given
+    launch(ALONE, *flags, "--train_steps=130", "--model_arg=admit_after=2")
+    further = json.loads((tmp_path / "run" / "result.json").read_text())["tables"]
+    assert further["embedding/rows_given"] > len(ids) > 1000
 
 
 def peaks(mark: str) -> dict[str, float]:

@@ -36,9 +36,7 @@ def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(i
     ids = np.array([[1, 2, 3], [29, 0, 7]], np.int64)
     served = serve(categories=tf.constant(ids))["outputs"].numpy()
     assert served.shape == (2,)
-    # The averages, which evaluation uses: of the wide weights, those of the first field's ids.
-    values = runs.tensors(once)
-    assert "trainer/wide_table/shards/0/.ATTRIBUTES/VARIABLE_VALUE" in values
+    assert "trainer/embedding/shards/0/.ATTRIBUTES/VARIABLE_VALUE" in runs.tensors(once)
     assert np.isfinite(served).all()
     other = serve(categories=tf.constant(ids[:, ::-1]))["outputs"].numpy()
     assert (served != other).all()
@@ -50,7 +48,7 @@ def test_tables_are_taken_from_another_run(inside, tmp_path):
     inside(*CLICKS, *flags, f"--run_dir={tmp_path}/second").ok()
     first, second = (runs.tensors(tmp_path / name) for name in ("first", "second"))
     tables = [name for name in second if "shards" in name and "optimizer" not in name]
-    assert len(tables) == 3
+    assert len(tables) == 2  # of the ids, and of their crosses
     assert all(first[name].tobytes() == second[name].tobytes() for name in tables)
     other = (*CLICKS, "--model_arg=width=5", "--train_steps=1", f"--init_from={tmp_path}/first")
     assert "do not fit this model" in inside(*other, f"--run_dir={tmp_path}/third").error
@@ -58,5 +56,5 @@ def test_tables_are_taken_from_another_run(inside, tmp_path):
 
 def test_the_summary_names_each_table(inside):
     out = inside(*CLICKS, "--train_steps=1").ok().out
-    assert "Embedding: 'deep', 90 rows x 4, 0.0 MB, shards: 1" in out
+    assert "Embedding: 'embedding', 90 rows x 5, 0.0 MB, shards: 1" in out
     assert "XLA off: the updates of embeddings touch a few rows" in out

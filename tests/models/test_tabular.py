@@ -115,7 +115,10 @@ def test_wide_part_is_a_weight_for_each_id_and_cross():
     deep = outputs_of(trainer, features)  # the wide weights are zeros at first
     rng = np.random.default_rng(5)
     wide, crosses = rng.normal(size=[2 * ROWS, 1]), rng.normal(size=[97, 1])
-    trainer.wide_table.shards[0].assign(wide.astype(np.float32))
+    rows = trainer.embedding.shards[0].numpy()
+    assert not rows[:, -1].any()
+    assert rows[:, :-1].all()
+    trainer.embedding.shards[0].assign(np.concatenate([rows[:, :-1], wide], 1).astype(np.float32))
     trainer.cross_table.shards[0].assign(crosses.astype(np.float32))
     rows = trainer.cross_table.rows_of(tf.constant(features["item"] * ROWS + features["user"])).numpy()
     assert trainer.fields[0].name == "item"

@@ -1,0 +1,31 @@
+"""Hashes of ids that are the same on every machine, device and day. Replica code."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def bucket(ids: tf.Tensor, buckets: int) -> tf.Tensor:
+    """[n] int64 in 0..buckets-1 of ids [n]: integers as `mixed` has them, strings by FarmHash."""
+    if ids.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(ids, buckets)
+    return tf.bitcast(tf.math.floormod(mixed(ids), tf.constant(buckets, tf.uint64)), tf.int64)
+
+
+def mixed(ids: tf.Tensor) -> tf.Tensor:
+    """uint64 of integers: SplitMix64 (Steele, Lea, Flood 2014), which gives no two of them the same."""
+    x = tf.bitcast(tf.cast(ids, tf.int64), tf.uint64) + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
+        x *= tf.constant(factor, tf.uint64)
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(31, tf.uint64)))
+
+
+def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
+    """[n, len(sizes)] int64 of integers [n]: hashes that are near enough independent of each other, the i-th below
+    sizes[i]. Each is a sum of two halves of one hash (Kirsch, Mitzenmacher 2006)."""
+    x = mixed(ids)
+    low = tf.bitcast(tf.bitwise.bitwise_and(x, tf.constant(0xFFFFFFFF, tf.uint64)), tf.int64)
+    high = tf.bitcast(tf.bitwise.right_shift(x, tf.constant(32, tf.uint64)), tf.int64)
+    sums = low[:, None] + high[:, None] * tf.range(len(sizes), dtype=tf.int64)
+    return tf.math.floormod(sums, tf.constant(sizes, tf.int64))
