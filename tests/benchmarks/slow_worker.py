@@ -1,0 +1,136 @@
+"""One slow worker: what it costs workers that wait for each other, and what those that do not. A script, not a test.
+
+Two workers share this machine's cores, in lockstep (multi_worker) or around a parameter server. In every second
+measurement one of them is stopped most of the time (SIGSTOP, SIGCONT), as by a neighbour that takes its core. Run it
+from the repository: `.venv/bin/python tests/benchmarks/slow_worker.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+from race import MEASUREMENT_TIMEOUT_SECONDS, PYTHON, ROOT, WORKLOADS, read_result, run_script, table
+
+SLOW = "worker 1"
+PERIOD_SECONDS = 0.05
+BATCH_SIZE = 64  # a worker's
+# What `launch.local` is asked for, the flags, and the workers whose examples are in one update.
+WAYS = {
+    "multi_worker": (("--workers=2",), ("--strategy=multi_worker",), 2),
+    "parameter_server": (("--workers=2", "--ps=1"), ("--strategy=parameter_server",), 1),
+    "parameter_server, at most 8 updates ahead": (
+        ("--workers=2", "--ps=1"),
+        ("--strategy=parameter_server", "--max_staleness_steps=8"),
+        1,
+    ),
+    "parameter_server, in rounds": (
+        ("--workers=2", "--ps=1"),
+        ("--strategy=parameter_server", "--max_staleness_steps=0"),
+        1,
+    ),
+}
+
+
+def command_of(way: str, steps: int, workload: str) -> list[str]:
+    tasks, flags, workers = WAYS[way]
+    work = WORKLOADS[workload]
+    return [
+        *(PYTHON, "-m", "launch.local", *tasks, "--", *flags, *work.flags, *work.input_flags),
+        *(f"--global_batch_size={BATCH_SIZE * workers}", "--mode=benchmark"),
+        # Updates of two workers' examples are half as many.
+        *(f"--benchmark_steps={2 * steps // workers}", "--progress=off"),
+    ]
+
+
+def examples_per_second(command: list[str], stopped: float) -> float:
+    """Of one run, in which `SLOW` is stopped for that share of the time once steps begin."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        job = subprocess.Popen(
+            [*command, f"--result_json={path}"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        ended = threading.Event()
+        impatience = threading.Timer(MEASUREMENT_TIMEOUT_SECONDS, job.terminate)
+        impatience.start()
+        try:
+            hold_up(job, stopped, ended)
+        finally:
+            ended.set()
+            impatience.cancel()
+            if job.poll() is None:
+                job.terminate()
+                job.wait()
+        if job.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {job.returncode}")
+        return read_result(path)["examples_per_sec"]
+
+
+def hold_up(job: subprocess.Popen, stopped: float, ended: threading.Event) -> None:
+    """Reads the job's output to its end; once it says that steps begin, one worker is stopped and let go."""
+    process, lines = None, []
+    for line in job.stdout:
+        lines.append(line)
+        if found := re.match(rf"\[local\] {SLOW} is process (\d+)", line):
+            process = int(found[1])
+        elif stopped and process and "XLA" in line:
+            threading.Thread(target=stop_and_go, args=(process, stopped, ended), daemon=True).start()
+            stopped = 0.0
+        elif f"{SLOW} ended" in line or "chief ended" in line:
+            ended.set()
+    if job.wait():
+        print("".join(lines[-20:]))
+
+
+def stop_and_go(process: int, stopped: float, ended: threading.Event) -> None:
+    """Stops a process for a share of each period."""
+    try:
+        while not ended.is_set():
+            os.kill(process, signal.SIGSTOP)
+            ended.wait(stopped * PERIOD_SECONDS)
+            os.kill(process, signal.SIGCONT)
+            ended.wait((1 - stopped) * PERIOD_SECONDS)
+    except ProcessLookupError:
+        return
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", choices=WORKLOADS, default="cnn", help="what is trained (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each (%(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help=f"batches of {BATCH_SIZE} (%(default)s)")
+    parser.add_argument("--stopped", type=float, default=0.8, help="share of the time (%(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    rates = {(way, stopped): [] for way in WAYS for stopped in (0.0, arguments.stopped)}
+    for _, (way, stopped) in itertools.product(range(arguments.rounds), rates):
+        command = command_of(way, arguments.steps, arguments.workload)
+        rates[way, stopped].append(examples_per_second(command, stopped))
+        print(f"{' '.join(command)}\n  stopped {stopped:.0%}: {rates[way, stopped][-1]:,.0f} examples/s", flush=True)
+    medians = {key: statistics.median(values) for key, values in rates.items()}
+    rows = []
+    for way in WAYS:
+        even, slow = medians[way, 0.0], medians[way, arguments.stopped]
+        rows.append([way, f"{even:,.0f}", f"{slow:,.0f}", f"**{slow / even:.0%}**"])
+    print()
+    print(table(["examples/s", "both alike", f"one stopped {arguments.stopped:.0%} of the time", "left"], rows))
+
+
+if __name__ == "__main__":
+    run_script(main)
