@@ -171,8 +171,8 @@ def warm_up(strategy, limit: int, clock=time.perf_counter) -> WarmUp:
             first_step_seconds = clock() - began
         settled = settled + 1 if result.steps <= _GROWS * longest else 0
         longest = max(longest, result.steps)
-        before, after = clock(), before
-        recent = [*recent[-1:], (result.steps, before - after)]
+        now = clock()
+        recent, before = [*recent[-1:], (result.steps, now - before)], now
         if settled == 2:
             break
     while not strategy.in_step:  # nothing that was begun here is to end, and count, in a round
@@ -206,28 +206,30 @@ def timed_round(
     The time that `at_call` takes (see `run`) is the next call's. The devices have to be idle when this begins (a
     warm-up's end awaits them), and are when it ends.
     """
-    order = strategy.train_order
     end = state.step + steps
-    calls, workers = [], []
+    noted = []  # no more than this within what is timed: the rest is computed afterwards
     began = before = clock()
     while state.step < end:
         first = state.step
         result = strategy.run_train_steps(end - first)
-        examples = order.examples_before(first + result.steps) - order.examples_before(first)
         after = clock()
-        calls.append(Call(result.steps, examples, after - before, result.input_seconds))
-        workers.append(result.workers)
+        noted.append((first, result.steps, after - before, result.input_seconds, result.workers))
         before = after
         if at_call:
             at_call(steps + state.step - end, after - began)
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
-    calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + clock() - before)
-    if result.workers is not None and not state.trainer.reduction.sync_every_steps:  # its sums are between the steps
-        calls = [call._replace(reduce_seconds=_reduce_seconds(told)) for call, told in zip(calls, workers, strict=True)]
+    awaited = clock() - before
+    # Replicas that train by themselves for a round have their sums between steps, where they are not timed.
+    known = result.workers is not None and not state.trainer.reduction.sync_every_steps
+    calls = []
+    for first, steps, seconds, input_seconds, workers in noted:
+        examples = strategy.train_order.examples_before(first + steps) - strategy.train_order.examples_before(first)
+        calls.append(Call(steps, examples, seconds, input_seconds, _reduce_seconds(workers) if known else None))
+    calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + awaited)
     return calls, sums
 
 
-def _reduce_seconds(told) -> float:
+def _reduce_seconds(workers) -> float:
     """What workers waited for each other in a call, on average (`engine.reduction.Reduction.figures`)."""
-    rows = told.read()
+    rows = workers.read()
     return sum(row["reduce_seconds"] for row in rows) / len(rows)

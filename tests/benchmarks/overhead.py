@@ -1,11 +1,13 @@
-"""What the loop around the steps costs, and checkpoints beside them: the same steps with and without, in turn.
+"""What stands around the steps costs: measuring, hooks, checkpoints. The same steps with and without, in turn.
 
-Run as a script: `python tests/benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s with nothing but the inner
-loop, with all the hooks of a run (TensorBoard scalars each 500 steps, progress, guards), and with checkpoints each 200.
+Run as a script: `python tests/benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
+the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps, progress,
+guards), and with checkpoints each 200.
 """
 
 import argparse
 import logging
+import os
 import statistics
 import sys
 import tempfile
@@ -14,8 +16,10 @@ import time
 from absl import flags
 
 from engine import loop
+from engine.benchmark.rounds import timed_round
 from engine.hooks import Hook, StopRequest
 from launch import checks, config, modes, process, session
+from launch.benchmark.live import Live
 from launch.data import load
 
 
@@ -41,12 +45,31 @@ def make(units: str, run_dir: str) -> session.Session:
     of_the_run = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain"]
     of_the_work = ["--model=mlp", f"--model_arg=hidden_units={units}", "--input=synthetic"]
     flags.FLAGS(["overhead", *of_the_run, *of_the_work, "--input_arg=examples=60032"])
-    asked = config.from_flags(None, has_data=False)
+    asked = config.from_flags(None, False, os.environ)
     checks.check(asked)
     strategy = session.make_strategy(asked)
     made = session.create(asked, None, load(asked), strategy)
     print(session.choose_jit(made), file=sys.stderr)
     return made
+
+
+def bare_rate(made: session.Session, steps: int) -> float:
+    """Steps a second of `steps` more steps, with nothing around them."""
+    strategy, state = made.strategy, made.state
+    began, end = time.perf_counter(), state.step + steps
+    while state.step < end:
+        result = strategy.run_train_steps(end - state.step)
+    result.sums.read()
+    return steps / (time.perf_counter() - began)
+
+
+def benchmark_rate(made: session.Session, steps: int) -> float:
+    """The same, as benchmark mode does it with its bar in a terminal. By the clock around it, not by its own."""
+    with Live("bar", 1, sys.stderr) as live:
+        live.at_round([], steps)
+        began = time.perf_counter()
+        timed_round(made.strategy, made.state, steps, at_call=live.watcher.at_call)
+        return steps / (time.perf_counter() - began)
 
 
 def rate(made: session.Session, steps: int, hooks: list) -> float:
@@ -57,12 +80,14 @@ def rate(made: session.Session, steps: int, hooks: list) -> float:
 
 
 def measure(units: str, steps: int, rounds: int) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = {"the inner loop alone": [], "all hooks": [], "all hooks, checkpoints": []}
+    names = ("alone", "benchmark mode", "all hooks", "all hooks, checkpoints")
+    rates: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as run_dir:
         made = make(units, run_dir)
-        rate(made, steps, [])
+        bare_rate(made, steps)
         for _ in range(rounds):
-            rates["the inner loop alone"].append(rate(made, steps, []))
+            rates["alone"].append(bare_rate(made, steps))
+            rates["benchmark mode"].append(benchmark_rate(made, steps))
             for name, every in (("all hooks", 0), ("all hooks, checkpoints", 200 if steps < 5000 else 5000)):
                 made.config.values["checkpoint_every_steps"] = every
                 hooks = modes.compose_hooks(made, [], modes.TrainMetrics(500), StopRequest())
@@ -79,7 +104,7 @@ def main() -> None:
     print("| workload | steps/s | alone | cost |\n|---|---|---|---|")
     for name, (units, steps) in WORKLOADS.items():
         measured = measure(units, steps, rounds)
-        alone = measured.pop("the inner loop alone")
+        alone = measured.pop("alone")
         for what, with_it in measured.items():
             cost = statistics.median(a / b for a, b in zip(alone, with_it, strict=True)) - 1
             rates = f"{statistics.median(with_it):,.0f} | {statistics.median(alone):,.0f}"
