@@ -112,9 +112,9 @@ def _headlines(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         found.append((f"ms a step ({name})", number(value), ", ".join(f"{p} {number(ms)}" for p, ms in others)))
     roofline = result.get("roofline") or {}
     if roofline.get("share_of_limit") is not None:
-        found.append(("of this machine's limit", percent(roofline["share_of_limit"]), f"set by {bound(roofline)}"))
+        found.append(("of the limit", percent(roofline["share_of_limit"]), f"set by {bound(roofline)}"))
     if best := _best(result):
-        found.append(("examples/s at best", number(best["examples_per_sec"]), settings(best["settings"])))
+        found.append(("examples/s, best", number(best["examples_per_sec"]), settings(best["settings"])))
     baseline = result.get("baseline") or {}
     if baseline.get("ratio") is not None:
         interval = baseline.get("interval")
