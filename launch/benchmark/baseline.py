@@ -12,13 +12,19 @@ from launch.config import Config
 from launch.errors import UsageError
 
 # What is measured: two rates of different work say nothing about each other.
-_WORK = ("model", "model_arg", "input", "input_arg", "global_batch_size")
+_WORK = ("part", "model", "model_arg", "input", "input_arg", "global_batch_size")
 _MACHINE = ("cpu", "usable_cores", "gpus")
 
 
 def work_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is measured, by a result, or by a configuration's deciding values."""
+    """What a result measured."""
     return {name: values[name] for name in _WORK}
+
+
+def work_asked(config: Config) -> dict[str, Any]:
+    """What these flags measure, as their result says it."""
+    part = "whole" if config.benchmark_part == "all" else config.benchmark_part
+    return work_of({"part": part, **config.deciding()})
 
 
 def check(config: Config) -> None:
@@ -29,13 +35,9 @@ def check(config: Config) -> None:
         )
     if not config.baseline:
         return
-    if config.benchmark_part not in ("whole", "all"):
-        raise UsageError(
-            f"--baseline compares rates of the whole loop, and --benchmark_part={config.benchmark_part} has none; "
-            "leave it out"
-        )
-    found = configs.differences(work_of(read(config.baseline)), work_of(config.deciding()))
-    if found:
+    if config.benchmark_part == "checkpoint":
+        raise UsageError("--baseline compares rates of steps, and --benchmark_part=checkpoint has none; leave it out")
+    if found := configs.differences(work_of(read(config.baseline)), work_asked(config)):
         raise UsageError(
             f"--baseline={config.baseline} is of other work ({'; '.join(found)}); use the same flags, or a baseline of "
             "this work"

@@ -18,7 +18,7 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
     """Times the training loop, from new weights; nothing of the run_dir is read or changed."""
     config = session.config
     measured = _measure(session, variables)
-    work = baseline.work_of(config.deciding())
+    work = baseline.work_asked(config)
     result = {**schema.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}
     code = 0
     if config.is_chief and config.baseline:

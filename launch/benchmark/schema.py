@@ -18,7 +18,7 @@ _KINDS = {_NUMBER: "a number", _TEXT: "a text", _LIST: "a list", _OBJECT: "an ob
 _HEADING = {"schema": (_TEXT,), "date": (_TEXT,), "command": (_TEXT,), "global_batch_size": (int,)}
 # What a run that measured has beside; drivers' results have `sweep` or `scaling` instead.
 _MEASURED = {
-    **dict.fromkeys(("mode", "model", "strategy"), (_TEXT,)),
+    **dict.fromkeys(("mode", "part", "model", "strategy"), (_TEXT,)),
     **dict.fromkeys(("num_replicas", "step", "steps"), (int,)),
     **dict.fromkeys(("model_arg", "input_arg", "train", "environment", "noise", "calls", "step_ms"), (_OBJECT,)),
     **dict.fromkeys(("rounds", "warnings"), (_LIST,)),

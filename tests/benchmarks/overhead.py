@@ -1,8 +1,8 @@
 """What stands around the steps costs: measuring, hooks, checkpoints. The same steps with and without, in turn.
 
 Run as a script: `python tests/benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
-the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps, progress,
-guards), and with checkpoints each 200.
+the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps,
+progress, guards), and with checkpoints each 200.
 """
 
 import argparse

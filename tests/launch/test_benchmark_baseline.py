@@ -179,7 +179,7 @@ def test_lines_of_several_processes_stay_whole(tmp_path):
         ("[]", "is no result of this benchmark: the whole is a list, not an object"),
         ('{"steps_per_sec": 3}', "schema is missing"),
         ('{"schema": "crankshaft.benchmark/0"}', "schema is crankshaft.benchmark/0, and this is"),
-        ('{"schema": "crankshaft.benchmark/1"}', "date is missing and 31 more"),
+        ('{"schema": "crankshaft.benchmark/1"}', "date is missing and 32 more"),
         (
             '{"schema": "crankshaft.benchmark/1", "date": "", "command": "", "global_batch_size": 1, "sweep": []}',
             "calls is missing: it is of several runs",
@@ -198,10 +198,10 @@ def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):
 
 def test_a_baseline_of_other_work_is_refused_before_tensorflow_starts(measured, crank):
     _, path = measured
-    other = ("--model_arg=hidden_units=32", "--global_batch_size=128")
+    other = ("--model_arg=hidden_units=32", "--global_batch_size=128", "--benchmark_part=step")
     outcome = crank(*BENCHMARK, *other, f"--baseline={path}", tensorflow=False)
     assert outcome.code == 2
-    assert "model_arg hidden_units: [16] -> [32]; global_batch_size: 64 -> 128" in outcome.error
+    assert "part: whole -> step; model_arg hidden_units: [16] -> [32]; global_batch_size: 64 -> 128" in outcome.error
 
 
 def test_a_baseline_of_another_machine_is_said_to_be():

@@ -63,8 +63,8 @@ MISTAKES = {
     "a report of no benchmark": ([*RUN, "--result_html=x.html"], ["--result_html=x.html", "--mode=benchmark", "leave"]),
     "a limit for no comparison": ([*RUN, "--mode=benchmark", "--fail_below=0.9"], ["--fail_below=0.9", "--baseline"]),
     "a part without a rate against a baseline": (
-        [*RUN, "--mode=benchmark", "--baseline=x.json", "--benchmark_part=input"],
-        ["--benchmark_part=input has none", "leave it out"],
+        [*RUN, "--mode=benchmark", "--baseline=x.json", "--benchmark_part=checkpoint"],
+        ["--benchmark_part=checkpoint has none", "leave it out"],
     ),
     "steps and epochs": (
         [*RUN, "--train_steps=3", "--train_epochs=2"],
