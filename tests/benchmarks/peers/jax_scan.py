@@ -65,7 +65,13 @@ def train(carry, data, indices, unroll: int = 1):
         updates, state = OPTIMIZER.update(gradients, state, params)
         return (optax.apply_updates(params, updates), state), loss
 
-    return jax.lax.scan(step, carry, indices, unroll=unroll)
+    if unroll < len(indices):
+        return jax.lax.scan(step, carry, indices, unroll=unroll)
+    losses = []  # JAX leaves a scan of one step a loop, which XLA's convolutions are slow in
+    for chosen in indices:
+        carry, loss = step(carry, chosen)
+        losses.append(loss)
+    return carry, jnp.stack(losses)
 
 
 def batches(examples: int) -> Iterator[np.ndarray]:
