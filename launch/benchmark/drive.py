@@ -10,16 +10,16 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import checks, results
+from launch import checks, errors, explanations, results
 from launch import config as configs
 from launch.benchmark import program as programs
-from launch.benchmark import scaling, schema, sweep, table
+from launch.benchmark import scaling, schema, sweep, table, turns
 from launch.benchmark.children import stoppable
 from launch.benchmark.program import Program
 from launch.benchmark.series import Series
 from launch.errors import UsageError
 
-_DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run}
+_DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run, "baseline_cmd": turns.run}
 
 
 def is_asked_for() -> bool:
@@ -59,17 +59,27 @@ def run_local(
 
 def run(program: Program) -> int:
     """Does what the flags ask for, prints and writes the result. Returns the exit code; raises `UsageError`."""
-    name = _driver()
-    result, code = _measure(_DRIVERS[name], program)
-    result = {**schema.heading(flags.FLAGS.global_batch_size), **result}
+    result, code = _measure(_DRIVERS[_driver()], program)
+    if result is None:
+        return code
+    heading = schema.heading(result.pop("global_batch_size", flags.FLAGS.global_batch_size))
+    result = {**heading, **{name: value for name, value in result.items() if name not in heading}}
     table.print_benchmark(result)
-    results.write(result, flags.FLAGS.flag_values_dict())
+    try:  # of --result_jsonl each run has its own line already
+        results.write(result, {**flags.FLAGS.flag_values_dict(), "result_jsonl": None})
+    except OSError as error:
+        return errors.fail(*explanations.explain(error))
+    if "baseline" in result and not code:
+        from launch.benchmark.compare import exit_code
+
+        code = exit_code(result["baseline"], flags.FLAGS.fail_below)
     return code
 
 
 def _driver() -> str:
     """The one that is asked for."""
     asked = [name for name in _DRIVERS if flags.FLAGS[name].value]
+    asked += [name for name in ("baseline",) if flags.FLAGS[name].value]
     if len(asked) > 1:
         raise UsageError(f"--{asked[0]} and --{asked[1]} are both given; use one of them")
     if flags.FLAGS.mode != "benchmark":
