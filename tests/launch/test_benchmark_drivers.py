@@ -176,13 +176,14 @@ def test_killed_it_leaves_no_run_behind(stand_in):
 
 def test_a_sweep_of_the_real_program(crank, tmp_path):
     result = tmp_path / "result.json"
-    sweep_of = "--benchmark_sweep=global_batch_size=32,64"
-    crank(*BENCHMARK, "--benchmark_steps=20", "--benchmark_rounds=1", sweep_of, f"--result_json={result}").ok()
+    small = ("--mode=benchmark", "--model=mlp", "--input=digits", "--jit=off", "--benchmark_steps=20")
+    program = crank.start(*small, "--benchmark_sweep=global_batch_size=32,64", f"--result_json={result}")
+    program.wait(180).ok()  # two processes, one after the other
     points = json.loads(result.read_text())["sweep"]
     assert [point["settings"]["global_batch_size"] for point in points] == ["32", "64"]
     for point in points:
-        batch = int(point["settings"]["global_batch_size"])
-        assert point["examples_per_sec"] == pytest.approx(batch * point["steps_per_sec"])
+        low, high = point["interval"]
+        assert low <= point["examples_per_sec"] <= high
 
 
 # --- scaling
