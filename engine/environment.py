@@ -113,9 +113,11 @@ def peak_rss_mb() -> float:
 
 def device_peak_mb() -> float | None:
     """The most memory that one of this process's GPUs has held for it, in 2**20 bytes; None without a GPU."""
-    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
-    peaks = [tf.config.experimental.get_memory_info(name)["peak"] for name in gpus]
-    return max(peaks) / _MEBIBYTE if peaks else None
+    peaks = []
+    for device in tf.config.list_logical_devices("GPU"):
+        with contextlib.suppress(ValueError):  # in a cluster, another host's
+            peaks.append(tf.config.experimental.get_memory_info(device.name)["peak"] / _MEBIBYTE)
+    return max(peaks, default=None)
 
 
 def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:

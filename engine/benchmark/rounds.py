@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from engine import environment
 from engine.benchmark import intervals, noise
-from engine.benchmark.statistics import Call, columns, describe_round, summarize
+from engine.benchmark.statistics import Call, columns, describe_round, summarize, weighted_quantile
 from engine.state import TrainState
 
 _GROWS = 1.5  # a call this many times as long as any before it is still being paced
@@ -56,7 +58,7 @@ class WarmUp(NamedTuple):
     Attributes:
       first_step_seconds: the first call, until its steps were done: tracing and compiling, and its one step (or as many
         as a call has by --steps_per_loop).
-      steps_per_sec: of the last two calls, which were no longer being paced.
+      steps_per_sec: the median over steps of their calls' rates, since other calls than the first may compile too.
     """
 
     first_step_seconds: float
@@ -101,7 +103,7 @@ def run(
     at_round, at_call = watcher or Watcher()
     found = environment.describe(variables)  # before the run, so that the load average is that of others
     start, began = noise.read(processes()), clock()
-    warmed = warm_up(strategy, length.steps or _ENDLESS, clock)
+    warmed = warm_up(strategy, state, length.steps or _ENDLESS, clock)
     steps = length.steps or _agreed_steps(strategy, length.seconds, warmed.steps_per_sec)
     _compile_last_batch(strategy, state, steps * length.rounds)
     compile_seconds, first_round = clock() - began, noise.read(processes())
@@ -148,38 +150,42 @@ def _check(length: Length) -> None:
 
 
 def _agreed_steps(strategy, seconds: float, steps_per_sec: float) -> int:
-    """Steps that fill `seconds` at the chief's rate so far: the same number in all processes."""
-    return strategy.exchange(max(1, round(seconds * steps_per_sec)))[0]
+    """Steps that fill `seconds` at the chief's rate so far: the same number in all processes, and where replicas meet now
+    and then, up to where they do."""
+    each = strategy.round_steps
+    return strategy.exchange(each * max(1, round(seconds * steps_per_sec / each)))[0]
 
 
-def warm_up(strategy, limit: int, clock=time.perf_counter) -> WarmUp:
+def warm_up(strategy, state: TrainState, limit: int, clock=time.perf_counter) -> WarmUp:
     """Compiles, and runs until two calls in a row are no longer than those before them. Devices are idle at its end.
 
     Args:
       strategy: with training data bound.
+      state: what the strategy trains.
       limit: most steps a call.
       clock: returns seconds.
     """
     began = before = clock()
     first_step_seconds = None
-    recent = []
-    longest = settled = 0
+    steps, seconds = [], []
+    settled = 0
     for _ in range(_MAX_WARM_UP_CALLS):
+        longest = max(steps, default=0)
         result = strategy.run_train_steps(limit)
         if first_step_seconds is None:
             result.sums.read()
             first_step_seconds = clock() - began
-        settled = settled + 1 if result.steps <= _GROWS * longest else 0
-        longest = max(longest, result.steps)
         now = clock()
-        recent, before = [*recent[-1:], (result.steps, now - before)], now
+        steps.append(result.steps)
+        seconds.append(now - before)
+        before = now
+        settled = settled + 1 if result.steps <= _GROWS * longest else 0
         if settled == 2:
             break
-    while not strategy.in_step:  # nothing that was begun here is to end, and count, in a round
-        result = strategy.run_train_steps(1)
     result.sums.read()
-    steps, seconds = map(sum, zip(*recent, strict=True))
-    return WarmUp(first_step_seconds, steps / max(seconds, 1e-9))
+    _come_in_step(strategy, state)
+    rates = np.array(steps[1:]) / np.maximum(seconds[1:], 1e-9)
+    return WarmUp(first_step_seconds, weighted_quantile(rates, np.array(steps[1:]), 0.5))
 
 
 def _compile_last_batch(strategy, state: TrainState, steps: int) -> None:
@@ -192,6 +198,21 @@ def _compile_last_batch(strategy, state: TrainState, steps: int) -> None:
     if order.remainder and strategy.train_feed.random_access and before_it < 2 * steps:
         state.advance(before_it)
         strategy.run_train_steps(1).sums.read()
+        _come_in_step(strategy, state)
+
+
+def _come_in_step(strategy, state: TrainState) -> None:
+    """Ends what is under way, so that none of it counts in what is timed next; devices are idle afterwards.
+
+    Where replicas meet each `round_steps` only, that begins where they have met. By what they meet within such a round,
+    as they do where something is due, is compiled here: one of two steps ends there.
+    """
+    each = strategy.round_steps
+    if each > 1:
+        strategy.run_train_steps(1)
+        strategy.run_train_steps(1).sums.read()
+    while not strategy.in_step or state.step % each:
+        strategy.run_train_steps(each - state.step % each).sums.read()
 
 
 def timed_round(
@@ -220,7 +241,7 @@ def timed_round(
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     awaited = clock() - before
     # Replicas that train by themselves for a round have their sums between steps, where they are not timed.
-    known = result.workers is not None and not state.trainer.reduction.sync_every_steps
+    known = result.workers is not None and strategy.round_steps == 1
     calls = []
     for first, steps, seconds, input_seconds, workers in noted:
         examples = strategy.train_order.examples_before(first + steps) - strategy.train_order.examples_before(first)

@@ -118,6 +118,7 @@ class ParameterServer:
     name = "parameter_server"
     num_replicas = num_hosts = 1  # that have to be in step
     host = 0
+    round_steps = 1
     is_chief = True
     why_no_jit = "XLA compiles no variable of another host"
 

@@ -258,6 +258,11 @@ class Replicated:
         """Whether all replicas hold the same weights: only then may anybody read them, or end the run."""
         return not self._rounds or self._rounds.in_step
 
+    @property
+    def round_steps(self) -> int:
+        """Replicas are brought in step at each multiple of so many steps."""
+        return self._rounds.steps if self._rounds else 1
+
     def evaluate(self) -> Sums:
         """The metrics' sums over the whole evaluation set, each example once."""
         sums = Sums()

@@ -50,6 +50,7 @@ class FakeStrategy:
     """Calls of given lengths, in steps, over and over; `work(steps)` is what each one takes."""
 
     in_step = True
+    round_steps = 1
 
     def __init__(self, state, lengths, work, *, examples=1 << 20, wait=lambda: None, input_seconds=0.0):
         self.train_order = Order(examples, batch_size=8, block_steps=4)
@@ -175,7 +176,7 @@ def test_warm_up_is_timed_apart():
 def test_warm_up_ends_for_calls_that_never_settle():
     state = State()
     strategy = FakeStrategy(state, [2**n for n in range(60)], lambda steps: None)
-    rounds.warm_up(strategy, 1 << 62)
+    rounds.warm_up(strategy, state, 1 << 62)
     assert len(strategy.lengths) < 60
 
 
@@ -271,6 +272,32 @@ def test_steps_still_under_way_after_the_warm_up_are_ended_before_the_first_roun
     strategy = Ahead(state, [4], clock.advance)
     rounds.run(strategy, state, Length(8), {}, clock)
     assert strategy.lengths == [4, 4, 4, 1, 4, 4]
+
+
+def test_replicas_that_meet_now_and_then_are_timed_in_whole_rounds_of_theirs():
+    clock, state = Clock(), State()
+    began = []
+
+    class Meeting(FakeStrategy):
+        """Replicas meet at each fourth step, and where a call was asked to end."""
+
+        round_steps = 4
+        in_step = False
+
+        def run_train_steps(self, limit):
+            began.append((state.step, limit))
+            result = super().run_train_steps(limit)
+            self.in_step = result.steps == limit or state.step % 4 == 0
+            return result
+
+    # Three calls of five steps warm up; two of one step end within a round; three more end it. A round of 10 s is of 10
+    # steps, so of 8 or 12.
+    strategy = Meeting(state, [5], clock.advance)
+    found = rounds.run(strategy, state, Length(seconds=10.0), {}, clock)
+    assert [step for step, _ in began[:6]] == [0, 5, 10, 15, 16, 17]
+    assert began[5][1] == 3
+    assert [each["steps"] for each in found["rounds"]] == [8]
+    assert began[6:] == [(20, 8), (25, 3)]
 
 
 @pytest.mark.parametrize("random_access", [True, False])
