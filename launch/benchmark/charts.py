@@ -211,7 +211,7 @@ def roofline(result: Mapping[str, Any]) -> Figure | None:
         return None
     ridges = [max(peaks.values()) / slope for slope in slopes.values()]
     x = Axis(min(intensity, *ridges) / 6, max(intensity, *ridges) * 6, log=True)
-    y = Axis(min(reached, min(slopes.values()) * x.low) / 1.5, 2.5 * max(reached, *peaks.values()), log=True)
+    y = Axis(min(reached, min(slopes.values()) * x.low) / 3, 2.5 * max(reached, *peaks.values()), log=True)
     text = f"{quantity(reached, 'FLOP/s')}, {percent(share)} of the limit"
     plot = Plot("Roofline", f"This run reaches {text}, which {bound(found)} sets.", x, y, top=24, left=64)
     plot.y_ticks("FLOP/s", lambda value: quantity(value, ""))
@@ -241,10 +241,14 @@ def _draw_roofs(plot: Plot, peaks: Mapping[str, float], slopes: Mapping[str, flo
     highest, lowest = max(peaks.values()), plot.x_axis.low
     fastest = max(slopes.values())
     corner = peaks.get(binding[0], highest), slopes.get(binding[1], fastest)
-    for dtype, peak in peaks.items():
+    free = 0.0  # below the label before; one that has no room above its line stands below it
+    for dtype, peak in sorted(peaks.items(), key=lambda item: -item[1]):
         first, class_ = (corner[1], "roof") if dtype == binding[0] else (fastest, "dashed")
         plot.line([(peak / first, peak), (plot.x_axis.high, peak)], class_)
-        plot.text(plot.right, plot.y(peak) - 6, f"{dtype} {quantity(peak, 'FLOP/s')}", anchor="end")
+        above = plot.y(peak) - 6
+        y = above if above >= free else max(free, plot.y(peak) + 14)
+        plot.text(plot.right, y, f"{dtype} {quantity(peak, 'FLOP/s')}", anchor="end")
+        free = y + 14
     for name, slope in slopes.items():
         last, class_ = (corner[0], "roof") if name == binding[1] else (highest, "dashed")
         plot.line([(lowest, slope * lowest), (last / slope, last)], class_)

@@ -164,7 +164,7 @@ def _rounds(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def _limits(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if result.get("flops_per_step") is not None:
-        source = f", by {result['flops_source']}" if result.get("flops_source") else ""
+        source = f": {result['flops_source']}" if result.get("flops_source") else ""
         rows.append(("a step", f"{quantity(result['flops_per_step'], 'FLOP')}{source}"))
     rows += _rows(result, ("  moves at least", "bytes_per_step", lambda bytes: quantity(bytes, "B")))
     machine = result.get("machine") or {}
