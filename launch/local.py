@@ -186,7 +186,13 @@ def _specs(environment: Mapping[str, str]) -> list[Spec]:
     # As many threads as cores: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
     own = shares.divide_cores(cores, tasks, per_task)
-    return [Spec(kind, index, mine, threads) for (kind, index), mine in zip(kinds, own, strict=True)]
+    # A server's tables are read and written at random: in huge pages (glibc 2.35, malloc's tunables) that misses the
+    # processor's cache of page addresses less, the larger the table the more.
+    pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}
+    return [
+        Spec(kind, index, mine, {**threads, **(pages if kind == "ps" else {})})
+        for (kind, index), mine in zip(kinds, own, strict=True)
+    ]
 
 
 def _tasks() -> dict[str, int]:

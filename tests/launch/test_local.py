@@ -59,6 +59,18 @@ def test_more_tasks_than_cores_share_them_all(local):
     assert shown_shares(outcome, len(usable) + 1) == [[usable, "1", "1"]] * (len(usable) + 1)
 
 
+def test_servers_alone_have_tables_in_huge_pages(local):
+    script = (
+        "kind = config['task']['type']\n"
+        "print(os.environ.get('GLIBC_TUNABLES'), flush=True)\n"
+        "(here / kind).touch()\n"
+        "while kind != 'chief' or not ((here / 'ps').exists() and (here / 'worker').exists()): time.sleep(0.01)"
+    )
+    outcome = local(script, "--workers=1", "--ps=1").wait().ok()
+    assert lines_of(outcome.out, "ps 0")[0] == "glibc.malloc.hugetlb=1"
+    assert lines_of(outcome.out, "worker 0")[0] == "None"
+
+
 def test_ports_are_different_free_and_not_for_outgoing_connections():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = shares.free_ports(50)
