@@ -119,13 +119,14 @@ class ClosureLoop(InnerLoop):
 
     Args:
       strategy, feed: as `InnerLoop` has them.
-      step: replica code, (batch, step, observed, packs) -> metrics.
+      step: replica code, (batch, step, observed, packs) -> metrics. Without packs, it pulls them itself.
       pull: what packs are read by; here once, as nothing changes.
     """
 
     def __init__(self, strategy, step, feed, pull: Pull):
         super().__init__(strategy, step, feed)
         self._pull = pull
+        self._packs_specs = pull.specs  # of what a step is given
 
     @property
     def function(self) -> tf.function:
@@ -168,7 +169,7 @@ class ClosureLoop(InnerLoop):
         one_batch = tf.function(self._feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)
         batch_spec = one_batch.get_concrete_function(operands, first).structured_outputs
-        one_step = one_step.get_concrete_function(batch_spec, first, tf.constant(True), self._pull.specs)
+        one_step = one_step.get_concrete_function(batch_spec, first, tf.constant(True), self._packs_specs)
         local = self._strategy.experimental_local_results(one_step.structured_outputs)
         return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
 
@@ -190,6 +191,8 @@ class UpdateLoop(ClosureLoop):
         self._board = board
         self._max_staleness_steps = max_staleness_steps
         self._pull_every_steps = pull_every_steps
+        if pull_every_steps == 1:
+            self._packs_specs = []
 
     def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
         board = self._board
@@ -202,17 +205,17 @@ class UpdateLoop(ClosureLoop):
             counts = self._wait_for_slower(worker, counts)
             with tf.control_dependencies([counts]):
                 step = tf.identity(step)
-            packs, pulled_at = kept = self._pulled(step - first, counts, kept)
+            packs, pulled_at = self._pulled(step - first, counts, kept)
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), packs)
             # Counted only once it is applied on all servers: what is in doubt is done again, never left out.
             with tf.control_dependencies(tf.nest.flatten(result)):
                 after = board.add(0, board.steps_at(lease.slot), board.clock_at(worker))
             since = after - pulled_at
             others = since[0] - since[board.clock_at(worker)]
-            return step + 1, self._added(sums, result), staleness + _bucketed(others), after, self._kept(kept)
+            return step + 1, self._added(sums, result), staleness + _bucketed(others), after, (packs, pulled_at)
 
-        kept = [tf.zeros(spec.shape, spec.dtype) for spec in self._pull.specs], counts
-        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts, self._kept(kept))
+        kept = [tf.zeros(spec.shape, spec.dtype) for spec in self._packs_specs], counts
+        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts, kept)
         _, sums, staleness, counts, _ = tf.while_loop(
             lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
         )
@@ -223,14 +226,10 @@ class UpdateLoop(ClosureLoop):
 
     def _pulled(self, place, counts, kept):
         """(packs, the board's counts when they were pulled) for the step of this place in the closure."""
-        if self._pull_every_steps == 1:
-            return self._pull.packs(), counts
+        if self._pull_every_steps == 1:  # within the step: what its updates wait for is then on the servers
+            return [], counts
         due = tf.equal(place % self._pull_every_steps, 0)
         return tf.cond(due, lambda: (self._pull.packs(), counts), lambda: kept)
-
-    def _kept(self, kept):
-        """What the loop carries from one step to the next of what was pulled."""
-        return () if self._pull_every_steps == 1 else kept
 
     def _begin(self, worker, lease: Lease) -> tf.Tensor:
         """Notes that this worker has the lease; returns the board's counts."""

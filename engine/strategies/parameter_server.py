@@ -244,7 +244,7 @@ class ParameterServer:
 
         def train_step(batch, step, observed, packs):
             rows_travel_as(wire_dtype)
-            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(packs))
+            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(packs or pull.packs()))
             return trainer.train_step(batch)
 
         def eval_step(batch, step, observed, packs):
