@@ -48,7 +48,7 @@ class ResidentFeed:
     def take(self, step: int, limit: int) -> Run:
         """The operands for at most `limit` steps from `step` on. Host code."""
         if self._resident is None:
-            self._resident = _on_each_device(self._strategy, self._arrays)
+            self._resident = on_each_device(self._strategy, self._arrays)
         indices, start, stop = self._blocks.take(step, limit)
         return Run((self._resident, indices), start, stop)
 
@@ -129,6 +129,30 @@ class StreamedFeed:
 
         numbers = tf.data.Dataset.counter()
         return _untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
+
+
+class RepeatedFeed:
+    """What is there already, given to every step: no input at all. For measuring what steps take without it.
+
+    Args:
+      values: nest of tensors or per-replica values, of which each replica gets its own.
+      batch_size: examples in them, over all replicas.
+    """
+
+    compilable = random_access = True
+
+    def __init__(self, values, batch_size: int):
+        self.order = Order(batch_size, batch_size, block_steps=1)
+        self._values = values
+
+    def take(self, step: int, limit: int) -> Run:
+        return Run((self._values,), 0, limit)
+
+    def next_operands(self, operands, place: tf.Tensor):
+        return operands
+
+    def batch(self, values):
+        return values
 
 
 class DatasetFeed:
@@ -288,7 +312,7 @@ def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
         return tf.gather(array, indices)
 
 
-def _on_each_device(strategy: tf.distribute.Strategy, arrays):
+def on_each_device(strategy: tf.distribute.Strategy, arrays):
     """The nest's arrays, once on each device, as per-replica values."""
     copies = []
     for device in strategy.extended.worker_devices:

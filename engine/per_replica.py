@@ -49,9 +49,9 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
         return []
     variables = [tf_variable(variable) for variable in variables]
     strategy = _strategy(variables[0])
-    if len(_parts(variables[0])) == strategy.num_replicas_in_sync:
+    if len(parts(variables[0])) == strategy.num_replicas_in_sync:
         with tf.device("CPU:0"):
-            return [tf.stack([part.read_value() for part in _parts(variable)]) for variable in variables]
+            return [tf.stack([part.read_value() for part in parts(variable)]) for variable in variables]
 
     def replica_rows():
         rows = [_local(variable)[tf.newaxis] for variable in variables]
@@ -85,7 +85,7 @@ class Rows(tf.__internal__.tracking.AutoTrackable):
             return rows[context.replica_id_in_sync_group] if same else tf.reduce_mean(rows, 0)
 
         values = strategy.experimental_distribute_values_from_function(row)
-        for part, value in zip(_parts(self._variable), strategy.experimental_local_results(values), strict=True):
+        for part, value in zip(parts(self._variable), strategy.experimental_local_results(values), strict=True):
             part.assign(value)
 
 
@@ -95,8 +95,8 @@ def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
     return variable.distribute_strategy if distributed else tf.distribute.get_strategy()
 
 
-def _parts(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """Those of the replicas in this process."""
+def parts(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """What the replicas in this process hold of any variable, in their order; a plain one is its only part."""
     return _strategy(variable).experimental_local_results(variable)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import tensorflow as tf
 
+from engine import per_replica
 from engine.trainer import Trainer
 
 
@@ -42,6 +45,18 @@ class TrainState:
             if isinstance(variable, tf.Variable):
                 found[id(variable)] = variable
         return list(found.values())
+
+    @contextlib.contextmanager
+    def kept(self):
+        """What is done within it leaves no trace: every variable, and the step, are put back as they were."""
+        parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
+        step, before = self.step, [tf.identity(part) for part in parts]
+        try:
+            yield
+        finally:
+            for part, value in zip(parts, before, strict=True):
+                part.assign(value)
+            self.step = step
 
     def host_state(self) -> dict:
         """The part that is plain JSON."""

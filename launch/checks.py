@@ -156,6 +156,27 @@ def _check_rounds(config: Config) -> None:
         )
 
 
+def _check_part(config: Config) -> None:
+    """What --benchmark_part and --profile ask for can be measured with this strategy."""
+    part = config.benchmark_part
+    if config.strategy == "parameter_server" and (part != "whole" or config.profile):
+        flag = "--profile" if config.profile else f"--benchmark_part={part}"
+        raise UsageError(
+            f"{flag} can't be had with --strategy=parameter_server, whose steps are made in other processes; use "
+            "--strategy=one_device, or time the whole"
+        )
+    if part == "reduce" and (config.strategy == "one_device" or config.num_virtual_devices == 1):
+        raise UsageError(
+            "--benchmark_part=reduce needs two replicas or more, and there is one; add --strategy=mirrored "
+            "--num_virtual_devices=2"
+        )
+    if part == "reduce" and config.sync_every_steps > 1:
+        raise UsageError(
+            f"--benchmark_part=reduce is of sums in each step, and --sync_every_steps={config.sync_every_steps} makes "
+            "none; leave one of them out"
+        )
+
+
 def _check_monitor(config: Config) -> None:
     source, _, metric = config.monitor.partition("_")
     if source not in ("eval", "train") or not metric:
@@ -216,6 +237,7 @@ def _check_benchmark(config: Config) -> None:
     if config.benchmark_seconds == 0:
         raise UsageError("--benchmark_seconds=0 leaves nothing to time; use more than 0")
     baseline.check(config)
+    _check_part(config)
 
 
 def _check_writable(flag: str, folder: str) -> None:

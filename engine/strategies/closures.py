@@ -144,7 +144,7 @@ class ClosureLoop(InnerLoop):
         began = tf.timestamp()
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
-        one_step, zeros = self._traced(operands, lease.first)
+        one_step, zeros = self._traced(operands, lease.first, lease.first, self._packs_specs)
         found = self._run_lease(operands, lease, worker, one_step, zeros)
         with tf.control_dependencies(tf.nest.flatten(found)):
             found = found._replace(seconds=tf.timestamp() - began)
@@ -163,15 +163,6 @@ class ClosureLoop(InnerLoop):
 
     def _added(self, sums, result):
         return [a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)]
-
-    def _traced(self, operands, first):
-        """The step, traced once, and zeros of what it returns."""
-        one_batch = tf.function(self._feed.next_operands, autograph=False)
-        one_step = tf.function(self._replicated_step, autograph=False)
-        batch_spec = one_batch.get_concrete_function(operands, first).structured_outputs
-        one_step = one_step.get_concrete_function(batch_spec, first, tf.constant(True), self._packs_specs)
-        local = self._strategy.experimental_local_results(one_step.structured_outputs)
-        return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
 
 
 class UpdateLoop(ClosureLoop):

@@ -76,6 +76,12 @@ class InnerLoop:
         )
         return self._result(sums, stop - start, input_seconds)
 
+    def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
+        """Global step `step` on all of this host's replicas, traced as the loop has it: to be looked at, not run."""
+        operands, start, _ = self._feed.take(step, 1)
+        place, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
+        return self._traced(operands, place, step)[0]
+
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
@@ -84,13 +90,7 @@ class InnerLoop:
 
         `observed` is the place of the step whose costly figures are looked at, -1 for none.
         """
-        # One trace of the step serves both to learn what it returns and to be called in the loop.
-        one_batch = tf.function(self._feed.next_operands, autograph=False)
-        one_step = tf.function(self._replicated_step, autograph=False)
-        batch_spec = one_batch.get_concrete_function(operands, start).structured_outputs
-        one_step = one_step.get_concrete_function(batch_spec, first_step, tf.constant(True))
-        local = self._strategy.experimental_local_results(one_step.structured_outputs)
-        zeros = [tf.zeros(x.shape, x.dtype) for x in local]
+        one_step, zeros = self._traced(operands, start, first_step)
 
         def body(place, sums):
             batch = self._batch(operands, place)
@@ -107,6 +107,18 @@ class InnerLoop:
         else:
             sums = self._in_rounds(run_until, first_step - start, start, stop, zeros)
         return tf.add_n(sums)
+
+    def _traced(self, operands, place, step, *more):
+        """A step, and zeros of what it returns. One trace serves both, and to be called in the loop.
+
+        `more` are specs of what a step is given besides its batch, its number and whether it is observed.
+        """
+        one_batch = tf.function(self._feed.next_operands, autograph=False)
+        one_step = tf.function(self._replicated_step, autograph=False)
+        batch_spec = one_batch.get_concrete_function(operands, place).structured_outputs
+        one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
+        local = self._strategy.experimental_local_results(one_step.structured_outputs)
+        return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
 
     def _in_rounds(self, run_until, offset, start, stop, zeros):
         """The same steps, with a sum over replicas at the end of each round; global step = place + `offset`.

@@ -28,19 +28,16 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> dict[bool, 
     Returns:
       {jit: (steps per second, loop)}; without the entry True if XLA cannot compile the step.
     """
-    before = [(variable, tf.identity(variable)) for variable in state.variables()]
     measured = {}
     for jit in (False, True):
         loop = strategy.train_loop(jit)
         try:
-            measured[jit] = (_steps_per_second(loop, state.step, clock), loop)
+            with state.kept():
+                measured[jit] = (_steps_per_second(loop, state.step, clock), loop)
         except _NOT_COMPILABLE as error:
             if not jit:
                 raise
             logging.info("jit=auto: XLA cannot compile this step (%s)", str(error).strip().split("\n")[0])
-        finally:
-            for variable, value in before:
-                variable.assign(value)
     return measured
 
 

@@ -131,6 +131,7 @@ class MultiWorker(Replicated):
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
+        self._steps, self._before = self._pace.steps, None
         state.trainer.reduction.watched = True
 
     def _own_figures(self, trainer) -> dict:

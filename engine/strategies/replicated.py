@@ -190,6 +190,7 @@ class Replicated:
         self.train_feed = train_feed
         self._evaluations = 0
         self._train_loop = None
+        self._pace = Pace(self.steps_per_loop)
         reduction = state.trainer.reduction
         self._rounds = Rounds(self.distribution, reduction) if reduction.sync_every_steps else None
         self._pace.round_steps = reduction.sync_every_steps or 1
@@ -229,9 +230,30 @@ class Replicated:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             batch, present = with_stand_in(batch)
             trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed, present)
-            return {**only_if(present, trainer.train_step(batch)), **self._own_figures(trainer)}
+            return only_if(present, trainer.train_step(batch))
 
-        return self._loop(self.train_feed, step, jit, self._rounds)
+        return self.loop(step, jit, self._rounds)
+
+    def loop(self, step, jit: bool = False, rounds: Rounds | None = None) -> InnerLoop:
+        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics: see `InnerLoop`."""
+
+        def with_own_figures(*batch_and_place):
+            return {**step(*batch_and_place), **self._own_figures(self._state.trainer)}
+
+        return self._loop(self.train_feed, with_own_figures, jit, rounds)
+
+    def whole_batch(self):
+        """A global batch of full size, as each replica gets it: that of the next epoch's first step.
+
+        Training goes on from there, or binds a feed anew.
+        """
+        feed, per_epoch = self.train_feed, self.train_order.steps_per_epoch
+        operands, start, _ = feed.take(-(-self._state.step // per_epoch) * per_epoch, 1)
+
+        def batch(operands, place):
+            return self.distribution.run(feed.batch, args=feed.next_operands(operands, place))
+
+        return tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
 
     def _own_figures(self, trainer) -> dict:
         """Figures of a step that are this worker's own, not to be summed over all. Replica code."""

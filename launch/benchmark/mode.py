@@ -6,16 +6,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from engine.benchmark import rounds
+from engine.benchmark import parts, rounds
 from launch import guard, modes
 from launch.benchmark import baseline, schema, table
+from launch.benchmark.breakdown import Breakdown
 from launch.benchmark.compare import compare, exit_code
 from launch.benchmark.live import Live
+from launch.config import Config
 from launch.session import Session, choose_jit
 
 
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
-    """Times the training loop, from new weights; nothing of the run_dir is read or changed."""
+    """Times the training loop or a part of it, from new weights; nothing of the run_dir is read or changed, but that
+    --profile adds a trace."""
     config = session.config
     measured = _measure(session, variables)
     work = baseline.work_asked(config)
@@ -33,14 +36,19 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
 
 
 def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
-    config = session.config
+    """The rate of what --benchmark_part names, and what there is to say beside it."""
+    config, part = session.config, session.config.benchmark_part
     length = rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds)
-
     with Live(config.progress if config.is_chief else "off", length.rounds) as live:
         live.stage("warm-up")
         before = time.perf_counter()
         session.say(choose_jit(session))
         choosing_seconds = time.perf_counter() - before
+        breakdown = Breakdown(session, live.stage)
+        if part == "checkpoint":  # which is not made of steps, so it has no rate
+            return {"parts": {part: breakdown.checkpoint()}, "warnings": breakdown.warnings}
+        if part not in ("whole", "all"):
+            breakdown.bind(part)
         measured = rounds.run(
             session.strategy,
             session.state,
@@ -49,6 +57,20 @@ def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
             watcher=live.watcher,
             processes=lambda: guard.job_of(variables),
         )
-    for name in ("compile_seconds", "first_step_seconds"):  # whoever waits for the first step waits for the choice too
-        measured[name] += choosing_seconds
-    return measured
+        for name in ("compile_seconds", "first_step_seconds"):  # whoever waits for it waits for the choice too
+            measured[name] += choosing_seconds
+        return measured | _beside(breakdown, config, measured)
+
+
+def _beside(breakdown: Breakdown, config: Config, measured: dict[str, Any]) -> dict[str, Any]:
+    """What a rate that was measured is made of, and how far it is from the machine's limits."""
+    part, found = config.benchmark_part, {}
+    if config.profile:
+        found["profile"] = breakdown.profile()
+    if part == "all":
+        found["parts"] = breakdown.parts()
+    elif part != "whole":
+        found["parts"] = {part: breakdown.figures(part, parts.summary(measured["rounds"]))}
+    if part in ("whole", "all", "step"):
+        found |= breakdown.limits(measured["steps_per_sec"])
+    return {**found, "warnings": [*measured["warnings"], *breakdown.warnings]}

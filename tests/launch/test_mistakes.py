@@ -61,6 +61,14 @@ MISTAKES = {
     ),
     "a benchmark of no time": ([*RUN, "--mode=benchmark", "--benchmark_seconds=0"], ["--benchmark_seconds=0", "more"]),
     "a report of no benchmark": ([*RUN, "--result_html=x.html"], ["--result_html=x.html", "--mode=benchmark", "leave"]),
+    "a sum of one replica": (
+        [*RUN, "--mode=benchmark", "--benchmark_part=reduce"],
+        ["--benchmark_part=reduce needs two replicas", "--num_virtual_devices=2"],
+    ),
+    "a sum that is not made": (
+        [*RUN, *MIRRORED, "--mode=benchmark", "--benchmark_part=reduce", "--sync_every_steps=4"],
+        ["--benchmark_part=reduce", "--sync_every_steps=4 makes none", "leave one"],
+    ),
     "a limit for no comparison": ([*RUN, "--mode=benchmark", "--fail_below=0.9"], ["--fail_below=0.9", "--baseline"]),
     "a part without a rate against a baseline": (
         [*RUN, "--mode=benchmark", "--baseline=x.json", "--benchmark_part=checkpoint"],

@@ -285,6 +285,28 @@ def test_benchmark_times_steps_and_leaves_the_run_alone(inside, tmp_path):
     assert not list(tmp_path.glob("checkpoints/ckpt*"))
 
 
+def test_benchmark_of_all_parts_explains_the_whole_and_names_the_ops(inside, tmp_path):
+    outcome = inside(
+        *(*MLP, "--mode=benchmark", "--benchmark_seconds=0.05", "--benchmark_part=all", "--profile", "--jit=off"),
+        *(f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json"),
+    ).ok()
+    found = json.loads((tmp_path / "b.json").read_text())
+    timed, shares = found["parts"], found["parts"]["shares"]
+    assert timed["reduce"] is None
+    assert any("reduce was not timed: one replica" in line for line in found["warnings"])
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert all(timed[name]["ms_per_step"] > 0 for name in ("whole", "step", "input", "update"))
+    assert timed["checkpoint"]["mb"] > 0
+    # 784-16-10: forward, for the weights, and for the second layer's inputs.
+    assert found["flops_per_step"] == 2 * 64 * (2 * 784 * 16 + 3 * 16 * 10)
+    assert found["roofline"]["bound"] in ("compute", "memory")
+    assert any("MatMul" in op["type"] for op in found["profile"]["ops"])
+    assert len(found["profile"]["ops"]) == 10
+    assert list(tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
+    assert not list(tmp_path.glob("checkpoints/*"))
+    assert "share of limit" in outcome.out
+
+
 def test_init_from_takes_the_weights_and_nothing_else(digits_run, inside, tmp_path):
     source, _ = digits_run
     flags = (*MLP, "--mode=train", "--learning_rate=0", "--train_steps=1", "--optimizer=sgd")

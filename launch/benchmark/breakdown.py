@@ -1,0 +1,115 @@
+"""What a benchmark's rate is made of: the machine's limits, a step's parts, its ops. Host code, in the process that
+measures; every process of a strategy calls the same functions in the same order."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from engine.benchmark import checkpointing, communication, cost, machine, parts, roofline, trace
+from launch.session import Session
+
+_PART_SECONDS = 1.5  # of each part where all are timed
+_SETTING_SECONDS = 0.5  # of each dtype and pack of the reduction
+_TOP_OPS = 10
+
+
+class Breakdown:
+    """Measures more about a session whose whole loop was, or is to be, timed.
+
+    Args:
+      session: put together, with its jit chosen.
+      tell: called with a line before each measurement.
+
+    Attributes:
+      warnings: why a figure could not be had, a line each.
+    """
+
+    def __init__(self, session: Session, tell: Callable[[str], None] = lambda line: None):
+        self.warnings: list[str] = []
+        self._session = session
+        self._tell = tell
+        self._strategy, self._state = session.strategy, session.state
+        self._feed = session.strategy.train_feed
+        self._jit = bool(session.state.jit) and not session.strategy.without_jit
+
+    def bind(self, name: str) -> None:
+        """Has the strategy's steps do one part alone: step, input, reduce or update."""
+        self._part(name).bind(self._strategy, self._state)
+
+    def figures(self, name: str, timed: dict[str, Any]) -> dict[str, Any]:
+        """A part's figures, of its time."""
+        if name == "input":
+            return timed | {"examples_per_sec": 1e3 * self._feed.order.batch_size / timed["ms_per_step"]}
+        if name != "reduce":
+            return timed
+        trainer, replicas = self._state.trainer, self._strategy.num_replicas
+        variables = parts.dense_variables(trainer)
+        rates = communication.figures(trainer.reduction, variables, replicas, timed["ms_per_step"])
+        with self._state.kept():
+            return {**timed, **rates, **communication.forms(self._strategy, self._state, self._feed, _SETTING_SECONDS)}
+
+    def parts(self) -> dict[str, Any]:
+        """All parts' figures, timed in turn with the whole, and the `shares` that they have of it."""
+        names = ["whole", "step", "input", "reduce", "update"]
+        if reason := communication.why_not(self._strategy, self._state):
+            self.warnings.append(f"reduce was not timed: {reason}")
+            names.remove("reduce")
+        self._tell(f"timing in turn: {', '.join(names)}")
+        with self._state.kept():
+            made = {name: self._part(name) for name in names}
+            timed = parts.timed(self._strategy, self._state, made, _PART_SECONDS)
+        found = {name: self.figures(name, each) for name, each in timed.items()}
+        found = {**dict.fromkeys(("whole", "step", "input", "reduce", "update")), **found}
+        return {**found, "checkpoint": self.checkpoint(), "shares": parts.shares(found)}
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Writing, restoring, and what training loses meanwhile; nothing of the run_dir is touched."""
+        self._tell("timing checkpoints")
+        with self._state.kept(), tempfile.TemporaryDirectory(prefix="crankshaft-checkpoint-") as folder:
+            return checkpointing.checkpoint(self._strategy, self._state, self._part("step"), folder)
+
+    def _part(self, name: str) -> parts.Part:
+        if name == "reduce":
+            return communication.reduce(self._strategy, self._state, self._feed)
+        make = {"whole": parts.whole, "step": parts.step, "input": parts.input, "update": parts.update}[name]
+        return make(self._strategy, self._state, self._feed, self._jit)
+
+    def limits(self, steps_per_sec: float) -> dict[str, Any]:
+        """flops_per_step, bytes_per_step, flops_source, machine, roofline.
+
+        Each is None where it is not to be had, and a warning says why.
+        """
+        found = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
+        if self._session.config.strategy in ("parameter_server", "tpu"):
+            self.warnings.append(f"the limits of the devices of {self._session.config.strategy} were not measured")
+            return found
+        self._tell("measuring the machine's limits")
+        own = self._strategy.distribution.extended.worker_devices
+        dtypes = dict.fromkeys(("float32", "bfloat16", self._session.config.precision))
+        found["machine"] = machine.probe(own[0], tuple(dtypes))
+        try:
+            with self._state.kept():
+                step = cost.of_step(self._strategy, self._state, self._session.config.global_batch_size)
+        except cost.NotCountableError as error:
+            self.warnings.append(f"a step's operations could not be counted: {error}")
+            return found
+        found |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
+        kind = tf.DeviceSpec.from_string(own[0]).device_type
+        shared_by = min(len(own), len(tf.config.list_physical_devices(kind))) * self._strategy.num_hosts
+        found["roofline"] = roofline.describe(step, found["machine"], steps_per_sec, shared_by)
+        if found["roofline"] is None:
+            self.warnings.append("the step has no matrix products or convolutions to hold against the machine's peak")
+        return found
+
+    def profile(self) -> dict[str, Any] | None:
+        """A trace of ten steps of what is bound now, and the ten ops that took longest."""
+        run_dir = self._session.config.run_dir
+        folder = os.path.join(run_dir, "tensorboard") if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
+        self._tell(f"profiling {trace.STEPS} steps")
+        found = trace.profile(self._strategy, self._state, folder)
+        return found and {**found, "ops": found["ops"][:_TOP_OPS]}
