@@ -91,7 +91,7 @@ def job_of(environment: Mapping[str, str]) -> list[int]:
 
 
 def _marked(mark: str) -> list[int]:
-    return [pid for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()) if _bears(mark, pid)]
+    return [pid for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) if _bears(mark, pid)]
 
 
 def _bears(mark: str, pid: int) -> bool:

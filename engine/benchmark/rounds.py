@@ -150,8 +150,8 @@ def _check(length: Length) -> None:
 
 
 def _agreed_steps(strategy, seconds: float, steps_per_sec: float) -> int:
-    """Steps that fill `seconds` at the chief's rate so far: the same number in all processes, and where replicas meet now
-    and then, up to where they do."""
+    """Steps that fill `seconds` at the chief's rate so far: the same number in all processes, and, where replicas meet
+    now and then, up to where they do."""
     each = strategy.round_steps
     return strategy.exchange(each * max(1, round(seconds * steps_per_sec / each)))[0]
 

@@ -1,10 +1,15 @@
 """How sure a benchmark's rate is: intervals of known series, and how often they hold the truth."""
 
 import math
+import os
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
+from engine import environment
 from engine.benchmark import intervals, noise
 from engine.benchmark.noise import Noise, Reading
 
@@ -166,6 +171,25 @@ def test_busy_time_is_of_the_cpus_that_this_process_may_use(tmp_path, monkeypatc
     assert ticks == pytest.approx(200)
     (tmp_path / "stat").write_text("cpu0 0 0 0 0 0 0 0 0 0 0\n")
     assert noise.read([0, 1], tmp_path).busy is None
+
+
+def test_another_process_is_seen_and_one_of_the_job_is_not():
+    # The kernel counts in ticks of 10 ms, a reading of each process and CPU may be one off, and others may run besides.
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        jobs = ([os.getpid()], [os.getpid(), other.pid])
+        before = environment.cpu_seconds([other.pid])
+        starts = [noise.read(pids) for pids in jobs]
+        time.sleep(1.0)
+        ends = [noise.read(pids) for pids in jobs]
+        used = environment.cpu_seconds([other.pid]) - before
+    finally:
+        other.kill()
+        other.wait()
+    alone, together = (noise.between(start, start, end).other_cores for start, end in zip(starts, ends, strict=True))
+    assert used > 0
+    assert alone >= (used - 0.05) / (ends[0].clock - starts[0].clock)
+    assert alone - together == pytest.approx(used / (ends[0].clock - starts[0].clock), abs=0.1)
 
 
 def test_each_disturbance_is_one_line():

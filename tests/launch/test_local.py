@@ -14,9 +14,9 @@ import time
 
 import pytest
 
-from launch import shares
+from launch import guard, shares
 from launch.output import Lines
-from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, lines_of
+from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, lines_of, pids
 
 # --- what a task is given
 
@@ -32,6 +32,24 @@ def test_each_task_is_told_who_it_is_and_where_all_are(local):
         assert config == {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         assert arguments == ["--strategy=multi_worker", "--lr", "0.1"]
         assert unbuffered == "1"
+
+
+def test_a_task_finds_all_tasks_of_its_job_and_no_other_process(local):
+    script = """
+from launch import guard
+while len(found := guard.job_of(os.environ)) < 2:
+    time.sleep(0.01)
+print(json.dumps(found))
+time.sleep(0.3)  # the other looks too
+"""
+    program = local(script)
+    outcome = program.wait().ok()
+    for index in range(2):
+        assert json.loads(lines_of(outcome.out, f"worker {index}")[0]) == sorted(pids(program))
+
+
+def test_a_process_that_nobody_supervises_is_a_job_of_its_own():
+    assert guard.job_of({}) == [os.getpid()]
 
 
 SHOW_SHARE = (
