@@ -159,11 +159,11 @@ def choose_jit(session: Session) -> str:
         return f"XLA {config.jit}, as asked"
     if state.jit is not None:
         return f"XLA {'on' if state.jit else 'off'}, as this run began"
-    measured = jit_choice.measure(strategy, state)
+    measured, why_not = jit_choice.measure(strategy, state)
     state.jit = jit_choice.choose(measured)
     strategy.use_loop(measured[state.jit][1])
     rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
-    with_xla = f"{rates[True]} with it" if True in rates else "it cannot compile this step"
+    with_xla = f"{rates[True]} with it" if True in rates else why_not
     return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"
 
 

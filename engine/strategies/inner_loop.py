@@ -53,6 +53,7 @@ class InnerLoop:
         self._feed = feed
         self._sums_dtype = sums_dtype
         self._names: list[str] = []
+        self._step_graph = None
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
 
     def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
@@ -81,6 +82,12 @@ class InnerLoop:
         operands, start, _ = self._feed.take(step, 1)
         place, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._traced(operands, place, step)[0]
+
+    @property
+    def operations(self) -> set[str]:
+        """The kinds of TensorFlow's operations that a step is made of, such as "MatMul"; known after the first call."""
+        graph = self._step_graph.as_graph_def()
+        return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
 
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
@@ -117,6 +124,7 @@ class InnerLoop:
         one_step = tf.function(self._replicated_step, autograph=False)
         batch_spec = one_batch.get_concrete_function(operands, place).structured_outputs
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
+        self._step_graph = one_step.graph
         local = self._strategy.experimental_local_results(one_step.structured_outputs)
         return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
 

@@ -1,5 +1,5 @@
-"""`jit=auto`: both ways of running the training loop, measured. XLA wins on dense layers and loses on convolutions
-on CPUs, by far either way, so only a measurement tells. Host code."""
+"""`jit=auto`: both ways of running the training loop, measured. XLA wins on some dense layers and loses on others, by
+far either way, so only a measurement tells. Host code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from absl import logging
 from engine.state import TrainState
 
 _TIMED_SECONDS = 0.25
+# Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times as long,
+# one of resnet20 88 times as much of the CPU (11 s), and to try it would keep a run waiting for minutes.
+_SLOW_ON_CPUS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 _WORTH_IT = 1.05  # XLA has to be this much faster: a compilation more, for each shape of batch
 # What TensorFlow raises for a graph that XLA cannot take.
 _NOT_COMPILABLE = (
@@ -22,14 +25,18 @@ _NOT_COMPILABLE = (
 )
 
 
-def measure(strategy, state: TrainState, clock=time.perf_counter) -> dict[bool, tuple[float, object]]:
+def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[bool, tuple[float, object]], str]:
     """Times a training loop with and without XLA, and puts every variable back as it was.
 
     Returns:
-      {jit: (steps per second, loop)}; without the entry True if XLA cannot compile the step.
+      ({jit: (steps per second, loop)}, why there is no entry True, if there is none): XLA cannot compile the step, or
+      is known to be slow there.
     """
-    measured = {}
+    measured, why_not = {}, ""
     for jit in (False, True):
+        if jit and _on_cpus(strategy) and _SLOW_ON_CPUS & measured[False][1].operations:
+            why_not = "not tried with it, since its convolutions are slow on CPUs"
+            break
         loop = strategy.train_loop(jit)
         try:
             with state.kept():
@@ -37,13 +44,18 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> dict[bool, 
         except _NOT_COMPILABLE as error:
             if not jit:
                 raise
+            why_not = "it cannot compile this step"
             logging.info("jit=auto: XLA cannot compile this step (%s)", str(error).strip().split("\n")[0])
-    return measured
+    return measured, why_not
 
 
 def choose(measured: dict[bool, tuple[float, object]]) -> bool:
     """Whether XLA is to be used."""
     return True in measured and measured[True][0] > _WORTH_IT * measured[False][0]
+
+
+def _on_cpus(strategy) -> bool:
+    return {tf.DeviceSpec.from_string(name).device_type for name in strategy.describe()["devices"]} == {"CPU"}
 
 
 def _steps_per_second(loop, step: int, clock) -> float:
