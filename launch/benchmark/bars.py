@@ -72,7 +72,7 @@ def ops(result: Mapping[str, Any]) -> Figure | None:
         y = _ROW * row
         text = f"{number(op['ms_per_step'])} ms" + (f", {percent(op['share'])}" if op.get("share") is not None else "")
         name = f"{op['name']}  ({op['type']})" if op.get("type") else op["name"]
-        label = shortened(name, WIDTH - 7 * len(text) - 20)
+        label = shortened(op["name"], WIDTH - 7 * len(text) - 20, keep_end=True)  # an op's scope stands first
         append(svg, element("text", element("title", name), label, x=0, y=y + 14, class_="tick"))
         append(svg, element("text", text, x=WIDTH, y=y + 14, text_anchor="end", class_="strong"))
         append(svg, element("rect", x=0, y=y + 19, width=WIDTH, height=8, class_="track"))

@@ -137,7 +137,9 @@ def drawing(title: str, description: str, height: float) -> Element:
     )
 
 
-def shortened(text: str, width: float = WIDTH) -> str:
-    """As much of a text as has room, its end marked where some is left out."""
+def shortened(text: str, width: float = WIDTH, *, keep_end: bool = False) -> str:
+    """As much of a text as has room, from its beginning or its end, marked where some is left out."""
     room = int(width / _CHARACTER)
-    return text if len(text) <= room else text[: room - 1] + "…"
+    if len(text) <= room:
+        return text
+    return f"…{text[1 - room :]}" if keep_end else f"{text[: room - 1]}…"

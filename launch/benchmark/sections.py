@@ -187,7 +187,8 @@ def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     parts = dict(result.get("parts") or {})
     shares, whole = parts.pop("shares", None), (parts.get("whole") or {}).get("ms_per_step")
     if shares and whole:
-        rows = [(PART_NAMES.get(name, name), number(share * whole), percent(share)) for name, share in shares.items()]
+        taken = {name: share for name, share in shares.items() if share}  # one replica has no sum over replicas
+        rows = [(PART_NAMES.get(name, name), number(share * whole), percent(share)) for name, share in taken.items()]
         return [("whole", number(whole), percent(1.0)), *rows]
     timed = {name: part["ms_per_step"] for name, part in parts.items() if part and part.get("ms_per_step") is not None}
     return [(f"{name} alone", number(ms), "–") for name, ms in timed.items()]
