@@ -237,8 +237,11 @@ class Replicated:
     def loop(self, step, jit: bool = False, rounds: Rounds | None = None) -> InnerLoop:
         """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics: see `InnerLoop`."""
 
+        trainer = self._state.trainer
+
         def with_own_figures(*batch_and_place):
-            return {**step(*batch_and_place), **self._own_figures(self._state.trainer)}
+            trainer.reduction.begin_step(None)  # so that what an earlier trace has noted is not this one's
+            return {**step(*batch_and_place), **self._own_figures(trainer)}
 
         return self._loop(self.train_feed, with_own_figures, jit, rounds)
 
