@@ -169,7 +169,8 @@ class Suite:
 
     def _command(self, row: Row, peer: str) -> list[str]:
         if peer == OURS:
-            length = (f"--benchmark_seconds={self.seconds:g}", "--benchmark_rounds=1")
+            # The length of a first round is guessed by the warm-up, that of a second one is known by the first.
+            length = (f"--benchmark_seconds={self.seconds / 2:g}", "--benchmark_rounds=2")
             return row.place.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
         return [
             *(sys.executable, "-m", "launch.benchmark.keras_peer", f"--workload={row.name}", f"--setting={peer}"),

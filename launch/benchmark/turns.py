@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from launch import config as configs
-from launch import errors
+from launch import errors, process
 from launch.benchmark import baseline, schema
 from launch.benchmark.children import MeasurementFailed, Process, Stopped
 from launch.benchmark.program import Program
@@ -71,7 +71,8 @@ def _whole(result: dict, of: str) -> dict:
 
 
 def _compared(ours: Sequence[dict], theirs: Sequence[dict], command: str, turns: int) -> dict[str, Any]:
-    from launch.benchmark.compare import compare
+    with process.without_start_up_noise():
+        from launch.benchmark.compare import compare
 
     result = merged(ours)
     result["baseline"] = {"command": command, **compare(ours, theirs)}
