@@ -89,7 +89,7 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
     ]
     _add_efficiency(entries)
     measured = [result for result in results.values() if "error" not in result]
-    return {**summary(measured), "scaling": entries, "warnings": place.warnings}, code
+    return {**summary(measured), "scaling": entries, "warnings": [*place.warnings, *benchmarks.warnings]}, code
 
 
 def _batch(count: int, fewest: int, kind: str) -> int:

@@ -22,6 +22,9 @@ class Series:
       environment: the variables that their processes get.
       quiet: says nothing but failures.
       timeout_seconds: how long one may take; None is for ever.
+
+    Attributes:
+      warnings: those of the results so far, each with its title.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class Series:
         self._quiet = quiet
         self._timeout_seconds = timeout_seconds
         self._begun = 0
+        self.warnings: list[str] = []
 
     def measure(self, title: str, make: Callable[[Path], Process]) -> dict:
         """One benchmark's result.
@@ -60,6 +64,7 @@ class Series:
         except Stopped:
             self._say("stopped\n")
             raise
+        self.warnings += [f"{title}: {line}" for line in result.get("warnings") or ()]
         self._say(f"{result['steps_per_sec']:,.1f} steps/s ({time.monotonic() - before:.0f} s)\n")
         return result
 

@@ -101,7 +101,7 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
         **summary(measured),
         "sweep": sweep,
         "best": best and {"settings": best["settings"]},
-        "warnings": [*_missing(sweep, len(points)), *_close_to(best, sweep)],
+        "warnings": [*_missing(sweep, len(points)), *_close_to(best, sweep), *benchmarks.warnings],
     }, code
 
 
