@@ -110,10 +110,11 @@ def _figure(rate: float) -> str:
 
 
 def _other_cores(start: Reading, end: Reading) -> float | None:
-    if start.busy is None or end.busy is None or end.clock <= start.clock:
+    if start.busy is None or end.busy is None:
         return None
     # The kernel's two accounts are kept in ticks of their own: short spans may come out below 0.
-    return max(0.0, end.busy - start.busy - (end.own - start.own)) / (end.clock - start.clock)
+    others = max(0.0, end.busy - start.busy - (end.own - start.own))
+    return others / (end.clock - start.clock) if end.clock > start.clock else 0.0
 
 
 def _busy_seconds(cpus: Iterable[int], proc: Path) -> float | None:
