@@ -14,6 +14,7 @@ from engine import admission, hashing
 from engine.admission import Admission
 from engine.combiners import COMBINERS, Leaf, combine, flat_values, pairs
 from engine.optimizer import own_copy
+from engine.reduction import ByReplica
 from engine.wire import fetch
 
 _PIECE_BYTES = 16 << 20  # a table is filled so much at a time: an initializer's temporaries are several times as large
@@ -94,6 +95,7 @@ class Embedding(tf.Module):
         self._vocabulary = None if vocabulary is None else tuple(vocabulary)
         self._row_of = None
         self.admissions: list[Admission] = []
+        self._present = ByReplica()
         self._check()
 
     def _check(self) -> None:
@@ -182,6 +184,10 @@ class Embedding(tf.Module):
         """The shards: what a tape is asked for, and what an optimizer updates."""
         return list(self.shards)
 
+    def begin_step(self, present: tf.Tensor | None) -> None:
+        """Before a train step: scalar bool, whether this replica has examples; None if it always has. Replica code."""
+        self._present.note(present)
+
     def figures(self) -> dict[str, tf.Tensor]:
         """With `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
         if not self.admissions:
@@ -249,6 +255,8 @@ class Embedding(tf.Module):
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
             if context.num_replicas_in_sync == 1:
                 return self._sharded(keys, seen)
+            if (present := self._present.noted()) is not None:
+                seen *= tf.cast(present, tf.int64)
             # All replicas give the same rows to the same ids, so that their tables stay equal.
             self._sharded(*context.all_gather([keys, seen], axis=0))
         return self._sharded(keys)

@@ -361,6 +361,8 @@ class Trainer(tf.Module):
         """
         scale = self.loss_scale.scale(tf.ones([])) if self.loss_scale.dynamic else None
         self.reduction.begin_step(present, scale, observed)
+        for table in self.embedding_tables.values():
+            table.begin_step(present)
         self.step, self.observed, self.pulled = step, observed, pulled or Values()
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:

@@ -149,6 +149,15 @@ def test_a_table_of_given_rows_learns_what_a_table_of_all_ids_does(bench, replic
     assert figures(made.trainer.table) == (len(np.unique(given[0])), 0)
 
 
+def test_what_stands_in_for_examples_that_a_replica_lacks_gets_no_row(bench):
+    """The last batch has one example for two replicas. Zeros stand in for the other, and no example has id 0."""
+    ids = 1 + np.arange(7)
+    made = bench(Pull(), (ids, np.ones(7, np.float32)), 6, 2)
+    made.train(4)
+    assert figures(made.trainer.table) == (7, 0)
+    assert rows_of(made.trainer.table, [0])[0] == 0
+
+
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 2), (2, 1)])
 def test_a_run_resumes_to_the_same_bits_with_its_ids_and_counts(bench, tmp_path, replicas, shards):
     def new():
