@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 
@@ -11,7 +12,10 @@ import tensorflow as tf
 
 def manifests(run_dir: pathlib.Path, folder: str = "checkpoints") -> list[dict]:
     """Of all checkpoints that have one, the oldest first."""
-    found = [json.loads(path.read_text()) for path in (run_dir / folder).glob("ckpt-*.manifest.json")]
+    found = []
+    for path in (run_dir / folder).glob("ckpt-*.manifest.json"):
+        with contextlib.suppress(FileNotFoundError):  # a run that goes on removes its oldest
+            found.append(json.loads(path.read_text()))
     return sorted(found, key=lambda manifest: manifest["serial"])
 
 
