@@ -259,7 +259,8 @@ def _define_benchmark() -> None:
         _string,
         "benchmark_sweep",
         None,
-        "Settings to run with, each in a process, e.g. global_batch_size=32,64;precision=float32,bfloat16.",
+        "Settings to run with, each in a process, e.g. global_batch_size=32,64;precision=float32,bfloat16. A comma "
+        "that belongs to a value has a backslash before it.",
     )
     bench(_boolean, "profile", False, "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.")
     bench(_string, "result_jsonl", None, "Add the result to this file, one line a run.")

@@ -178,6 +178,23 @@ def test_killed_it_leaves_no_run_behind(stand_in):
     assert_dead_soon(stand_in.pid("slowly"))
 
 
+def test_launch_local_sweeps_what_its_tasks_would_run(stand_in, crank, tmp_path):
+    local = ("launch.local", "--workers=2", "--", str(tmp_path / "stand_in.py"))
+    sweep_of = ("--benchmark_sweep=precision=float32,bfloat16", f"--result_json={tmp_path / 'result.json'}")
+    outcome = crank(*local, *BENCHMARK, *sweep_of, "--how=well", script="-m", tensorflow=False).ok()
+    points = stand_in.result()["sweep"]
+    assert [point["examples_per_sec"] for point in points] == pytest.approx([1000, 1500])
+    assert "[2/2] precision=bfloat16: " in outcome.out
+
+
+def test_replicas_may_be_workers(stand_in):
+    stand_in.start("--benchmark_replicas=1,2", "--strategy=multi_worker").wait().ok()
+    found = stand_in.result()["scaling"]
+    assert [(each["replicas"], each["global_batch_size"]) for each in found] == [(1, 64), (1, 64), (2, 128), (2, 64)]
+    # The stand-in knows no workers: each run has the rate of one replica.
+    assert [each["efficiency"] for each in found] == pytest.approx([1, 1, 0.5, 0.5])
+
+
 def test_a_sweep_of_the_real_program(crank, tmp_path):
     result = tmp_path / "result.json"
     small = ("--mode=benchmark", "--model=mlp", "--input=digits", "--jit=off", "--benchmark_steps=20")
