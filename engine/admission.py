@@ -13,11 +13,11 @@ from engine import hashing
 from engine.optimizer import own_copy, path_of
 from engine.wire import server_of
 
-MAX_ADMIT_AFTER = 255  # counts are bytes
+MAX_ADMIT_AFTER = 255  # more would not be reached between two halvings of a small table's counts
 _BUCKET = 16  # rows: keys of 128 bytes, which are read at once
 _FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of rows that may be given, and that may not
 _SKETCH_DEPTH = 4
-_SKETCH_CELLS = 4  # a row of the shard
+_SKETCH_CELLS = 2  # a row of the shard; int32, since workers cannot begin with the same values of a smaller kind
 _LEAST_CELLS = 1024
 
 
@@ -44,8 +44,8 @@ class Admission(tf.Module):
     are saved as any others.
 
     Ids that have no row yet are counted in a count-min sketch (Cormode, Muthukrishnan 2005; updated conservatively:
-    Estan, Varghese 2002) of 16 bytes a row. It never counts too few; too many sometimes, when it is full. So that it is
-    not, all counts are halved after 4 sightings a row of the shard (TinyLFU: Einziger et al. 2017): what counts is how
+    Estan, Varghese 2002) of 32 bytes a row. It never counts too few; too many sometimes, when it is full. So that it is
+    not, all counts are halved after 2 sightings a row of the shard (TinyLFU: Einziger et al. 2017): what counts is how
     often an id was seen lately.
 
     Args:
@@ -79,7 +79,7 @@ class Admission(tf.Module):
             self.tally = _variable(lambda: tf.zeros([len(Tally._fields)], tf.int64), f"{path}/tally")
             if self.admit_after > 1:
                 cells = _SKETCH_DEPTH * self._cells
-                self.counts = _variable(lambda: tf.zeros([cells], tf.uint8), f"{path}/counts")
+                self.counts = _variable(lambda: tf.zeros([cells], tf.int32), f"{path}/counts")
         with self._beside_shard():
             self._turn = tf.CriticalSection(name="turn") if self._server else None
 
@@ -151,18 +151,16 @@ class Admission(tf.Module):
         starts = self._cells * tf.range(_SKETCH_DEPTH, dtype=tf.int64)
         cells = hashing.several(ids, [1, *[self._cells] * _SKETCH_DEPTH])[:, 1:] + starts
         counts = own_copy(self.counts).handle
-        before = tf.raw_ops.ResourceGather(resource=counts, indices=cells, dtype=tf.uint8)
+        before = tf.raw_ops.ResourceGather(resource=counts, indices=cells, dtype=tf.int32)
         seen = tf.minimum(tf.cast(tf.reduce_min(before, 1), tf.int64) + sightings, MAX_ADMIT_AFTER)
-        updates = tf.broadcast_to(tf.cast(seen, tf.uint8)[:, None], tf.shape(cells))
+        updates = tf.broadcast_to(tf.cast(seen, tf.int32)[:, None], tf.shape(cells))
         tf.raw_ops.ResourceScatterMax(resource=counts, indices=cells, updates=updates)
         self._add_to_tally(Tally(0, 0, tf.reduce_sum(sightings)))
         sighted = self.read_tally().sighted
 
         def halve() -> None:
-            all_counts = tf.raw_ops.ReadVariableOp(resource=counts, dtype=tf.uint8)
-            tf.raw_ops.AssignVariableOp(
-                resource=counts, value=tf.bitwise.right_shift(all_counts, tf.constant(1, tf.uint8))
-            )
+            all_counts = tf.raw_ops.ReadVariableOp(resource=counts, dtype=tf.int32)
+            tf.raw_ops.AssignVariableOp(resource=counts, value=all_counts // 2)
             self._add_to_tally(Tally(0, 0, -(sighted // 2)))
 
         tf.cond(sighted > self._cells, halve, lambda: None)

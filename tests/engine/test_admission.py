@@ -182,7 +182,7 @@ def test_ids_of_a_space_of_2_to_the_40_take_the_memory_of_the_rows_that_there_ar
     made = bench(Pull(500, admit_after=2), (ids, np.ones(len(ids), np.float32)), 500, optimizer="adagrad")
     size = sum(array.nbytes for array in made.arrays())
     made.train(80)
-    assert sum(array.nbytes for array in made.arrays()) == size < 500 * (2 * 4 * WIDTH + 8 + 16) + 1000
+    assert sum(array.nbytes for array in made.arrays()) == size < 500 * (2 * 4 * WIDTH + 8) + 16 * 1024 + 1000
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
