@@ -50,6 +50,29 @@ def test_step_trains_on_one_whole_batch_and_reads_no_input(made, replicas, monke
     assert made.strategy.train_order.examples_before(30) == 30 * BATCH
 
 
+@REPLICAS
+def test_a_users_dataset_is_timed_by_itself_and_left_out_of_the_step(bench, replicas):
+    images, labels = np.ones([20, 4, 4], np.float32), np.zeros([20], np.int64)
+    read = tf.Variable(0, dtype=tf.int64)
+
+    def counted(*example):
+        with tf.control_dependencies([read.assign_add(1)]):
+            return tf.nest.map_structure(tf.identity, example)
+
+    source = tf.data.Dataset.from_tensor_slices((images, labels)).map(counted)
+    made = bench(mlp.Model(hidden_units=(16,)), source, BATCH, replicas, num_classes=3, shuffle=False)
+    feed = made.strategy.train_feed
+    part = parts.input(made.strategy, made.state, feed, jit=False)
+    assert run(made, part, 4) == pytest.approx(1.0)  # a pixel, and a label of 0
+    assert read.numpy() >= 20 + BATCH
+    part = parts.step(made.strategy, made.state, feed, jit=False)
+    run(made, part, 1)
+    held = part.feed.take(0, 1).operands
+    assert (
+        tf.nest.flatten(made.strategy.distribution.experimental_local_results(held[0]))[0].shape[0] == BATCH // replicas
+    )
+
+
 @pytest.mark.parametrize(("replicas", "jit"), [(1, False), (1, True), (2, False)])
 def test_input_changes_nothing(made, replicas, jit):
     made = made(replicas)
