@@ -84,10 +84,9 @@ def _driver() -> str:
         raise UsageError(f"--{asked[0]} and --{asked[1]} are both given; use one of them")
     if flags.FLAGS.mode != "benchmark":
         raise UsageError(f"--{asked[0]} is for --mode=benchmark, and --mode={flags.FLAGS.mode}; add --mode=benchmark")
-    part = flags.FLAGS.benchmark_part
-    if part not in ("whole", "all"):
+    if flags.FLAGS.benchmark_part == "checkpoint":
         raise UsageError(
-            f"--{asked[0]} compares rates of the whole loop, and --benchmark_part={part} has none; leave it out"
+            f"--{asked[0]} compares rates of steps, and --benchmark_part=checkpoint has none; leave it out"
         )
     return asked[0]
 

@@ -42,6 +42,7 @@ def made(step_seconds: float, rounds: int = 1, **more) -> dict:
         **schema.heading(64),
         **summarize([call for calls in timed for call in calls]),
         "mode": "benchmark",
+        "part": "whole",
         "model": "mlp",
         "input": "synthetic",
         "strategy": "one_device",
