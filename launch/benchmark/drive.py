@@ -29,6 +29,12 @@ def is_asked_for() -> bool:
 
 def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -> int:
     """Runs launch.train, or a script that calls its `main`, several times. Returns the exit code; `UsageError`s."""
+    strategy = flags.FLAGS.strategy
+    if "TF_CONFIG" in os.environ and strategy in ("multi_worker", "parameter_server"):
+        raise UsageError(
+            f"--{_driver()} starts --strategy={strategy} itself, on one machine, and TF_CONFIG makes this process a part "
+            "of a cluster; use python -m launch.local, or unset TF_CONFIG"
+        )
 
     def check(environment: Mapping[str, str]) -> None:
         checks.check(configs.from_flags(trainer_class, has_data, environment))

@@ -11,7 +11,7 @@ from pathlib import Path
 from launch.benchmark.children import MeasurementFailed, Process, Stopped, run
 
 RATES = ("steps_per_sec", "examples_per_sec", "interval")  # what is kept of a result that is one of several
-_COMMON = ("model", "input", "strategy", "num_replicas", "global_batch_size", "precision", "jit")
+_COMMON = ("model", "part", "input", "strategy", "num_replicas", "global_batch_size", "precision", "jit")
 
 
 class Series:

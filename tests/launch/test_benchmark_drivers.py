@@ -158,6 +158,13 @@ def test_mistakes_are_one_line_with_the_cure(stand_in, given, says):
     assert says in outcome.error
 
 
+def test_a_worker_of_a_cluster_does_not_drive(stand_in, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
+    outcome = stand_in.start("--benchmark_sweep=seed=0,1", "--strategy=multi_worker").wait()
+    assert outcome.code == 2
+    assert "TF_CONFIG makes this process a part of a cluster; use python -m launch.local" in outcome.error
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_it_ends_the_run_and_keeps_what_was_measured(stand_in, number, code):
     program = stand_in.start("--benchmark_sweep=how=well,slowly,badly")
