@@ -32,8 +32,8 @@ def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -
     strategy = flags.FLAGS.strategy
     if "TF_CONFIG" in os.environ and strategy in ("multi_worker", "parameter_server"):
         raise UsageError(
-            f"--{_driver()} starts --strategy={strategy} itself, on one machine, and TF_CONFIG makes this process a part "
-            "of a cluster; use python -m launch.local, or unset TF_CONFIG"
+            f"--{_driver()} starts --strategy={strategy} itself, on one machine, and TF_CONFIG makes this process a "
+            "part of a cluster; use python -m launch.local, or unset TF_CONFIG"
         )
 
     def check(environment: Mapping[str, str]) -> None:
