@@ -146,7 +146,7 @@ def test_a_log_file_a_task_grows_over_restarts(local, tmp_path):
 n = started()
 print("start", n)
 print("to stderr", file=sys.stderr)
-sys.exit(3 if n == 1 and index == 1 else 0)
+sys.exit(4 if n == 1 and index == 1 else 0)
 """
     local(script, own=("--run_dir", run_dir)).wait().ok()
     for index in (0, 1):
