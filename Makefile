@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
+# Each holds up to 3 GB and keeps a core busy for half of its time; a file's tests stay in one.
+TEST_PROCESSES ?= 2
 PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -18,7 +20,7 @@ train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume 
 		--train_epochs=50 --learning_rate_schedule=cosine $(ARGS)
 
 test: $(INSTALLED) ## run the tests, but for the slow ones
-	@$(VENV_PYTHON) -m pytest -q -m "not slow" $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(ARGS)
