@@ -14,7 +14,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned
 from engine.watchdog import LostPeerError
 
 _PROBE_SECONDS = 0.5
+_ANSWER_SECONDS = 3.0  # of a worker that is asked for a number
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError)
 
@@ -243,15 +244,21 @@ class Closures:
 
     def _explain_stuck(self, gone: list[int]) -> str:
         at = {number: worker for worker, number in enumerate(self.board.holding.numpy().tolist()) if number > 0}
-        parts = [f"worker {worker} ({self._cluster.workers[worker]}) is not there" for worker in gone]
-        for number, (_, _, lease) in self._open.items():
-            if number in at and at[number] not in gone:
-                worker = at[number]
-                parts.append(f"worker {worker} ({self._cluster.workers[worker]}) holds {self._describe(lease, -1)}")
+        parts = [f"{self._named(worker)} is not there" for worker in gone]
+        held = {
+            at[number]: lease for number, (_, _, lease) in self._open.items() if number in at and at[number] not in gone
+        }
+        parts += [f"{self._named(worker)} holds {self._describe(lease, -1)}" for worker, lease in held.items()]
+        # One that was stopped before it began what it was sent holds nothing yet.
+        for worker in silent(set(range(len(self._cluster.workers))) - {*gone, *held}):
+            parts.append(f"{self._named(worker)} does not answer")
         return (
             f"no update for --step_timeout_seconds={self._timeout_seconds:g}: "
             f"{'; '.join(parts) or 'no worker has taken what was handed out'}"
         )
+
+    def _named(self, worker: int) -> str:
+        return f"worker {worker} ({self._cluster.workers[worker]})"
 
     def _explain_failure(self, lease: Lease, error: Exception | None) -> str:
         board, step, where = self.board, -1, "a worker"
@@ -326,3 +333,20 @@ class _InOneLine(logging.Filter):
 def quiet_tensorflow() -> None:
     """Errors that the coordinator's threads log, each with a page of details, become a line or nothing. Once."""
     tf.get_logger().addFilter(_InOneLine())
+
+
+def silent(workers: Iterable[int]) -> list[int]:
+    """Those of the workers that do not so much as give back a number within seconds: stopped, or cut off."""
+
+    def ask(worker: int) -> None:
+        with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:worker/task:{worker}/device:CPU:0"):
+            tf.zeros([]).numpy()
+
+    # Daemons: one that waits for a stopped worker is not to be waited for.
+    asked = {worker: threading.Thread(target=ask, args=(worker,), daemon=True) for worker in workers}
+    for thread in asked.values():
+        thread.start()
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    for thread in asked.values():
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [worker for worker, thread in asked.items() if thread.is_alive()]

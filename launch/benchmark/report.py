@@ -52,7 +52,8 @@ def _note(suite: Suite) -> str:
         f"Steps a second, compilation apart; Adam, data in memory, batch {BATCH_SIZE} a replica (on parameter servers "
         f"an update's). Rounds in turn: {suite.rounds}, {suite.seconds:g} s a measurement, each in a process of its "
         f"own; median (least–most). Keras fit as people write it; at best: {STEPS_PER_EXECUTION} steps a call and "
-        "the faster of XLA and not; in the same precision, on one device."
+        "the faster of XLA and not (of convolutions on a CPU without, where XLA takes minutes for a few steps); in the "
+        "same precision, on one device."
     )
 
 

@@ -32,12 +32,14 @@ class Place:
     Attributes:
       strategy: its name.
       replicas: how many.
+      on_cpu: whether there is no GPU.
       flags: of launch.train.
       cluster: of launch.local; None where there is one process.
     """
 
     strategy: str
     replicas: int
+    on_cpu: bool = True
     flags: tuple[str, ...] = ()
     cluster: tuple[str, ...] | None = None
 
@@ -58,20 +60,20 @@ def find_place(strategy: str, environment: Mapping[str, str]) -> Place | str:
     """Where a strategy runs on this machine, or why it can't be held."""
     cores, gpus = len(shares.usable_cores()), len(visible_gpus(environment))
     if strategy == "one_device":
-        return Place(strategy, 1)
+        return Place(strategy, 1, on_cpu=not gpus)
     if strategy == "mirrored" and gpus > 1:
-        return Place(strategy, gpus)
+        return Place(strategy, gpus, on_cpu=False)
     processes = _PROCESSES if strategy != "parameter_server" else 2 * _PROCESSES  # its coordinator only waits
     if cores < processes:
         return f"{processes} cores are needed, and there are {cores}"
     if strategy == "mirrored":
-        return Place(strategy, 2, ("--num_virtual_devices=2",))
+        return Place(strategy, 2, flags=("--num_virtual_devices=2",))
     if gpus:
         return "its processes would share the GPUs"
     each = f"--cores_per_task={cores // processes}"
     if strategy == "multi_worker":
-        return Place(strategy, _PROCESSES, (), (f"--workers={_PROCESSES}", each))
-    return Place(strategy, _PROCESSES, (), (f"--workers={_PROCESSES}", f"--ps={_PROCESSES}", each))
+        return Place(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", each))
+    return Place(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", f"--ps={_PROCESSES}", each))
 
 
 @dataclasses.dataclass
@@ -102,7 +104,11 @@ class Row:
 
     @property
     def peers(self) -> list[str]:
-        return [*(SETTINGS if self.place.strategy == "one_device" else ()), OURS]
+        return [*(self._fit_settings() if self.place.strategy == "one_device" else ()), OURS]
+
+    def _fit_settings(self) -> list[str]:
+        without_xla = self.workload.convolutional and self.place.on_cpu
+        return [name for name, setting in SETTINGS.items() if not (without_xla and setting.get("jit_compile"))]
 
     def rates(self, peer: str) -> list[float]:
         """Steps a second, by round."""

@@ -23,6 +23,7 @@ class Workload:
       examples: of the training data.
       metric: how good it is told to be beside its loss.
       precisions: that it is measured in.
+      convolutional: XLA takes minutes for a few of its steps on a CPU, so fit is not measured with XLA there.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Workload:
     examples: int = 60_032  # as many as MNIST has, made a multiple of the batch
     metric: str = "accuracy"
     precisions: tuple[str, ...] = ("float32",)
+    convolutional: bool = False
 
     @property
     def input_flags(self) -> tuple[str, ...]:
@@ -55,9 +57,13 @@ class Workload:
 WORKLOADS = {
     "mlp": Workload("mlp 784-128-10", ("--model=mlp", "--model_arg=hidden_units=128"), (128,)),
     "wide": Workload("mlp 784-2048-2048-10", ("--model=mlp", "--model_arg=hidden_units=2048,2048"), (2048, 2048)),
-    "cnn": Workload("reference CNN", ("--model=cnn",), precisions=("float32", "bfloat16")),
+    "cnn": Workload("reference CNN", ("--model=cnn",), precisions=("float32", "bfloat16"), convolutional=True),
     "resnet20": Workload(
-        "resnet20, 32x32", ("--model=resnet", "--model_arg=depth=20"), shape=(32, 32, 3), examples=12_800
+        "resnet20, 32x32",
+        ("--model=resnet", "--model_arg=depth=20"),
+        shape=(32, 32, 3),
+        examples=12_800,
+        convolutional=True,
     ),
     "wide_deep": Workload("wide_deep, 8 ids", ("--model=wide_deep",), shape=None, metric="auc"),
 }

@@ -72,7 +72,7 @@ def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
     assert found["multi_worker"].cluster == ("--workers=2", "--cores_per_task=2")
     assert found["parameter_server"].cluster == ("--workers=2", "--ps=2", "--cores_per_task=1")
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
-    assert suite.find_place("mirrored", gpus) == Place("mirrored", 3)
+    assert suite.find_place("mirrored", gpus) == Place("mirrored", 3, on_cpu=False)
     assert suite.find_place("multi_worker", gpus) == "its processes would share the GPUs"
 
 
