@@ -29,7 +29,7 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
     """Times a training loop with and without XLA, and puts every variable back as it was.
 
     Returns:
-      ({jit: (steps per second, loop)}, why there is no entry True, if there is none): XLA cannot compile the step, or
+      ({jit: (steps per second, the better of two times, loop)}, why there is no entry True, if there is none): XLA cannot compile the step, or
       is known to be slow there.
     """
     measured, why_not = {}, ""
@@ -46,6 +46,11 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
                 raise
             why_not = "it cannot compile this step"
             logging.info("jit=auto: XLA cannot compile this step (%s)", str(error).strip().split("\n")[0])
+    # The first to be timed has paid for memory that both use, and whatever disturbs one only slows it.
+    if len(measured) == 2:
+        for jit, (rate, loop) in measured.items():
+            with state.kept():
+                measured[jit] = (max(rate, _steps_per_second(loop, state.step, clock)), loop)
     return measured, why_not
 
 
