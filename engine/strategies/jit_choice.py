@@ -29,8 +29,8 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
     """Times a training loop with and without XLA, and puts every variable back as it was.
 
     Returns:
-      ({jit: (steps per second, the better of two times; loop)}, why there is no entry True, if there is none): XLA cannot
-      compile the step, or is known to be slow there.
+      ({jit: (steps per second, the better of two times; loop)}, why there is no entry True, if there is none): XLA
+      cannot compile the step, or is known to be slow there.
     """
     measured, why_not = {}, ""
     for jit in (False, True):
