@@ -16,7 +16,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", ["powersgd", pytest.param("local sgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["powersgd", "local sgd"])
 def test_a_preempted_run_ends_as_one_that_was_left_alone(start_workers, tmp_path, way):
     """SIGTERM to the worker that writes nothing; with local SGD, all stop where a round ends."""
     flag, differing = WAYS[way]

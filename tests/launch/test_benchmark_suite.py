@@ -53,10 +53,16 @@ def test_what_failed_is_said_and_has_no_ratio():
 
 
 def test_a_tuned_setting_that_is_far_behind_is_not_measured_again():
-    row = Row("cnn", ONE, "float32", {"fit": measured(1), "fit_tuned": measured(100), "fit_tuned_xla": measured(84)})
+    row = Row("mlp", ONE, "float32", {"fit": measured(1), "fit_tuned": measured(100), "fit_tuned_xla": measured(84)})
     assert [peer for peer in row.peers if row.is_hopeless(peer)] == ["fit_tuned_xla"]
     row.measured["fit_tuned_xla"] = measured(86)
     assert not row.is_hopeless("fit_tuned_xla")
+
+
+def test_fit_is_not_measured_with_xla_on_convolutions_of_a_cpu():
+    on_gpu = Place("one_device", 1, on_cpu=False)
+    assert Row("cnn", ONE, "float32").peers == ["fit", "fit_tuned", "crankshaft"]
+    assert Row("cnn", on_gpu, "float32").peers == Row("mlp", ONE, "float32").peers
 
 
 def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
