@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from engine.benchmark import rounds
+from engine.benchmark.length import Length
 from engine.feeds import RepeatedFeed, on_each_device
 from engine.metrics import Mean
 from engine.state import TrainState
@@ -113,7 +114,7 @@ def timed(
       By name: seconds, repeats: timed in all, warm-ups apart. ms_per_step: the one over the other. rounds_ms: the same
       in each turn.
     """
-    length = rounds.Length(seconds=seconds / _TURNS)
+    length = Length(seconds=seconds / _TURNS)
     found = {name: [] for name in parts}
     for _ in range(_TURNS):
         for name, part in parts.items():

@@ -5,37 +5,17 @@ Device work is awaited at both ends of a round and never inside it, so measuring
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from engine import environment
 from engine.benchmark import intervals, noise
-from engine.benchmark.statistics import Call, columns, describe_round, summarize, weighted_quantile
+from engine.benchmark.length import Length
+from engine.benchmark.statistics import Call, columns, describe_round, summarize
+from engine.benchmark.warm_up import warm_up
 from engine.state import TrainState
-
-_GROWS = 1.5  # a call this many times as long as any before it is still being paced
-_MAX_WARM_UP_CALLS = 30
-_ENDLESS = 1 << 31  # steps that no benchmark comes to: the pace alone says how long a call is
-
-
-@dataclasses.dataclass(frozen=True)
-class Length:
-    """How much is timed.
-
-    Attributes:
-      steps: of a round; None: as many as `seconds` hold.
-      seconds: of a round, about, where `steps` is None.
-      rounds: how many, one after another.
-    """
-
-    steps: int | None = None
-    seconds: float | None = None
-    rounds: int = 1
 
 
 class Watcher(NamedTuple):
@@ -50,19 +30,6 @@ class Watcher(NamedTuple):
 
     at_round: Callable[[Sequence[dict], int], None] = lambda rounds, steps: None
     at_call: Callable[[int, float], None] | None = None
-
-
-class WarmUp(NamedTuple):
-    """What came before the first round.
-
-    Attributes:
-      first_step_seconds: the first call, until its steps were done: tracing and compiling, and its one step (or as many
-        as a call has by --steps_per_loop).
-      steps_per_sec: the median over steps of their calls' rates, since other calls than the first may compile too.
-    """
-
-    first_step_seconds: float
-    steps_per_sec: float
 
 
 def run(
@@ -99,13 +66,11 @@ def run(
     Raises:
       ValueError: a round of no steps, or no rounds.
     """
-    _check(length)
+    length.check()
     at_round, at_call = watcher or Watcher()
     found = environment.describe(variables)  # before the run, so that the load average is that of others
     start, began = noise.read(processes()), clock()
-    warmed = warm_up(strategy, state, length.steps or _ENDLESS, clock)
-    steps = length.steps or _agreed_steps(strategy, length.seconds, warmed.steps_per_sec)
-    _compile_last_batch(strategy, state, steps * length.rounds)
+    first_step_seconds, steps = warm_up(strategy, state, length, clock)
     compile_seconds, first_round = clock() - began, noise.read(processes())
     rounds, described = [], []
     at_round(described, steps)
@@ -113,106 +78,36 @@ def run(
         calls, sums = timed_round(strategy, state, steps, clock, at_call)
         rounds.append(calls)
         described.append(describe_round(calls))
-        steps = length.steps or _agreed_steps(strategy, length.seconds, described[-1]["steps_per_sec"])
+        steps = length.agreed_steps(strategy, described[-1]["steps_per_sec"])
         at_round(described, steps)
     disturbed = noise.between(start, first_round, noise.read(processes()), environment.quota_cores())
     return {
-        **_figures(rounds, disturbed),
+        **_figures(rounds, disturbed, strategy.round_steps),
         "train": {name: value for name, pair in sums.items() if (value := pair.value()) is not None},
         "compile_seconds": compile_seconds,
-        "first_step_seconds": warmed.first_step_seconds,
+        "first_step_seconds": first_step_seconds,
         "environment": found,
     }
 
 
-def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise) -> dict:
-    """What the calls say, and the machine."""
-    timed = columns(rounds)
+def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise, meet_steps: int) -> dict:
+    """What the calls say, and the machine, where replicas meet each `meet_steps`."""
+    timed, warnings = columns(rounds), []
+    shortest = min(sum(call.steps for call in calls) for calls in rounds)
+    if shortest < meet_steps:
+        warnings.append(
+            f"short rounds: {shortest:,} steps, where replicas meet each {meet_steps:,}; here they met at a round's end"
+        )
     return {
         **summarize([call for calls in rounds for call in calls]),
         "interval": intervals.interval(timed, disturbed.lost_share),
-        "warnings": noise.warnings(disturbed, timed),
+        "warnings": [*warnings, *noise.warnings(disturbed, timed)],
         "noise": disturbed._asdict(),
         "peak_rss_mb": environment.peak_rss_mb(),
         "device_peak_mb": environment.device_peak_mb(),
         "rounds": [describe_round(calls) for calls in rounds],
         "calls": timed,
     }
-
-
-def _check(length: Length) -> None:
-    if length.rounds < 1:
-        raise ValueError(f"benchmark_rounds={length.rounds} leaves nothing to time; use 1 or more")
-    if length.steps is None and not (length.seconds and length.seconds > 0):
-        raise ValueError(f"benchmark_seconds={length.seconds} leaves nothing to time; use more than 0")
-    if length.steps is not None and length.steps < 1:
-        raise ValueError(f"benchmark_steps={length.steps} leaves nothing to time; use 1 or more")
-
-
-def _agreed_steps(strategy, seconds: float, steps_per_sec: float) -> int:
-    """Steps that fill `seconds` at the chief's rate so far: the same number in all processes, and, where replicas meet
-    now and then, up to where they do."""
-    each = strategy.round_steps
-    return strategy.exchange(each * max(1, round(seconds * steps_per_sec / each)))[0]
-
-
-def warm_up(strategy, state: TrainState, limit: int, clock=time.perf_counter) -> WarmUp:
-    """Compiles, and runs until two calls in a row are no longer than those before them. Devices are idle at its end.
-
-    Args:
-      strategy: with training data bound.
-      state: what the strategy trains.
-      limit: most steps a call.
-      clock: returns seconds.
-    """
-    began = before = clock()
-    first_step_seconds = None
-    steps, seconds = [], []
-    settled = 0
-    for _ in range(_MAX_WARM_UP_CALLS):
-        longest = max(steps, default=0)
-        result = strategy.run_train_steps(limit)
-        if first_step_seconds is None:
-            result.sums.read()
-            first_step_seconds = clock() - began
-        now = clock()
-        steps.append(result.steps)
-        seconds.append(now - before)
-        before = now
-        settled = settled + 1 if result.steps <= _GROWS * longest else 0
-        if settled == 2:
-            break
-    result.sums.read()
-    _come_in_step(strategy, state)
-    rates = np.array(steps[1:]) / np.maximum(seconds[1:], 1e-9)
-    return WarmUp(first_step_seconds, weighted_quantile(rates, np.array(steps[1:]), 0.5))
-
-
-def _compile_last_batch(strategy, state: TrainState, steps: int) -> None:
-    """Trains on an epoch's smaller last batch if the next `steps` may come to it, twice as many for safety's sake.
-
-    It has a compiled program of its own, which is not to be made within a round.
-    """
-    order = strategy.train_order
-    before_it = order.steps_per_epoch - 1 - state.step % order.steps_per_epoch
-    if order.remainder and strategy.train_feed.random_access and before_it < 2 * steps:
-        state.advance(before_it)
-        strategy.run_train_steps(1).sums.read()
-        _come_in_step(strategy, state)
-
-
-def _come_in_step(strategy, state: TrainState) -> None:
-    """Ends what is under way, so that none of it counts in what is timed next; devices are idle afterwards.
-
-    Where replicas meet each `round_steps` only, that begins where they have met. By what they meet within such a round,
-    as they do where something is due, is compiled here: one of two steps ends there.
-    """
-    each = strategy.round_steps
-    if each > 1:
-        strategy.run_train_steps(1)
-        strategy.run_train_steps(1).sums.read()
-    while not strategy.in_step or state.step % each:
-        strategy.run_train_steps(each - state.step % each).sums.read()
 
 
 def timed_round(

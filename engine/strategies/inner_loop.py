@@ -86,8 +86,9 @@ class InnerLoop:
     @property
     def operations(self) -> set[str]:
         """The kinds of TensorFlow's operations that a step is made of, such as "MatMul"; known after the first call."""
-        graph = self._step_graph.as_graph_def()
-        return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+        definition = self._step_graph.as_graph_def()  # a `GraphDef`: its own nodes, and the functions that they call
+        called = [node for function in definition.library.function for node in function.node_def]
+        return {node.op for node in [*definition.node, *called]}
 
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)

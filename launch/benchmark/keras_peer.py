@@ -80,6 +80,7 @@ def _stopwatch(seconds: float, stride: int):
 
 
 def main() -> None:
+    """Measures what the command line asks for, and writes what `measure` returns to --result_json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--setting", choices=SETTINGS, required=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.benchmark import parts, rounds
+from engine.benchmark.length import Length
 from launch import guard, modes
 from launch.benchmark import baseline, schema, table
 from launch.benchmark.breakdown import Breakdown
@@ -38,7 +39,7 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
 def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
     """The rate of what --benchmark_part names, and what there is to say beside it."""
     config, part = session.config, session.config.benchmark_part
-    length = rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds)
+    length = Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds)
     with Live(config.progress if config.is_chief else "off", length.rounds) as live:
         live.stage("warm-up")
         before = time.perf_counter()
