@@ -10,8 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from engine import hashing
-from engine.optimizer import own_copy, path_of
-from engine.wire import server_of
+from engine.variables import own_copy, path_of, server_of
 
 MAX_ADMIT_AFTER = 255  # more would not be reached between two halvings of a small table's counts
 _BUCKET = 16  # rows: keys of 128 bytes, which are read at once

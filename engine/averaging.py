@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.optimizer import path_of, tf_variable
-from engine.wire import at_home
+from engine.variables import at_home, path_of, tf_variable
 
 
 class WeightAverage(tf.Module):

@@ -131,8 +131,12 @@ class Closures:
         self._open[lease.number] = (loop, operands, lease)
         if len(self._open) == 1:
             self._moved = (self._moved[0], time.monotonic())
+        with tf.device("CPU:0"):
+            # An array would be copied to the worker by Python's conversion, which holds Python's lock: if the worker
+            # does not answer, all of this process stands still.
+            told = tf.constant(lease, tf.int64)
         try:
-            remote = self._coordinator.schedule(loop.function, args=(operands, np.array(lease, np.int64)))
+            remote = self._coordinator.schedule(loop.function, args=(operands, told))
         except Exception as error:
             if loop not in self._traced:
                 raise

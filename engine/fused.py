@@ -7,6 +7,7 @@ import tensorflow as tf
 from engine import wire
 from engine.gradients import UniqueSlices, sum_duplicate_rows
 from engine.optimizer import Optimizer
+from engine.variables import server_of
 
 
 class FusedOptimizer(Optimizer):
@@ -84,8 +85,8 @@ class FusedOptimizer(Optimizer):
                 }
         self.slots = slots
 
-    def _update(self, pairs, learning_rate):
-        step = tf.cast(self.iterations + 1, tf.float32)
+    def _update(self, pairs, learning_rate, iterations):
+        step = tf.cast(iterations + 1, tf.float32)
         scalars = {
             name: tf.convert_to_tensor(value, tf.float32) for name, value in self.scalars(learning_rate, step).items()
         }
@@ -122,5 +123,5 @@ def _by_server(pairs):
     """Pairs by the parameter server that their variable is on; None where it is no server's."""
     found = {}
     for gradient, target in pairs:
-        found.setdefault(wire.server_of(target.variable), []).append((gradient, target))
+        found.setdefault(server_of(target.variable), []).append((gradient, target))
     return found

@@ -34,11 +34,10 @@ class KerasOptimizer(Optimizer):
         self._make = (lambda: optimizer) if made else optimizer
         self.keras_optimizer = None
 
-    def current_learning_rate(self):
+    def _rate(self, iterations, scale):
         if self._learning_rate is not None:
-            return super().current_learning_rate()
-        rate = tf.convert_to_tensor(self.keras_optimizer.learning_rate)
-        return tf.cast(rate, tf.float32) * self.learning_rate_scale
+            return super()._rate(iterations, scale)
+        return tf.cast(tf.convert_to_tensor(self.keras_optimizer.learning_rate), tf.float32) * scale
 
     def _build_slots(self, targets):
         optimizer = self._make()
@@ -64,7 +63,7 @@ class KerasOptimizer(Optimizer):
     def _decays(self, target):
         return super()._decays(target) and self.keras_optimizer._use_weight_decay(target.given)
 
-    def _update(self, pairs, learning_rate):
+    def _update(self, pairs, learning_rate, iterations):
         gradients = [gradient for gradient, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
         self.keras_optimizer._backend_update_step(gradients, variables, learning_rate)

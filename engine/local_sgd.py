@@ -13,9 +13,10 @@ import tensorflow as tf
 from engine import per_replica
 from engine.gradients import Gradients
 from engine.loss_scale import assign_local
-from engine.optimizer import Target, path_of, tf_variable
+from engine.optimizer import Target
 from engine.optimizers import Momentum
 from engine.reduction import ByReplica, Item, Reduction, assign_means, weighted
+from engine.variables import path_of, tf_variable
 
 
 class LocalSgd(Reduction):

@@ -12,8 +12,8 @@ from absl import logging
 
 from engine.hooks import Hook, Moment
 from engine.metrics import LoopSums
-from engine.optimizer import path_of, tf_variable
 from engine.options import StepOptions
+from engine.variables import path_of, tf_variable
 
 _PIECE_BYTES = 64 << 20
 

@@ -7,6 +7,7 @@ import re
 import tensorflow as tf
 
 from engine.gradients import Gradients, sum_duplicate_rows
+from engine.variables import at_home, path_of, tf_variable
 
 
 class Optimizer(tf.Module):
@@ -45,6 +46,7 @@ class Optimizer(tf.Module):
         self.weight_decay_exclude = weight_decay_exclude
         self.iterations = None
         self.learning_rate_scale = None
+        self._pulled = None
         self._targets = None
 
     def build(self, variables):
@@ -70,10 +72,35 @@ class Optimizer(tf.Module):
 
     def current_learning_rate(self):
         """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
+        return self._rate(tf.convert_to_tensor(self.iterations), self.learning_rate_scale)
+
+    def _rate(self, iterations, scale):
+        """The rate after so many updates, float32 scalar."""
         rate = self._learning_rate
         if callable(rate):
-            rate = rate(tf.convert_to_tensor(self.iterations))
-        return tf.cast(rate, tf.float32) * self.learning_rate_scale
+            rate = rate(iterations)
+        return tf.cast(rate, tf.float32) * scale
+
+    def read_progress(self):
+        """[2] float64, iterations and learning_rate_scale: one tensor, made where both are. Replica code."""
+        with at_home(self.iterations):
+            iterations = tf.raw_ops.ReadVariableOp(resource=self.iterations.handle, dtype=tf.int64)
+            scale = tf.raw_ops.ReadVariableOp(resource=self.learning_rate_scale.handle, dtype=tf.float32)
+            return tf.stack([tf.cast(iterations, tf.float64), tf.cast(scale, tf.float64)])
+
+    def begin_step(self, progress=None):
+        """Before each train step: what `read_progress` gave of late, for its first update to go by. Replica code.
+
+        Without it, and at a further update or one within a condition or loop, variables are read where they are.
+        """
+        self._pulled = progress
+
+    def _progress(self):
+        """(iterations, learning_rate_scale), int64 and float32 scalars, of the update that is about to be made."""
+        pulled, self._pulled = self._pulled, None
+        if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
+            return tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
+        return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32)
 
     def apply(self, gradients, variables):
         """Updates `variables` and counts one iteration. Replica code.
@@ -93,10 +120,11 @@ class Optimizer(tf.Module):
             for gradient, variable in zip(gradients, variables, strict=True)
             if gradient is not None
         ]
-        learning_rate = self.current_learning_rate()
+        iterations, scale = self._progress()
+        learning_rate = self._rate(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
-        self._update(pairs, learning_rate * factor)
+        self._update(pairs, learning_rate * factor, iterations)
         for _, target in pairs:
             target.constrain()
         # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
@@ -106,8 +134,8 @@ class Optimizer(tf.Module):
         """Makes the variables the rule needs beside each target. Host code, in strategy scope."""
         raise NotImplementedError
 
-    def _update(self, pairs, learning_rate):
-        """Applies the rule to (gradient, target) pairs. Replica code."""
+    def _update(self, pairs, learning_rate, iterations):
+        """Applies the rule to (gradient, target) pairs, after `iterations` updates. Replica code."""
         raise NotImplementedError
 
     def _decays(self, target):
@@ -189,23 +217,3 @@ class _Targets:
             raise ValueError(
                 f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to build"
             ) from None
-
-
-def path_of(variable) -> str:
-    """What people call a variable: a Keras variable's path, a tf.Variable's name."""
-    return getattr(variable, "path", None) or variable.name.removesuffix(":0")
-
-
-def own_copy(variable: tf.Variable) -> tf.Variable:
-    """This replica's copy of a mirrored variable, outside of replicas the first one's; any other as it is."""
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        return variable
-    copies = variable.distribute_strategy.experimental_local_results(variable)
-    context = tf.distribute.get_replica_context()
-    replica = context and tf.get_static_value(context.replica_id_in_sync_group)
-    return copies[int(replica or 0) % len(copies)]
-
-
-def tf_variable(variable):
-    """The tf.Variable under a Keras variable; a tf.Variable as it is."""
-    return variable.value if isinstance(variable, tf.keras.Variable) else variable

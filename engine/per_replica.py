@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.optimizer import tf_variable
+from engine.variables import tf_variable
 
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
 _VALUE = "VARIABLE_VALUE"

@@ -13,8 +13,9 @@ import tensorflow as tf
 from engine import per_replica
 from engine.gradients import Gradients
 from engine.loss_scale import assign_local
-from engine.optimizer import Target, tf_variable
+from engine.optimizer import Target
 from engine.reduction import Item, Reduction, assign_means, of_examples, weighted
+from engine.variables import tf_variable
 
 
 class PowerSgd(Reduction):

@@ -7,8 +7,8 @@ import tensorflow as tf
 from engine.accumulation import accumulate
 from engine.embeddings import none_admitted
 from engine.event_values import Histogram, histogram
-from engine.optimizer import path_of, tf_variable
 from engine.strategies.stand_in import with_stand_in
+from engine.variables import path_of, tf_variable
 
 
 class Probe:

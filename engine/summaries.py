@@ -10,9 +10,9 @@ from engine import event_values
 from engine.event_files import EventFiles
 from engine.hooks import Moment, Windowed
 from engine.metrics import Sums
-from engine.optimizer import path_of
 from engine.probe import Probe
 from engine.stragglers import WorkerWindow
+from engine.variables import path_of
 
 _PICTURES = 9
 _HISTOGRAM_BYTES = 64 << 20  # no histogram of a larger table, which may live on another host

@@ -364,6 +364,8 @@ class Trainer(tf.Module):
         for table in self.embedding_tables.values():
             table.begin_step(present)
         self.step, self.observed, self.pulled = step, observed, pulled or Values()
+        for optimizer in self.optimizers.values():
+            optimizer.begin_step(self.pulled.progress_of(optimizer))
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
             self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])

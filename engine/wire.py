@@ -8,19 +8,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.optimizer import tf_variable
-
-
-def server_of(variable: tf.Variable) -> str | None:
-    """The device of a variable that a parameter server has; None of any other."""
-    device = variable.device or ""
-    return device if "/job:ps" in device else None
-
-
-def at_home(variable: tf.Variable):
-    """The context in which a server computes what concerns its variable; none where it is no server's."""
-    server = server_of(variable)
-    return tf.device(server) if server else contextlib.nullcontext()
+from engine.optimizer import Optimizer
+from engine.variables import server_of, tf_variable
 
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -79,26 +68,26 @@ def fetch(rows: tf.Tensor, server: str, dtype: tf.DType) -> tf.Tensor:
 
 
 class Pull:
-    """Reads Keras variables from their servers, all that one server has as one vector.
+    """Reads Keras variables from their servers, all that one server has as one vector, and how far optimizers are.
 
     Args:
       variables: Keras variables; those that are on no server are left out.
       dtype: what float32 travels as.
+      optimizers: the engine's.
     """
 
-    def __init__(self, variables: Sequence[tf.keras.Variable], dtype: tf.DType):
+    def __init__(self, variables: Sequence[tf.keras.Variable], dtype: tf.DType, optimizers: Sequence[Optimizer] = ()):
         self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
         for each in variables:
             variable = tf_variable(each)
             if server := server_of(variable):
                 self._groups.setdefault((server, variable.dtype), []).append(each)
         self._dtypes = {group: dtype if group[1] == tf.float32 else group[1] for group in self._groups}
+        self._optimizers = list(optimizers)
 
-    @property
-    def specs(self) -> list[tf.TensorSpec]:
-        """Of what `packs` returns."""
-        sizes = [sum(v.shape.num_elements() for v in variables) for variables in self._groups.values()]
-        return [tf.TensorSpec([size], dtype) for size, dtype in zip(sizes, self._dtypes.values(), strict=True)]
+    def progress(self) -> list[tf.Tensor]:
+        """How far the optimizers are now, each: `Optimizer.read_progress`."""
+        return [optimizer.read_progress() for optimizer in self._optimizers]
 
     def packs(self) -> list[tf.Tensor]:
         """The variables as they are now: a vector for each server and dtype."""
@@ -110,23 +99,31 @@ class Pull:
                 packs.append(tf.cast(flat, self._dtypes[server, dtype]))
         return packs
 
-    def values(self, packs: Sequence[tf.Tensor]) -> Values:
-        """The variables' values in `packs`."""
+    def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
+        """The variables' values in `packs`, and the optimizers' `progress`, if it was pulled."""
         pairs = []
         for ((_, dtype), variables), pack in zip(self._groups.items(), packs, strict=True):
             parts = tf.split(tf.cast(pack, dtype), [v.shape.num_elements() for v in variables])
             pairs += [(v, tf.reshape(part, v.shape)) for v, part in zip(variables, parts, strict=True)]
-        return Values(pairs)
+        return Values(pairs, dict(zip(map(id, self._optimizers), progress, strict=bool(progress))))
 
 
 class Values:
     """Values of Keras variables that a step computes with instead of reading each of them; none by default.
 
     A class of its own, because a list on a `tf.Module` would put the variables into the checkpoint.
+
+    Args:
+      pairs: Keras variables with their values.
+      progress: of optimizers, by id: what `Optimizer.begin_step` takes.
     """
 
-    def __init__(self, pairs: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()):
+    def __init__(self, pairs: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = (), progress: dict | None = None):
         self._pairs = pairs
+        self._progress = progress or {}
+
+    def progress_of(self, optimizer: Optimizer) -> tf.Tensor | None:
+        return self._progress.get(id(optimizer))
 
     @contextlib.contextmanager
     def in_use(self, variables: Sequence = (), tape: tf.GradientTape | None = None):

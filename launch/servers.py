@@ -31,7 +31,9 @@ def serve(cluster: Cluster, timeout_seconds: float, quiet: bool) -> int:
 
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
         spec = tf.train.ClusterSpec(jobs)
-        server = tf.distribute.Server(spec, job_name=cluster.kind, task_index=cluster.place, protocol="grpc")
+        options = tf.compat.v1.ConfigProto()
+        options.experimental.disable_thread_spinning = True  # it waits for messages: cores are others' meanwhile
+        server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: it holds nothing that is not in a checkpoint, and its threads may be at work within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))

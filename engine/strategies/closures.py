@@ -58,6 +58,13 @@ class Returned(NamedTuple):
         return cls(sums.reshape(-1, 2), staleness.astype(np.int64), row.astype(np.int64).tolist(), float(seconds[0]))
 
 
+class Pulled(NamedTuple):
+    """What a worker computes with (`engine.wire.Pull`): variables, and how far optimizers are."""
+
+    packs: list[tf.Tensor]
+    progress: list[tf.Tensor]
+
+
 class Board:
     """What the servers know of the run beside its variables: on the first server, int64, not in checkpoints.
 
@@ -119,14 +126,13 @@ class ClosureLoop(InnerLoop):
 
     Args:
       strategy, feed: as `InnerLoop` has them.
-      step: replica code, (batch, step, observed, packs) -> metrics. Without packs, it pulls them itself.
-      pull: what packs are read by; here once, as nothing changes.
+      step: replica code, (batch, step, observed, pulled) -> metrics.
+      pull: what is computed with is read by; here once, as nothing changes.
     """
 
     def __init__(self, strategy, step, feed, pull: Pull):
         super().__init__(strategy, step, feed)
         self._pull = pull
-        self._packs_specs = pull.specs  # of what a step is given
 
     @property
     def function(self) -> tf.function:
@@ -144,17 +150,17 @@ class ClosureLoop(InnerLoop):
         began = tf.timestamp()
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
-        one_step, zeros = self._traced(operands, lease.first, lease.first, self._packs_specs)
-        found = self._run_lease(operands, lease, worker, one_step, zeros)
+        found = self._run_lease(operands, lease, worker)
         with tf.control_dependencies(tf.nest.flatten(found)):
             found = found._replace(seconds=tf.timestamp() - began)
         return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in found], 0)
 
-    def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
-        packs = self._pull.packs()
+    def _run_lease(self, operands, lease: Lease, worker):
+        pulled = Pulled(self._pull.packs(), [])
+        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled))
 
         def body(step, sums):
-            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), packs)
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
             return step + 1, self._added(sums, result)
 
         _, sums = tf.while_loop(lambda step, _: step < lease.stop, body, (lease.first, zeros), parallel_iterations=1)
@@ -169,6 +175,9 @@ class UpdateLoop(ClosureLoop):
     """Runs a lease's steps, which are updates: each is counted on the board, and a closure that is run again goes on
     where the board says that the one before it stopped.
 
+    A step ends by pulling what the next one computes with: the answer to its push, where a pull at the next one's
+    start would have to be asked for. Only a worker that waits for others pulls when it has waited.
+
     Args:
       board: where steps are counted.
       max_staleness_steps: a worker that is more updates than this ahead of the slowest waits (Ho et al. 2013, More
@@ -181,33 +190,36 @@ class UpdateLoop(ClosureLoop):
         super().__init__(strategy, step, feed, pull)
         self._board = board
         self._max_staleness_steps = max_staleness_steps
+        self._waits = max_staleness_steps is not None
         self._pull_every_steps = pull_every_steps
-        if pull_every_steps == 1:
-            self._packs_specs = []
 
-    def _run_lease(self, operands, lease: Lease, worker, one_step, zeros):
+    def _run_lease(self, operands, lease: Lease, worker):
         board = self._board
         counts = self._begin(worker, lease)
         done_before = counts[board.steps_at(lease.slot)] - lease.steps_before
         starts = counts[board.starts_at(lease.slot)] - lease.starts_before
         first = lease.first + done_before
+        pulled = _here(self._pulled())
+        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), tf.constant(True))
 
-        def body(step, sums, staleness, counts, kept):
+        def body(step, sums, staleness, counts, pulled, pulled_at):
             counts = self._wait_for_slower(worker, counts)
             with tf.control_dependencies([counts]):
                 step = tf.identity(step)
-            packs, pulled_at = self._pulled(step - first, counts, kept)
-            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), packs)
+            due = self._pull_is_due(step - first)
+            pulled_at = tf.where(due, counts, pulled_at) if self._waits else pulled_at
+            result, pulled = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, due)
             # Counted only once it is applied on all servers: what is in doubt is done again, never left out.
             with tf.control_dependencies(tf.nest.flatten(result)):
                 after = board.add(0, board.steps_at(lease.slot), board.clock_at(worker))
             since = after - pulled_at
             others = since[0] - since[board.clock_at(worker)]
-            return step + 1, self._added(sums, result), staleness + _bucketed(others), after, (packs, pulled_at)
+            pulled_at = pulled_at if self._waits else tf.where(due, after, pulled_at)
+            sums, staleness = self._added(sums, result), staleness + _bucketed(others)
+            return step + 1, sums, staleness, after, _here(pulled), pulled_at
 
-        kept = [tf.zeros(spec.shape, spec.dtype) for spec in self._packs_specs], counts
-        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts, kept)
-        _, sums, staleness, counts, _ = tf.while_loop(
+        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts, pulled, counts)
+        _, sums, staleness, counts, *_ = tf.while_loop(
             lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
         )
         with tf.control_dependencies([counts]):
@@ -215,12 +227,25 @@ class UpdateLoop(ClosureLoop):
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
         return Returned(tf.add_n(sums), staleness, row)
 
-    def _pulled(self, place, counts, kept):
-        """(packs, the board's counts when they were pulled) for the step of this place in the closure."""
-        if self._pull_every_steps == 1:  # within the step: what its updates wait for is then on the servers
-            return [], counts
-        due = tf.equal(place % self._pull_every_steps, 0)
-        return tf.cond(due, lambda: (self._pull.packs(), counts), lambda: kept)
+    def _pull_is_due(self, place):
+        """Whether the step of this place in the closure is one that pulls: for itself, or for the next one."""
+        return tf.equal((place if self._waits else place + 1) % self._pull_every_steps, 0)
+
+    def _replicated_step(self, batch, step, observed, pulled, due):
+        """(a step's metrics, what the next one computes with)."""
+        if self._waits:
+            pulled = self._pulled(due, pulled)
+        sums = super()._replicated_step(batch, step, observed, pulled)
+        return sums, pulled if self._waits else self._pulled(due, pulled)
+
+    def _pulled(self, due=None, before: Pulled | None = None) -> Pulled:
+        """What servers have now; of variables, what was pulled `before` where that is not `due`."""
+        if before is None or self._pull_every_steps == 1:
+            return Pulled(self._pull.packs(), self._pull.progress())
+        return Pulled(tf.cond(due, self._pull.packs, lambda: before.packs), self._pull.progress())
+
+    def _sums(self, outputs):
+        return outputs[0]
 
     def _begin(self, worker, lease: Lease) -> tf.Tensor:
         """Notes that this worker has the lease; returns the board's counts."""
@@ -246,6 +271,17 @@ class UpdateLoop(ClosureLoop):
             first,
             parallel_iterations=1,
         )[0]
+
+
+def _here(tensors):
+    """The same, on the worker. Else TensorFlow keeps what a loop carries where it was made, on a server, and every step
+    sends it there and back."""
+    with tf.device("/job:worker"):
+        return tf.nest.map_structure(tf.identity, tensors)
+
+
+def _specs(tensors):
+    return tf.nest.map_structure(tf.TensorSpec.from_tensor, tensors)
 
 
 def _slack(board: Board, holding: tf.Tensor, worker) -> tf.Tensor:

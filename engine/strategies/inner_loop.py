@@ -117,7 +117,7 @@ class InnerLoop:
         return tf.add_n(sums)
 
     def _traced(self, operands, place, step, *more):
-        """A step, and zeros of what it returns. One trace serves both, and to be called in the loop.
+        """A step, and zeros of its metrics. One trace serves both, and to be called in the loop.
 
         `more` are specs of what a step is given besides its batch, its number and whether it is observed.
         """
@@ -126,8 +126,12 @@ class InnerLoop:
         batch_spec = one_batch.get_concrete_function(operands, place).structured_outputs
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
         self._step_graph = one_step.graph
-        local = self._strategy.experimental_local_results(one_step.structured_outputs)
+        local = self._strategy.experimental_local_results(self._sums(one_step.structured_outputs))
         return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
+
+    def _sums(self, outputs):
+        """The metrics among what `_replicated_step` returns."""
+        return outputs
 
     def _in_rounds(self, run_until, offset, start, stop, zeros):
         """The same steps, with a sum over replicas at the end of each round; global step = place + `offset`.

@@ -235,21 +235,21 @@ class ParameterServer:
         for optimizer in trainer.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
             optimizer.wire_dtype = wire_dtype
-        pull = Pull(trainer.steady_variables, wire_dtype)
+        pull = Pull(trainer.steady_variables, wire_dtype, list(trainer.optimizers.values()))
         exact_pull = Pull(trainer.steady_variables, tf.float32)
 
         def rows_travel_as(dtype):
             for table in trainer.embedding_tables.values():
                 table.wire_dtype = dtype
 
-        def train_step(batch, step, observed, packs):
+        def train_step(batch, step, observed, pulled):
             rows_travel_as(wire_dtype)
-            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(packs or pull.packs()))
+            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(*pulled))
             return trainer.train_step(batch)
 
-        def eval_step(batch, step, observed, packs):
+        def eval_step(batch, step, observed, pulled):
             rows_travel_as(tf.float32)
-            with exact_pull.values(packs).in_use():
+            with exact_pull.values(*pulled).in_use():
                 return trainer.eval_step(batch)
 
         board, staleness, every = self._closures.board, options.max_staleness_steps, options.pull_every_steps

@@ -10,6 +10,7 @@ from engine import Trainer, embeddings, mean, numerics
 from engine.checkpoints import Checkpoints, load_weights
 from engine.embeddings import Embedding, shards_in
 from engine.evaluation import averaged_weights
+from engine.gradients import sum_duplicate_rows
 from engine.manifest import read_all
 from engine.probe import Probe
 
@@ -121,6 +122,17 @@ def test_gradients_hold_each_touched_row_once(shards):
             assert row not in rows
             rows[row] = value.tolist()
     assert rows == {row: [value] * WIDTH for row, value in {3: 19.0, 9: 4.0, 0: 8.0, 6: 32.0}.items()}
+
+
+def test_lookups_of_one_table_one_after_another_add_up():
+    """What each of them has made unique is not so together."""
+    made = table(num_shards=1)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(made(np.array([3, 9, 3]))) + 10 * tf.reduce_sum(made(np.array([9, 1])))
+    (gradient,) = tape.gradient(total, made.variables_for_gradients)
+    whole = sum_duplicate_rows(gradient)
+    rows = dict(zip(whole.indices.numpy().tolist(), whole.values.numpy()[:, 0], strict=True))
+    assert rows == {3: 2.0, 9: 11.0, 1: 10.0}
 
 
 def test_ids_out_of_range_go_to_row_0_or_end_the_step():

@@ -172,6 +172,30 @@ def test_the_scale_lowers_the_rate_of_every_update():
     np.testing.assert_allclose(variables[0].numpy(), before - 0.25, rtol=1e-6)
 
 
+def test_pulled_progress_serves_one_update_and_the_next_one_reads_its_own():
+    # Within a step: an update, one that may be left out, and one more. Each has its own bias correction and rate.
+    def trained(pull):
+        variables = make_variables()
+        optimizer = built(optimizers.build("adam", keras.schedules.CosineDecay(0.1, 8)), variables)
+
+        @tf.function
+        def step(progress, *gradients):
+            optimizer.begin_step(progress if pull else None)
+            optimizer.apply(gradients, variables)
+            tf.cond(tf.reduce_sum(gradients[0]) > 0, lambda: optimizer.apply(gradients, variables), lambda: None)
+            optimizer.apply(gradients, variables)
+            return optimizer.read_progress()
+
+        progress = optimizer.read_progress()
+        for i in range(3):
+            progress = step(progress, *gradients_of_step(i))
+        np.testing.assert_array_equal(progress.numpy(), [optimizer.iterations.numpy(), 1.0])
+        return [variable.numpy() for variable in variables]
+
+    for pulled, read in zip(trained(True), trained(False), strict=True):
+        np.testing.assert_array_equal(pulled, read)
+
+
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adamw", "adagrad", "rmsprop", "ftrl", "lion"])
 def test_dense_updates_compile_under_xla(name):
     plain, compiled = make_variables(), make_variables()

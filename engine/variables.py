@@ -1,0 +1,39 @@
+"""A variable as whoever holds it sees it: under Keras's, on this replica, on its parameter server; and its name."""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+
+
+def path_of(variable) -> str:
+    """What people call a variable: a Keras variable's path, a tf.Variable's name."""
+    return getattr(variable, "path", None) or variable.name.removesuffix(":0")
+
+
+def own_copy(variable: tf.Variable) -> tf.Variable:
+    """This replica's copy of a mirrored variable, outside of replicas the first one's; any other as it is."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return variable
+    copies = variable.distribute_strategy.experimental_local_results(variable)
+    context = tf.distribute.get_replica_context()
+    replica = context and tf.get_static_value(context.replica_id_in_sync_group)
+    return copies[int(replica or 0) % len(copies)]
+
+
+def server_of(variable: tf.Variable) -> str | None:
+    """The device of a variable that a parameter server has; None of any other."""
+    device = variable.device or ""
+    return device if "/job:ps" in device else None
+
+
+def at_home(variable: tf.Variable):
+    """The context in which a server computes what concerns its variable; none where it is no server's."""
+    server = server_of(variable)
+    return tf.device(server) if server else contextlib.nullcontext()
+
+
+def tf_variable(variable):
+    """The tf.Variable under a Keras variable; a tf.Variable as it is."""
+    return variable.value if isinstance(variable, tf.keras.Variable) else variable
