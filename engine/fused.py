@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from engine import wire
-from engine.gradients import UniqueSlices, sum_duplicate_rows
+from engine.gradients import sum_duplicate_rows
 from engine.optimizer import Optimizer
 from engine.variables import server_of
 
@@ -92,31 +92,31 @@ class FusedOptimizer(Optimizer):
         }
         pairs = [(sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g, target) for g, target in pairs]
         for server, there in _by_server(pairs).items():
-            dense = [tf.cast(g, tf.float32) for g, _ in there if not isinstance(g, tf.IndexedSlices)]
+            values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in there]
             if server is None:
-                self._apply(there, iter(dense), scalars)
+                self._apply(there, values, scalars)
                 continue
-            shapes = [target.variable.shape for g, target in there if not isinstance(g, tf.IndexedSlices)]
-            there = [(self._on_the_wire(g), target) for g, target in there]
-            exact, dense = wire.send(list(scalars.values()), dense, shapes, server, self.wire_dtype)
             with tf.device(server):
-                self._apply(there, iter(dense), dict(zip(scalars, exact, strict=True)))
+                shapes = [_shape(*pair) for pair in there]
+            exact, values = wire.send(list(scalars.values()), values, shapes, server, self.wire_dtype)
+            with tf.device(server):
+                self._apply(there, values, dict(zip(scalars, exact, strict=True)))
 
-    def _on_the_wire(self, gradient):
-        """Rows as they travel; a dense gradient as it is."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return gradient
-        return UniqueSlices(tf.cast(gradient.values, self.wire_dtype), gradient.indices, gradient.dense_shape)
-
-    def _apply(self, pairs, dense, scalars):
-        """The kernels, each with its slots; `dense` are the gradients of the pairs that have dense ones, in order."""
-        for gradient, target in pairs:
+    def _apply(self, pairs, values, scalars):
+        """The kernels, each with its slots; `values` are the gradients', of touched rows or of all."""
+        for (gradient, target), value in zip(pairs, values, strict=True):
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
             if isinstance(gradient, tf.IndexedSlices):
-                rows = tf.cast(gradient.values, tf.float32)
-                self.sparse(target.handle, slots, rows, gradient.indices, scalars)
+                self.sparse(target.handle, slots, value, gradient.indices, scalars)
             else:
-                self.dense(target.handle, slots, next(dense), scalars)
+                self.dense(target.handle, slots, value, scalars)
+
+
+def _shape(gradient, target):
+    """Of a gradient's values: a `tf.TensorShape`, or of rows, whose number the step tells, a tensor."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.concat([tf.shape(gradient.indices), target.variable.shape[1:]], 0)
+    return target.variable.shape
 
 
 def _by_server(pairs):

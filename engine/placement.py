@@ -14,6 +14,9 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import resource_variable_ops
 
 _LISTED = 20  # variables, of a table for people
+# With less than both, what a server takes of a step's work is worth less than the messages that it costs.
+_LEAST_SHARE = 0.05  # of what the fullest server holds
+_LEAST_BYTES = 256 << 10
 
 
 class Placed(NamedTuple):
@@ -35,9 +38,9 @@ class Rule(NamedTuple):
 class Placement:
     """Places each variable that is made within `creator_scope` on the server that holds the fewest bytes.
 
-    The biggest first, where a rehearsal has told what is to come; else in the order in which they are made. Slots live
-    with their variable, and weigh. An explicit `tf.device("/job:ps/task:0")` is honoured, and so are `rules`, the first
-    that fits.
+    The biggest first, where a rehearsal has told what is to come (see `biggest_first`); else in the order in which they
+    are made. Slots live with their variable, and weigh. An explicit `tf.device("/job:ps/task:0")` is honoured, and so
+    are `rules`, the first that fits.
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
@@ -122,17 +125,28 @@ class Placement:
 
 
 def biggest_first(weights: Sequence[int], asked: Sequence[int | None], num_servers: int) -> list[int]:
-    """A server for each weight: the one that is asked for, the rest from the heaviest on to the least loaded (Graham
-    1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best)."""
-    servers, loads = list(asked), [0] * num_servers
+    """A server for each weight, in bytes: the one that is asked for, the rest from the heaviest on to the least loaded
+    (Graham 1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best).
+
+    A server that would get next to nothing so gets nothing, unless it is asked for.
+    """
+    _, loads = _spread(weights, asked, range(num_servers))
+    least = min(_LEAST_SHARE * max(loads.values()), _LEAST_BYTES)
+    worth_it = [server for server, load in loads.items() if load >= least or server in asked]
+    return _spread(weights, asked, worth_it)[0]
+
+
+def _spread(weights: Sequence[int], asked: Sequence[int | None], among: Sequence[int]) -> tuple[list[int], dict]:
+    """(a server for each weight, the servers' loads)."""
+    servers, loads = list(asked), dict.fromkeys(among, 0)
     for weight, server in zip(weights, asked, strict=True):
         if server is not None:
             loads[server] += weight
     for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
         if servers[place] is None:
-            servers[place] = loads.index(min(loads))
+            servers[place] = min(loads, key=loads.get)
             loads[servers[place]] += weights[place]
-    return servers
+    return servers, loads
 
 
 @dataclasses.dataclass

@@ -24,13 +24,13 @@ def from_halves(halves: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.bitcast(halves, dtype), tf.float32)
 
 
-def send(exact: Sequence, rounded: Sequence, shapes: Sequence[tf.TensorShape], server: str, dtype: tf.DType):
+def send(exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, dtype: tf.DType):
     """Takes float32 tensors to a server, which they reach as one: each by itself costs a message.
 
     Args:
       exact: scalars that travel as they are.
       rounded: tensors that travel in `dtype`.
-      shapes: of those.
+      shapes: of those: each a `tf.TensorShape`, or an int32 vector that the server has.
       server: a device.
       dtype: float32 or one of 16 bits.
 
@@ -47,11 +47,16 @@ def send(exact: Sequence, rounded: Sequence, shapes: Sequence[tf.TensorShape], s
         parts = [to_halves(tensor, kind) for tensor, kind in zip((*exact, *rounded), kinds, strict=True)]
     flat = tf.concat(parts, 0)
     with tf.device(server):
-        parts = tf.split(flat, [n * shape.num_elements() for n, shape in zip(lanes, shapes, strict=True)])
+        sizes = [n * _num_elements(shape) for n, shape in zip(lanes, shapes, strict=True)]
+        parts = tf.split(flat, sizes, num=len(sizes))
         if dtype != tf.float32:
             parts = [from_halves(part, kind) for part, kind in zip(parts, kinds, strict=True)]
         found = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
     return found[: len(exact)], found[len(exact) :]
+
+
+def _num_elements(shape):
+    return shape.num_elements() if isinstance(shape, tf.TensorShape) else tf.reduce_prod(shape)
 
 
 def fetch(rows: tf.Tensor, server: str, dtype: tf.DType) -> tf.Tensor:

@@ -1,7 +1,8 @@
 """What a worker runs for the coordinator: a range of steps in one compiled call, counted by the servers. Worker code.
 
 Where a worker dies, TensorFlow runs its closure again on another one. The servers know how far it was, so it goes on
-from there: a step is repeated only if it was applied and not yet counted when the worker died.
+from there: steps are repeated only if they were applied and not yet counted when the worker died, as the last one is
+until the next one begins.
 """
 
 from __future__ import annotations
@@ -202,30 +203,40 @@ class UpdateLoop(ClosureLoop):
         pulled = _here(self._pulled())
         one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), tf.constant(True))
 
-        def body(step, sums, staleness, counts, pulled, pulled_at):
-            counts = self._wait_for_slower(worker, counts)
-            with tf.control_dependencies([counts]):
-                step = tf.identity(step)
+        def body(step, sums, staleness, pulled, pulled_at):
+            counts, staleness = self._count(lease, worker, step > first, pulled_at, staleness)
+            if self._waits:
+                counts = self._wait_for_slower(worker, counts)
+                with tf.control_dependencies([counts]):
+                    step = tf.identity(step)
+            # Before the step, or at the end of the one before it: in any case about now.
+            pulled_at = tf.where(tf.equal((step - first) % self._pull_every_steps, 0), counts, pulled_at)
             due = self._pull_is_due(step - first)
-            pulled_at = tf.where(due, counts, pulled_at) if self._waits else pulled_at
             result, pulled = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, due)
-            # Counted only once it is applied on all servers: what is in doubt is done again, never left out.
-            with tf.control_dependencies(tf.nest.flatten(result)):
-                after = board.add(0, board.steps_at(lease.slot), board.clock_at(worker))
-            since = after - pulled_at
-            others = since[0] - since[board.clock_at(worker)]
-            pulled_at = pulled_at if self._waits else tf.where(due, after, pulled_at)
-            sums, staleness = self._added(sums, result), staleness + _bucketed(others)
-            return step + 1, sums, staleness, after, _here(pulled), pulled_at
+            with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
+                step = step + 1
+            return step, self._added(sums, result), staleness, _here(pulled), pulled_at
 
-        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), counts, pulled, counts)
-        _, sums, staleness, counts, *_ = tf.while_loop(
+        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), pulled, counts)
+        last, sums, staleness, _, pulled_at = tf.while_loop(
             lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
         )
+        counts, staleness = self._count(lease, worker, last > first, pulled_at, staleness)
         with tf.control_dependencies([counts]):
             board.release(worker)
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
         return Returned(tf.add_n(sums), staleness, row)
+
+    def _count(self, lease: Lease, worker, done, pulled_at, staleness):
+        """Counts the step before this one, if it is `done`. Returns the board's counts, and the staleness so far.
+
+        Only now, when it is applied on all servers: what is in doubt is done again, never left out. And as the next one
+        begins, so that the way to the board and back takes no time of its own.
+        """
+        board, one = self._board, tf.cast(done, tf.int64)
+        counts = board.add(0, board.steps_at(lease.slot), board.clock_at(worker), amount=one)
+        since = counts - pulled_at
+        return counts, staleness + one * _bucketed(since[0] - since[board.clock_at(worker)])
 
     def _pull_is_due(self, place):
         """Whether the step of this place in the closure is one that pulls: for itself, or for the next one."""
@@ -260,8 +271,6 @@ class UpdateLoop(ClosureLoop):
 
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
         """The board's counts once this worker may go on."""
-        if self._max_staleness_steps is None:
-            return seen
         board = self._board
         with tf.control_dependencies([seen]):
             first = (seen, board.read_holding())

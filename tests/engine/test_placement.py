@@ -29,6 +29,14 @@ def test_what_was_asked_for_is_there_and_weighs():
     assert servers == [1, 1, 0]
 
 
+def test_a_server_that_would_get_next_to_nothing_gets_nothing():
+    assert biggest_first([1000 * KIB, 9 * KIB, 3 * KIB], [None] * 3, 2) == [0, 0, 0]
+    assert biggest_first([1000 * KIB, 9 * KIB, 3 * KIB], [None, None, 1], 2) == [0, 1, 1]  # it takes part anyway
+    assert biggest_first([100 * KIB, 6 * KIB, 2 * KIB], [None] * 3, 2) == [0, 1, 1]  # a twelfth is not nothing
+    assert biggest_first([9000 * KIB, 300 * KIB], [None] * 2, 2) == [0, 1]  # nor is much of little a share
+    assert biggest_first([], [], 2) == []
+
+
 class Layers(Trainer):
     """Of a first small layer, and a second big one."""
 
