@@ -96,7 +96,9 @@ class Placement:
         if len(found) > _LISTED:
             lines.append(f"  and {len(found) - _LISTED} smaller ones")
         sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))
-        return [f"variables, with their slots: {sums}", *lines]
+        idle = [f"ps {server}" for server, load in enumerate(self.loads) if not load]
+        why = [f"  {', '.join(idle)}: nothing (so little would cost more messages than it saves work)"] if idle else []
+        return [f"variables, with their slots: {sums}", *lines, *why]
 
     def _create(self, next_creator, **keywords):
         name, path = _name_and_path(keywords)

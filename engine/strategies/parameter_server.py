@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from engine import standstill
 from engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
 from engine.feeds import Run
 from engine.metrics import LoopSums, Sums
@@ -190,7 +191,8 @@ class ParameterServer:
     @contextlib.contextmanager
     def watch(self):
         try:
-            yield
+            with standstill.ends_process(2 * self.step_timeout_seconds):
+                yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             if self._closures is not None and (line := self._closures.explain_lost_server(error)):
                 raise LostPeerError(line) from error

@@ -189,9 +189,9 @@ def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for
 
 
 def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
-    flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=100", "--step_timeout_seconds=3")
+    flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=3000", "--step_timeout_seconds=3")
     job = start("run", *flags, local=("--max_restarts=0",))
-    job.until(lambda: runs.newest(job.run_dir) >= 100)
+    job.until(lambda: runs.newest(job.run_dir) >= 3000)
     job.send("worker 1", signal.SIGSTOP)  # the other goes on up to the next checkpoint, for which all are joined
     assert job.wait() == 1
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
@@ -199,6 +199,18 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
     found = r"worker 1 \(127\.0\.0\.1:\d+\) (holds steps \d+ to \d+|does not answer)"
     assert re.match(f"no update for --step_timeout_seconds=3: {found}", line), line
     assert "worker 0" not in line
+    assert job.left == []
+
+
+@pytest.mark.slow
+def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run_and_not_the_wait_for_it(start):
+    """There TensorFlow may wait for it with Python's lock held, so that nobody is left to name it."""
+    flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=20", "--step_timeout_seconds=3")
+    job = start("run", *flags, local=("--max_restarts=0",))
+    job.until(lambda: runs.newest(job.run_dir) >= 20)
+    job.send("worker 1", signal.SIGSTOP)
+    assert job.wait() == 1
+    assert re.search(r"no update for --step_timeout_seconds=3: worker 1|Timeout \(0:00:30\)!", job.output)
     assert job.left == []
 
 
