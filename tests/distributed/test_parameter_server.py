@@ -149,7 +149,7 @@ def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_mis
     job.ok()
     seen = check_updates(job, steps)
     assert seen.min() >= 60
-    assert seen.sum() - 60 * len(seen) <= 64  # what the killed worker had applied and not yet counted
+    assert seen.sum() - 60 * len(seen) <= 2 * 64  # of what the killed worker had applied, and not yet counted
     assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
     assert len(re.findall(r"\[local\] chief is process", job.output)) == 1
 
@@ -256,7 +256,7 @@ def test_five_killed_workers_cost_no_update_and_no_accuracy(start):
         job.kill(f"worker {kill % 2}")
     seen = check_updates(job.ok(), steps)
     assert seen.min() >= 800
-    assert seen.sum() - 800 * len(seen) <= 5 * 64
+    assert seen.sum() - 800 * len(seen) <= 5 * 2 * 64
     assert job.result["train"]["loss"] == pytest.approx(start("other", *flags).ok().result["train"]["loss"], abs=0.02)
 
 
