@@ -13,7 +13,6 @@ import tensorflow as tf
 from engine import admission, hashing
 from engine.admission import Admission
 from engine.combiners import COMBINERS, Leaf, combine, flat_values, pairs
-from engine.gradients import UniqueSlices
 from engine.reduction import ByReplica
 from engine.variables import own_copy
 from engine.wire import fetch
@@ -296,15 +295,7 @@ class Embedding(tf.Module):
 
     def _fetch(self, shard: int, rows: tf.Tensor) -> tf.Tensor:
         found = self.shards[shard]
-
-        @tf.custom_gradient
-        def read(rows):
-            def gradient(upstream, variables=None):
-                return None, [UniqueSlices(upstream, rows, tf.constant(found.shape.as_list(), rows.dtype))]
-
-            return found.sparse_read(rows), gradient
-
-        return fetch(read(rows), found.device, self.wire_dtype)
+        return fetch(found.sparse_read(rows), found.device, self.wire_dtype)
 
     def _on_shards(self, owner: tf.Tensor, ask: Callable, *tensors: tf.Tensor) -> tf.Tensor:
         """What `ask(shard, *parts)` gives for each shard's parts of tensors [n, ...], in their order; `owner` [n]."""

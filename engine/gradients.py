@@ -54,7 +54,7 @@ class Gradients(Sequence):
             return gradient
         _, factor = self.without_factors()
         if isinstance(gradient, tf.IndexedSlices):
-            return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
+            return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
         return gradient * factor
 
     def _product(self, scalar: tf.Tensor) -> tf.Tensor:

@@ -58,7 +58,8 @@ class Optimizer(tf.Module):
         if self._targets is not None:
             raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
-        self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
+        with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
+            self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
         targets = _Targets(self.name, variables)
         self._build_slots(targets)
         for target in targets:

@@ -97,8 +97,8 @@ class Placement:
             lines.append(f"  and {len(found) - _LISTED} smaller ones")
         sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))
         idle = [f"ps {server}" for server, load in enumerate(self.loads) if not load]
-        why = [f"  {', '.join(idle)}: nothing (so little would cost more messages than it saves work)"] if idle else []
-        return [f"variables, with their slots: {sums}", *lines, *why]
+        nothing = [f"  {', '.join(idle)}: nothing"] if idle else []
+        return [f"variables, with their slots: {sums}", *lines, *nothing]
 
     def _create(self, next_creator, **keywords):
         name, path = _name_and_path(keywords)

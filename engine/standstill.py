@@ -18,7 +18,7 @@ def ends_process(seconds: float):
     """Within, the process ends with exit code 1 and all stacks on stderr once no Python has run for so long.
 
     Args:
-      seconds: half a minute at least; 0 is never.
+      seconds: half a minute at least; 0 is never. Time in which the process itself was stopped counts too.
     """
     if not seconds:
         yield

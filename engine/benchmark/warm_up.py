@@ -75,11 +75,12 @@ def _try(strategy, state: TrainState, length: Length, steps_per_sec: float, cloc
     """
     for _ in range(_MAX_TRIALS):
         expected, steps = steps_per_sec, length.agreed_steps(strategy, steps_per_sec, _TRIAL_SHARE)
-        end, before = state.step + steps, clock()
-        while state.step < end:
-            result = strategy.run_train_steps(end - state.step)
+        first, before = state.step, clock()
+        while state.step < first + steps:
+            result = strategy.run_train_steps(first + steps - state.step)
         result.sums.read()
-        steps_per_sec = steps / max(clock() - before, 1e-9)
+        # More than asked for, where steps were under way already.
+        steps_per_sec = (state.step - first) / max(clock() - before, 1e-9)
         agree = expected / _GROWS <= steps_per_sec <= expected * _GROWS
         if strategy.exchange(int(agree))[0]:
             break

@@ -1,8 +1,8 @@
 """What a worker runs for the coordinator: a range of steps in one compiled call, counted by the servers. Worker code.
 
 Where a worker dies, TensorFlow runs its closure again on another one. The servers know how far it was, so it goes on
-from there: steps are repeated only if they were applied and not yet counted when the worker died, as the last one is
-until the next one begins.
+from there: steps are repeated only if they were applied and not yet counted when the worker died or the step failed, as
+the last one is until the next one begins.
 """
 
 from __future__ import annotations
@@ -245,7 +245,8 @@ class UpdateLoop(ClosureLoop):
     def _replicated_step(self, batch, step, observed, pulled, due):
         """(a step's metrics, what the next one computes with)."""
         if self._waits:
-            pulled = self._pulled(due, pulled)
+            with tf.control_dependencies([step]):  # which is there when the worker has waited
+                pulled = self._pulled(due, pulled)
         sums = super()._replicated_step(batch, step, observed, pulled)
         return sums, pulled if self._waits else self._pulled(due, pulled)
 

@@ -320,12 +320,12 @@ class ParameterServer:
         return sums
 
     def _describe_lease(self, lease: Lease, step: int) -> str:
-        """A lease for a message, and, if it is one of it, the step at which it stands."""
+        """A lease for a message, and, if it is one of it, the step at which it stands: the last may not be counted."""
         order = self.train_feed.order
         found = f"steps {lease.first} to {lease.stop - 1}"
         if lease.first <= step < lease.stop:
             epoch, batch = divmod(step, order.steps_per_epoch)
-            found += f", at step {step} (batch {batch} of epoch {epoch})"
+            found += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
         return found
 
 

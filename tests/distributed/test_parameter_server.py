@@ -184,14 +184,17 @@ def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for
     job = start("run", "--mode=train", "--train_steps=50", "--poison", "--max_closure_retries=1", local=())
     assert job.wait() == 2
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
-    assert re.match(r"worker [01] failed 2 times on steps \d+ to \d+, at step \d+ \(batch \d+ of epoch 0\)", line), line
+    assert re.match(
+        r"worker [01] failed 2 times on steps \d+ to \d+, at step \d+ \(batch \d+ of epoch 0\) or the next", line
+    ), line
     assert "a feature is over 50" in line
 
 
 def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
-    flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=3000", "--step_timeout_seconds=3")
+    flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=5000", "--step_timeout_seconds=3")
     job = start("run", *flags, local=("--max_restarts=0",))
-    job.until(lambda: runs.newest(job.run_dir) >= 3000)
+    job.until(lambda: runs.newest(job.run_dir) >= 5000)
+    time.sleep(1.5)  # until all of the writing is over: see the next test
     job.send("worker 1", signal.SIGSTOP)  # the other goes on up to the next checkpoint, for which all are joined
     assert job.wait() == 1
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)

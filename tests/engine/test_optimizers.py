@@ -172,28 +172,29 @@ def test_the_scale_lowers_the_rate_of_every_update():
     np.testing.assert_allclose(variables[0].numpy(), before - 0.25, rtol=1e-6)
 
 
-def test_pulled_progress_serves_one_update_and_the_next_one_reads_its_own():
-    # Within a step: an update, one that may be left out, and one more. Each has its own bias correction and rate.
-    def trained(pull):
-        variables = make_variables()
-        optimizer = built(optimizers.build("adam", keras.schedules.CosineDecay(0.1, 8)), variables)
+def test_pulled_progress_serves_one_update_and_others_read_their_own():
+    variables = make_variables({"w": (2,)})
+    optimizer = built(optimizers.build("sgd", keras.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])), variables)
+    optimizer.learning_rate_scale.assign(8.0)
+    before = variables[0].numpy()
 
-        @tf.function
-        def step(progress, *gradients):
-            optimizer.begin_step(progress if pull else None)
-            optimizer.apply(gradients, variables)
-            tf.cond(tf.reduce_sum(gradients[0]) > 0, lambda: optimizer.apply(gradients, variables), lambda: None)
-            optimizer.apply(gradients, variables)
-            return optimizer.read_progress()
+    @tf.function
+    def step(progress):
+        optimizer.begin_step(progress)
+        tf.cond(progress[0] > 0, lambda: optimizer.apply([tf.ones(2)], variables), lambda: None)
+        optimizer.begin_step(progress)
+        optimizer.apply([tf.ones(2)], variables)
+        optimizer.apply([tf.ones(2)], variables)
+        return optimizer.read_progress()
 
-        progress = optimizer.read_progress()
-        for i in range(3):
-            progress = step(progress, *gradients_of_step(i))
-        np.testing.assert_array_equal(progress.numpy(), [optimizer.iterations.numpy(), 1.0])
-        return [variable.numpy() for variable in variables]
-
-    for pulled, read in zip(trained(True), trained(False), strict=True):
-        np.testing.assert_array_equal(pulled, read)
+    # Pulled: after 0 updates, a scale of 0.25. As the variables have it: after 1, of 8.
+    progress = step(tf.constant([0.0, 0.25], tf.float64))
+    np.testing.assert_allclose(variables[0].numpy(), before - 1.0 * 0.25 - 0.5 * 8.0, rtol=1e-6)
+    np.testing.assert_array_equal(progress.numpy(), [2.0, 8.0])
+    # Within a condition nothing that was pulled is gone by: after 2 updates, of 8; then after 7, of 0.25.
+    before = variables[0].numpy()
+    step(tf.constant([7.0, 0.25], tf.float64))
+    np.testing.assert_allclose(variables[0].numpy(), before - 0.5 * (8.0 + 0.25 + 8.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adamw", "adagrad", "rmsprop", "ftrl", "lion"])
