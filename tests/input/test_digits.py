@@ -84,8 +84,8 @@ def test_damaged_file_is_refused_in_one_line(tmp_path):
     damaged = [
         whole[:1000],
         b"version https://git-lfs.github.com/spec/v1\n",
-        gzip.compress(b"".join(rows[:-1])),
-        gzip.compress(b"1,2,x\n"),
+        gzip.compress(b"".join(rows[:-1]), mtime=0),
+        gzip.compress(b"1,2,x\n", mtime=0),
     ]
     path = tmp_path / "digits.csv.gz"
     for content in damaged:

@@ -74,7 +74,7 @@ def reordered():
         ("a.csv", text(",", ['"User ID","Item ID","Rating","Timestamp"'])),
         ("a.csv", reordered()),
         ("a.dat", text("::")),
-        ("a.csv.gz", gzip.compress(text(",").encode())),
+        ("a.csv.gz", gzip.compress(text(",").encode(), mtime=0)),
         ("a.csv", text(",").rstrip("\n")),
         ("a.tsv", text().replace("\n", "\r\n")),
         ("a.inter", "\ufeff" + text(header=[TYPED])),
