@@ -96,9 +96,7 @@ class Placement:
         if len(found) > _LISTED:
             lines.append(f"  and {len(found) - _LISTED} smaller ones")
         sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))
-        idle = [f"ps {server}" for server, load in enumerate(self.loads) if not load]
-        nothing = [f"  {', '.join(idle)}: nothing"] if idle else []
-        return [f"variables, with their slots: {sums}", *lines, *nothing]
+        return [f"variables, with their slots: {sums}", *lines]
 
     def _create(self, next_creator, **keywords):
         name, path = _name_and_path(keywords)

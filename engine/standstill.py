@@ -1,7 +1,8 @@
-"""Ends a process in which Python stands still, since then nothing written in Python can.
+"""Ends a process that stands still even where no Python runs, and so nothing written in Python can end it.
 
-TensorFlow speaks to other hosts with Python's lock held at some places: where it makes a function known to them, which
-a checkpoint of several servers does, or takes one back. A host that is there and does not answer stops all threads so.
+TensorFlow waits for other hosts with Python's lock held at some places, such as where it makes a function known to them
+or takes one back, which a checkpoint of several servers does. A host that is there and does not answer stops all
+threads so. faulthandler's own thread needs no lock; a process has one, so two of these do not nest.
 """
 
 import contextlib
@@ -13,28 +14,37 @@ _EVERY_SECONDS = 1.0
 _STDERR = 2
 
 
+def put_off(seconds: float) -> None:
+    """The process ends so many seconds from now, and not when it would have: with exit code 1, all stacks on stderr."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+
+
+def call_off() -> None:
+    """The process does not end by itself."""
+    faulthandler.cancel_dump_traceback_later()
+
+
 @contextlib.contextmanager
-def ends_process(seconds: float):
-    """Within, the process ends with exit code 1 and all stacks on stderr once no Python has run for so long.
+def watched(seconds: float):
+    """Within, the process ends if no Python has run for so many seconds. Time in which it was stopped counts too.
 
     Args:
-      seconds: half a minute at least; 0 is never. Time in which the process itself was stopped counts too.
+      seconds: half a minute at least; 0 is never.
     """
     if not seconds:
         yield
         return
     over = threading.Event()
 
-    def put_off():
+    def watch():
         while not over.wait(_EVERY_SECONDS):
-            # A thread without Python counts it down.
-            faulthandler.dump_traceback_later(max(seconds, _LEAST_SECONDS), exit=True, file=_STDERR)
+            put_off(max(seconds, _LEAST_SECONDS))
 
-    thread = threading.Thread(target=put_off, name="standstill", daemon=True)
+    thread = threading.Thread(target=watch, name="standstill", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
-        faulthandler.cancel_dump_traceback_later()
+        call_off()

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 
+from engine import standstill
 from engine.peers import Peers
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -154,7 +155,7 @@ class Watchdog:
             self._keep_watch()
         finally:
             if self._timeout:
-                faulthandler.cancel_dump_traceback_later()
+                standstill.call_off()
 
     def _keep_watch(self) -> None:
         seen = None
@@ -192,10 +193,10 @@ class Watchdog:
         self._abort(f"{self._peers.called(gone[0])} is gone")
 
     def _arm(self) -> None:
-        """For what stops this thread too: library code that never lets go of Python's lock. Needs none itself."""
+        """For what stops this thread too: library code that never lets go of Python's lock."""
         if self._timeout:
             limit = self._timeout * max(1.5, self._mark[2])
-            faulthandler.dump_traceback_later(limit + 4 * self._period, exit=True, file=2)
+            standstill.put_off(limit + 4 * self._period)
 
     def _judge(self, idle: float) -> None:
         limit = self._timeout * self._mark[2]

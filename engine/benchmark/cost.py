@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from engine import graphs
 from engine.feeds import RepeatedFeed, on_each_device
 from engine.keras_optimizer import KerasOptimizer
 from engine.state import TrainState
@@ -119,7 +120,7 @@ def of_graph(graph: tf.Graph) -> Cost:
         if op.type in _CALLS:
             cost += of_graph(_callee(op, "f"))
         elif op.type in _BRANCHES:
-            cost += max(map(of_graph, _branches(op)), key=lambda branch: branch.total_flops)
+            cost += max(map(of_graph, graphs.all_called(op)), key=lambda branch: branch.total_flops)
         elif op.type in _LOOPS:
             body = of_graph(_callee(op, "body"))
             if body.flops:
@@ -246,18 +247,8 @@ def _through_identities(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _branches(op: tf.Operation) -> list[tf.Graph]:
-    if op.type.endswith("If"):
-        return [_callee(op, "then_branch"), _callee(op, "else_branch")]
-    return [_function(op, each.name) for each in op.get_attr("branches")]
-
-
 def _callee(op: tf.Operation, attribute: str) -> tf.Graph:
-    return _function(op, op.get_attr(attribute).name)
-
-
-def _function(op: tf.Operation, name: str) -> tf.Graph:
-    return op.graph._get_function(name).graph
+    return graphs.called(op, op.get_attr(attribute).name)
 
 
 def _shape(tensor: tf.Tensor) -> list[int]:

@@ -262,7 +262,7 @@ class UpdateLoop(ClosureLoop):
     def _begin(self, worker, lease: Lease) -> tf.Tensor:
         """Notes that this worker has the lease; returns the board's counts."""
         board = self._board
-        if self._max_staleness_steps is not None:
+        if self._waits:
             # One that was dead does not make the others wait until it has caught up.
             before = board.read_holding()
             behind = tf.maximum(-_slack(board, before, worker), 0)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from engine import graphs
 from engine.metrics import LoopSums, row_names, stack
 from engine.strategies.rounds import Rounds
 
@@ -86,9 +87,7 @@ class InnerLoop:
     @property
     def operations(self) -> set[str]:
         """The kinds of TensorFlow's operations that a step is made of, such as "MatMul"; known after the first call."""
-        definition = self._step_graph.as_graph_def()  # a `GraphDef`: its own nodes, and the functions that they call
-        called = [node for function in definition.library.function for node in function.node_def]
-        return {node.op for node in [*definition.node, *called]}
+        return graphs.kinds(self._step_graph)
 
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)

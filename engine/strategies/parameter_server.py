@@ -191,7 +191,7 @@ class ParameterServer:
     @contextlib.contextmanager
     def watch(self):
         try:
-            with standstill.ends_process(2 * self.step_timeout_seconds):
+            with standstill.watched(2 * self.step_timeout_seconds):
                 yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             if self._closures is not None and (line := self._closures.explain_lost_server(error)):

@@ -11,9 +11,9 @@ from engine import standstill
 # By its file, without TensorFlow; `PyDLL` calls C with Python's lock held.
 PROGRAM = """
 import ctypes, runpy, time
-ends_process = runpy.run_path({path!r})["ends_process"]
-ends_process.__wrapped__.__globals__["_LEAST_SECONDS"] = 2.0
-with ends_process({seconds}):
+watched = runpy.run_path({path!r})["watched"]
+watched.__wrapped__.__globals__["_LEAST_SECONDS"] = 2.0
+with watched({seconds}):
     time.sleep(3)
     {stand_still}(6)
 print("went on")

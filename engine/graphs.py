@@ -1,0 +1,27 @@
+"""A traced function's graph, and those that it calls: branches, loops, functions. Host code."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def called(op: tf.Operation, name: str) -> tf.Graph:
+    """The graph of the function that an op knows by this name."""
+    return op.graph._get_function(name).graph
+
+
+def all_called(op: tf.Operation) -> list[tf.Graph]:
+    """The graphs of all functions that an op's attributes name."""
+    attributes = op.node_def.attr.values()
+    functions = [each for attribute in attributes for each in (attribute.func, *attribute.list.func)]
+    return [called(op, function.name) for function in functions if function.name]
+
+
+def kinds(graph: tf.Graph) -> set[str]:
+    """The kinds of ops, such as "MatMul", in a graph and in those that it calls."""
+    found, queue = set(), [graph]
+    for each in queue:
+        for op in each.get_operations():
+            found.add(op.type)
+            queue += all_called(op)
+    return found
