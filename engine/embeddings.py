@@ -13,6 +13,7 @@ import tensorflow as tf
 from engine import admission, hashing
 from engine.admission import Admission
 from engine.combiners import COMBINERS, Leaf, combine, flat_values, pairs
+from engine.gradients import each_once
 from engine.reduction import ByReplica
 from engine.variables import own_copy
 from engine.wire import fetch
@@ -287,15 +288,15 @@ class Embedding(tf.Module):
         unique, positions = tf.unique(rows)
         return _expand(self._gather(unique), positions)
 
-    def _gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """[n, width] of rows [n]: each server is asked for its own."""
+    def _gather(self, rows: tf.Tensor, note: Callable = each_once) -> tf.Tensor:
+        """[n, width] of rows [n]: each server is asked for its own. `note` hears of those of each shard."""
         number = len(self.shards)
-        found = self._on_shards(rows % number, self._fetch, rows // number)
-        return tf.ensure_shape(found, [None, self.width])
 
-    def _fetch(self, shard: int, rows: tf.Tensor) -> tf.Tensor:
-        found = self.shards[shard]
-        return fetch(found.sparse_read(rows), found.device, self.wire_dtype)
+        def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
+            found = self.shards[shard]
+            return fetch(found.sparse_read(note(rows)), found.device, self.wire_dtype)
+
+        return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
 
     def _on_shards(self, owner: tf.Tensor, ask: Callable, *tensors: tf.Tensor) -> tf.Tensor:
         """What `ask(shard, *parts)` gives for each shard's parts of tensors [n, ...], in their order; `owner` [n]."""

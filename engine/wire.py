@@ -11,6 +11,8 @@ import tensorflow as tf
 from engine.optimizer import Optimizer
 from engine.variables import server_of, tf_variable
 
+_PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
+
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """A tensor's values in `dtype`, float32 or one of 16 bits, as a vector of uint16: one each, or two."""
@@ -37,21 +39,29 @@ def send(exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, dtyp
     Returns:
       (exact, rounded), float32, on the server.
     """
-    kinds = [tf.float32] * len(exact) + [dtype] * len(rounded)
-    shapes = [tf.TensorShape([])] * len(exact) + list(shapes)
-    if dtype == tf.float32:
-        lanes = [1] * len(kinds)
-        parts = [tf.reshape(tensor, [-1]) for tensor in (*exact, *rounded)]
-    else:
-        lanes = [kind.size // 2 for kind in kinds]
-        parts = [to_halves(tensor, kind) for tensor, kind in zip((*exact, *rounded), kinds, strict=True)]
-    flat = tf.concat(parts, 0)
+    flat = _packed(exact, rounded, dtype)
     with tf.device(server):
-        sizes = [n * _num_elements(shape) for n, shape in zip(lanes, shapes, strict=True)]
-        parts = tf.split(flat, sizes, num=len(sizes))
-        if dtype != tf.float32:
-            parts = [from_halves(part, kind) for part, kind in zip(parts, kinds, strict=True)]
-        found = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return _unpacked(flat, [tf.TensorShape([])] * len(exact), shapes, dtype)
+
+
+def _packed(exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tf.Tensor:
+    """float32 tensors as one vector, some as they are and some in `dtype`: of float32, or where that has 16 bits of
+    uint16."""
+    if dtype == tf.float32:
+        return tf.concat([tf.reshape(tensor, [-1]) for tensor in (*exact, *rounded)], 0)
+    halves = [to_halves(tensor, tf.float32) for tensor in exact], [to_halves(tensor, dtype) for tensor in rounded]
+    return tf.concat([*halves[0], *halves[1]], 0)
+
+
+def _unpacked(flat: tf.Tensor, exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tuple[list, list]:
+    """What `_packed` was given, float32, where this is called; `exact` and `rounded` are the shapes."""
+    kinds, shapes = [tf.float32] * len(exact) + [dtype] * len(rounded), [*exact, *rounded]
+    lanes = [1 if dtype == tf.float32 else kind.size // 2 for kind in kinds]
+    sizes = [n * _num_elements(shape) for n, shape in zip(lanes, shapes, strict=True)]
+    parts = tf.split(flat, sizes, num=len(sizes))
+    if dtype != tf.float32:
+        parts = [from_halves(part, kind) for part, kind in zip(parts, kinds, strict=True)]
+    found = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
     return found[: len(exact)], found[len(exact) :]
 
 
@@ -79,38 +89,60 @@ class Pull:
       variables: Keras variables; those that are on no server are left out.
       dtype: what float32 travels as.
       optimizers: the engine's.
+      together: an optimizer's progress travels with the variables of its server; else it is asked for by itself.
     """
 
-    def __init__(self, variables: Sequence[tf.keras.Variable], dtype: tf.DType, optimizers: Sequence[Optimizer] = ()):
+    def __init__(
+        self,
+        variables: Sequence[tf.keras.Variable],
+        dtype: tf.DType,
+        optimizers: Sequence[Optimizer] = (),
+        together: bool = True,
+    ):
+        self._dtype = dtype
         self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
+        self._aboard: dict[tuple[str, tf.DType], list[Optimizer]] = {}
         for each in variables:
             variable = tf_variable(each)
             if server := server_of(variable):
                 self._groups.setdefault((server, variable.dtype), []).append(each)
-        self._dtypes = {group: dtype if group[1] == tf.float32 else group[1] for group in self._groups}
-        self._optimizers = list(optimizers)
+        self._alone = [] if together else list(optimizers)
+        for optimizer in optimizers if together else ():
+            group = server_of(optimizer.iterations), tf.float32
+            self._groups.setdefault(group, [])
+            self._aboard.setdefault(group, []).append(optimizer)
 
     def progress(self) -> list[tf.Tensor]:
-        """How far the optimizers are now, each: `Optimizer.read_progress`."""
-        return [optimizer.read_progress() for optimizer in self._optimizers]
+        """How far the optimizers are now that are not in `packs`, each: `Optimizer.read_progress`."""
+        return [optimizer.read_progress() for optimizer in self._alone]
 
     def packs(self) -> list[tf.Tensor]:
         """The variables as they are now: a vector for each server and dtype."""
         packs = []
-        for (server, dtype), variables in self._groups.items():
+        for group, variables in self._groups.items():
+            server, dtype = group
             with tf.device(server):
                 reads = [tf.raw_ops.ReadVariableOp(resource=tf_variable(v).handle, dtype=dtype) for v in variables]
-                flat = tf.concat([tf.reshape(read, [-1]) for read in reads], 0)
-                packs.append(tf.cast(flat, self._dtypes[server, dtype]))
+                if dtype == tf.float32:
+                    progress = [tf.bitcast(each.read_progress(), dtype) for each in self._aboard.get(group, ())]
+                    packs.append(_packed(progress, reads, self._dtype))
+                else:
+                    packs.append(tf.concat([tf.reshape(read, [-1]) for read in reads], 0))
         return packs
 
     def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
-        """The variables' values in `packs`, and the optimizers' `progress`, if it was pulled."""
-        pairs = []
-        for ((_, dtype), variables), pack in zip(self._groups.items(), packs, strict=True):
-            parts = tf.split(tf.cast(pack, dtype), [v.shape.num_elements() for v in variables])
+        """The variables' values in `packs`, and the optimizers' progress, there or in what `progress` gave."""
+        pairs, known = [], dict(zip(map(id, self._alone), progress, strict=bool(progress)))
+        for (group, variables), pack in zip(self._groups.items(), packs, strict=True):
+            shapes = [tf.TensorShape(v.shape) for v in variables]
+            if group[1] == tf.float32:
+                aboard = self._aboard.get(group, ())
+                told, parts = _unpacked(pack, [_PROGRESS] * len(aboard), shapes, self._dtype)
+                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in zip(aboard, told, strict=True)}
+            else:
+                parts = tf.split(pack, [shape.num_elements() for shape in shapes])
             pairs += [(v, tf.reshape(part, v.shape)) for v, part in zip(variables, parts, strict=True)]
-        return Values(pairs, dict(zip(map(id, self._optimizers), progress, strict=bool(progress))))
+        return Values(pairs, known)
 
 
 class Values:

@@ -66,6 +66,22 @@ class Pulled(NamedTuple):
     progress: list[tf.Tensor]
 
 
+class StepContext(NamedTuple):
+    """What a step of `UpdateLoop` is told of itself.
+
+    Attributes:
+      places: [3] int64, where the board counts the closure's steps.
+      worker: int64 scalar.
+      counts: bool scalar, whether a step of the closure comes before it, which is to be counted.
+      pulls: bool scalar, whether variables are to be pulled.
+    """
+
+    places: tf.Tensor
+    worker: tf.Tensor
+    counts: tf.Tensor
+    pulls: tf.Tensor
+
+
 class Board:
     """What the servers know of the run beside its variables: on the first server, int64, not in checkpoints.
 
@@ -84,10 +100,10 @@ class Board:
             self.holding = tf.Variable(tf.zeros([workers], tf.int64), trainable=False, name="holding")
             self.takers = tf.Variable(tf.zeros([slots], tf.int64), trainable=False, name="takers")
 
-    def add(self, *places: tf.Tensor, amount=1) -> tf.Tensor:
-        """Adds to some counts at once, and returns what they are then."""
-        amounts = tf.add_n([tf.one_hot(place, self._size, dtype=tf.int64) for place in places])
-        tf.raw_ops.AssignAddVariableOp(resource=self.counts.handle, value=amounts * tf.cast(amount, tf.int64))
+    def add(self, places: tf.Tensor, amount=1) -> tf.Tensor:
+        """Adds to the counts at some places, [n] int64, at once, and returns what they are then."""
+        amounts = tf.reduce_sum(tf.one_hot(places, self._size, dtype=tf.int64), 0) * tf.cast(amount, tf.int64)
+        tf.raw_ops.AssignAddVariableOp(resource=self.counts.handle, value=amounts)
         return self.read()
 
     def read(self) -> tf.Tensor:
@@ -201,18 +217,18 @@ class UpdateLoop(ClosureLoop):
         starts = counts[board.starts_at(lease.slot)] - lease.starts_before
         first = lease.first + done_before
         pulled = _here(self._pulled())
-        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), tf.constant(True))
+        places = tf.stack([tf.zeros([], tf.int64), board.steps_at(lease.slot), board.clock_at(worker)])
+        context = StepContext(places, worker, tf.constant(False), tf.constant(True))
+        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), _specs(context))
 
         def body(step, sums, staleness, pulled, pulled_at):
-            counts, staleness = self._count(lease, worker, step > first, pulled_at, staleness)
-            if self._waits:
-                counts = self._wait_for_slower(worker, counts)
-                with tf.control_dependencies([counts]):
-                    step = tf.identity(step)
-            # Before the step, or at the end of the one before it: in any case about now.
-            pulled_at = tf.where(tf.equal((step - first) % self._pull_every_steps, 0), counts, pulled_at)
-            due = self._pull_is_due(step - first)
-            result, pulled = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, due)
+            place = step - first
+            here = context._replace(counts=place > 0, pulls=self._pull_is_due(place))
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, here)
+            result, pulled, counted, begun = result
+            staleness += self._staleness_if(place > 0, worker, counted, pulled_at)
+            # Before the step, or at the end of the one before it: in any case about when it began.
+            pulled_at = tf.where(tf.equal(place % self._pull_every_steps, 0), begun, pulled_at)
             with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
                 step = step + 1
             return step, self._added(sums, result), staleness, _here(pulled), pulled_at
@@ -221,34 +237,36 @@ class UpdateLoop(ClosureLoop):
         last, sums, staleness, _, pulled_at = tf.while_loop(
             lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
         )
-        counts, staleness = self._count(lease, worker, last > first, pulled_at, staleness)
+        counts = board.add(places, last > first)
+        staleness += self._staleness_if(last > first, worker, counts, pulled_at)
         with tf.control_dependencies([counts]):
             board.release(worker)
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
         return Returned(tf.add_n(sums), staleness, row)
 
-    def _count(self, lease: Lease, worker, done, pulled_at, staleness):
-        """Counts the step before this one, if it is `done`. Returns the board's counts, and the staleness so far.
-
-        Only now, when it is applied on all servers: what is in doubt is done again, never left out. And as the next one
-        begins, so that the way to the board and back takes no time of its own.
-        """
-        board, one = self._board, tf.cast(done, tf.int64)
-        counts = board.add(0, board.steps_at(lease.slot), board.clock_at(worker), amount=one)
+    def _staleness_if(self, done, worker, counts, pulled_at):
+        """Of the step before this one, if it is `done`: one more in its bucket."""
         since = counts - pulled_at
-        return counts, staleness + one * _bucketed(since[0] - since[board.clock_at(worker)])
+        return tf.cast(done, tf.int64) * _bucketed(since[0] - since[self._board.clock_at(worker)])
 
     def _pull_is_due(self, place):
         """Whether the step of this place in the closure is one that pulls: for itself, or for the next one."""
         return tf.equal((place if self._waits else place + 1) % self._pull_every_steps, 0)
 
-    def _replicated_step(self, batch, step, observed, pulled, due):
-        """(a step's metrics, what the next one computes with)."""
+    def _replicated_step(self, batch, step, observed, pulled, context: StepContext):
+        """(a step's metrics, what the next one computes with, the board's counts with the one before, and when it had
+        waited).
+
+        The one before is counted only now, when it is applied on all servers: what is in doubt is done again, never
+        left out. And as this one begins, so that the way to the board and back takes no time of its own.
+        """
+        counted = begun = self._board.add(context.places, context.counts)
         if self._waits:
-            with tf.control_dependencies([step]):  # which is there when the worker has waited
-                pulled = self._pulled(due, pulled)
+            begun = self._wait_for_slower(context.worker, counted)
+            with tf.control_dependencies([begun]):
+                pulled = self._pulled(context.pulls, pulled)
         sums = super()._replicated_step(batch, step, observed, pulled)
-        return sums, pulled if self._waits else self._pulled(due, pulled)
+        return sums, pulled if self._waits else self._pulled(context.pulls, pulled), counted, begun
 
     def _pulled(self, due=None, before: Pulled | None = None) -> Pulled:
         """What servers have now; of variables, what was pulled `before` where that is not `due`."""
@@ -266,9 +284,9 @@ class UpdateLoop(ClosureLoop):
             # One that was dead does not make the others wait until it has caught up.
             before = board.read_holding()
             behind = tf.maximum(-_slack(board, before, worker), 0)
-            board.add(board.clock_at(worker), amount=tf.where(before[worker] == DEAD, behind, 0))
+            board.add([board.clock_at(worker)], tf.where(before[worker] == DEAD, behind, 0))
         with tf.control_dependencies(board.take(worker, lease)):
-            return board.add(board.starts_at(lease.slot))
+            return board.add([board.starts_at(lease.slot)])
 
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
         """The board's counts once this worker may go on."""

@@ -233,11 +233,11 @@ class ParameterServer:
             describe=self._describe_lease,
         )
         trainer = state.trainer
-        wire_dtype = trainer.reduction.wire_dtype
+        wire_dtype, every = trainer.reduction.wire_dtype, options.pull_every_steps
         for optimizer in trainer.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
             optimizer.wire_dtype = wire_dtype
-        pull = Pull(trainer.steady_variables, wire_dtype, list(trainer.optimizers.values()))
+        pull = Pull(trainer.steady_variables, wire_dtype, list(trainer.optimizers.values()), together=every == 1)
         exact_pull = Pull(trainer.steady_variables, tf.float32)
 
         def rows_travel_as(dtype):
@@ -254,7 +254,7 @@ class ParameterServer:
             with exact_pull.values(*pulled).in_use():
                 return trainer.eval_step(batch)
 
-        board, staleness, every = self._closures.board, options.max_staleness_steps, options.pull_every_steps
+        board, staleness = self._closures.board, options.max_staleness_steps
         self._train_loop = train_feed and UpdateLoop(
             self.distribution, train_step, train_feed, pull, board, staleness, every
         )

@@ -124,15 +124,41 @@ def test_gradients_hold_each_touched_row_once(shards):
     assert rows == {row: [value] * WIDTH for row, value in {3: 19.0, 9: 4.0, 0: 8.0, 6: 32.0}.items()}
 
 
-def test_lookups_of_one_table_one_after_another_add_up():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_lookups_of_one_table_one_after_another_add_up(compiled):
     """What each of them has made unique is not so together."""
     made = table(num_shards=1)
-    with tf.GradientTape() as tape:
-        total = tf.reduce_sum(made(np.array([3, 9, 3]))) + 10 * tf.reduce_sum(made(np.array([9, 1])))
-    (gradient,) = tape.gradient(total, made.variables_for_gradients)
-    whole = sum_duplicate_rows(gradient)
-    rows = dict(zip(whole.indices.numpy().tolist(), whole.values.numpy()[:, 0], strict=True))
+
+    def update():
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(made(np.array([3, 9, 3]))) + 10 * tf.reduce_sum(made(np.array([9, 1])))
+        whole = sum_duplicate_rows(tape.gradient(total, made.shards[0]))
+        return whole.indices, whole.values
+
+    indices, values = tf.function(update)() if compiled else update()
+    rows = dict(zip(indices.numpy().tolist(), values.numpy()[:, 0], strict=True))
     assert rows == {3: 2.0, 9: 11.0, 1: 10.0}
+    assert len(indices) == 3
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_rows_that_one_lookup_made_unique_are_not_searched_again(shards):
+    made = table(num_shards=shards)
+
+    @tf.function(autograph=False)
+    def update():
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(made(np.array([3, 9, 3, 4])))
+        gradients = [sum_duplicate_rows(gradient) for gradient in tape.gradient(total, made.shards)]
+        return [(gradient.indices, gradient.values) for gradient in gradients]
+
+    rows = {
+        int(index) * shards + shard: value.numpy().tolist()
+        for shard, (indices, values) in enumerate(update())
+        for index, value in zip(indices, values, strict=True)
+    }
+    assert rows == {3: [2.0] * WIDTH, 9: [1.0] * WIDTH, 4: [1.0] * WIDTH}
+    assert [op.type for op in update.get_concrete_function().graph.get_operations()].count("Unique") == 1
 
 
 def test_ids_out_of_range_go_to_row_0_or_end_the_step():

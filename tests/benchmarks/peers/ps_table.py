@@ -21,7 +21,7 @@ class EachId(Embedding):
     """A table that looks up each id by itself, though others are the same: what unique-first is compared with."""
 
     def _read(self, rows: tf.Tensor) -> tf.Tensor:
-        return self._gather(rows)
+        return self._gather(rows, tf.identity)
 
 
 class Table(Tabular):
