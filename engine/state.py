@@ -50,7 +50,10 @@ class TrainState:
     def kept(self):
         """What is done within it leaves no trace: every variable, and the step, are put back as they were."""
         parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
-        step, before = self.step, [tf.identity(part) for part in parts]
+        step, before = self.step, []
+        for part in parts:
+            with tf.device(part.device):  # a parameter server's are kept there
+                before.append(tf.identity(part))
         try:
             yield
         finally:

@@ -157,13 +157,12 @@ def _check_rounds(config: Config) -> None:
 
 
 def _check_part(config: Config) -> None:
-    """What --benchmark_part and --profile ask for can be measured with this strategy."""
+    """What --benchmark_part asks for can be measured with this strategy."""
     part = config.benchmark_part
-    if config.strategy == "parameter_server" and (part != "whole" or config.profile):
-        flag = "--profile" if config.profile else f"--benchmark_part={part}"
+    if config.strategy == "parameter_server" and part == "reduce":
         raise UsageError(
-            f"{flag} can't be had with --strategy=parameter_server, whose steps are made in other processes; use "
-            "--strategy=one_device, or time the whole"
+            "--benchmark_part=reduce is of sums over replicas, and workers around parameter servers make none; use "
+            "--benchmark_part=update, which sends gradients to the servers"
         )
     if part == "reduce" and (config.strategy == "one_device" or config.num_virtual_devices == 1):
         raise UsageError(

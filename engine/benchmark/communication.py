@@ -29,6 +29,8 @@ def reduce(strategy, state: TrainState, feed, reduction: Reduction | None = None
 
 def why_not(strategy, state: TrainState) -> str | None:
     """Why there is no sum to time, or None if there is one."""
+    if not strategy.updates_here:
+        return "workers around parameter servers sum nothing"
     if strategy.num_replicas == 1:
         return "one replica has nobody to sum with"
     if state.trainer.reduction.sync_every_steps:

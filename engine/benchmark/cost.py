@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from engine import graphs
-from engine.feeds import RepeatedFeed, on_each_device
 from engine.keras_optimizer import KerasOptimizer
 from engine.state import TrainState
 from engine.trainer import Trainer
@@ -75,8 +74,10 @@ NOTHING = Cost({}, 0.0, 0.0)
 def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
     """Of one step on all replicas of all hosts. Traces the step on a batch of zeros, and binds the strategy to that.
 
+    Where parameter servers make the update, it is left out: it takes nothing of the devices that compute.
+
     Args:
-      strategy: one whose replicas are in step.
+      strategy: of the run.
       state: what it trains.
       batch_size: the global batch, which divides over the replicas.
 
@@ -85,10 +86,11 @@ def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
     """
     part = batch_size // strategy.num_replicas
     batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), part, axis=0), state.trainer.example)
-    strategy.bind(state, RepeatedFeed(on_each_device(strategy.distribution, batch), batch_size))
+    strategy.bind(state, strategy.repeated(batch, batch_size))
     graph = strategy.train_loop(jit=False).one_step(0).graph
     local_replicas = strategy.num_replicas // strategy.num_hosts
-    return (of_graph(graph) + of_update(state.trainer) * local_replicas) * strategy.num_hosts
+    update = of_update(state.trainer) * local_replicas if strategy.updates_here else NOTHING
+    return (of_graph(graph) + update) * strategy.num_hosts
 
 
 def of_update(trainer: Trainer) -> Cost:

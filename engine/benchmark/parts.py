@@ -16,7 +16,6 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from engine.benchmark import rounds
 from engine.benchmark.length import Length
-from engine.feeds import RepeatedFeed, on_each_device
 from engine.metrics import Mean
 from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop
@@ -47,7 +46,7 @@ def whole(strategy, state: TrainState, feed, jit: bool) -> Part:
 def step(strategy, state: TrainState, feed, jit: bool) -> Part:
     """Whole steps on one batch of `feed`, again and again: no input."""
     strategy.bind(state, feed)
-    return whole(strategy, state, RepeatedFeed(strategy.whole_batch(), feed.order.batch_size), jit)
+    return whole(strategy, state, strategy.repeated_batch(), jit)
 
 
 def input(strategy, state: TrainState, feed, jit: bool) -> Part:
@@ -61,7 +60,8 @@ def input(strategy, state: TrainState, feed, jit: bool) -> Part:
 
 
 def update(strategy, state: TrainState, feed, jit: bool) -> Part:
-    """The optimizers' updates of all dense variables, by gradients that are there already."""
+    """The optimizers' updates of all dense variables, by gradients that are there already. Where parameter servers
+    make them, the way there is in it."""
     trainer = state.trainer
     variables = dense_variables(trainer)
 
@@ -88,7 +88,7 @@ def dense_variables(trainer: Trainer) -> list[tf.Variable]:
     return [variable for key, variable in updated.items() if key not in tables]
 
 
-def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int) -> RepeatedFeed:
+def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int):
     """A feed whose batch is a gradient for each variable, small and the same at each step."""
 
     random = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int) 
         (_GRADIENT_SIZE * random.standard_normal(variable.shape, np.float32)).astype(variable.dtype.as_numpy_dtype)
         for variable in variables
     ]
-    return RepeatedFeed(on_each_device(strategy.distribution, values), batch_size)
+    return strategy.repeated(values, batch_size)
 
 
 def timed(

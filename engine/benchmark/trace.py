@@ -7,7 +7,10 @@ or a device, of lines (threads, streams), of events.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+import statistics
+import threading
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,8 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from engine.state import TrainState
 
 STEPS = 10
+_LEAST_TRACE_MS = 200  # of tasks elsewhere: so that their beginning and end do not count much
+_ENDLESS = 1 << 31  # steps
 # How TensorFlow's executor calls an op's event, and where the step begins in the op's name.
 _EXECUTED = re.compile(r"(?P<name>[^:\s]+):(?P<type>[A-Z_][A-Za-z0-9_]*)")
 _CALLED = re.compile(r".*StatefulPartitionedCall/|while/body/_\d+/")
@@ -30,7 +35,8 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
     """Trains for `steps` steps under the profiler. All processes that train together have to call it.
 
     Args:
-      strategy: with training data bound, compiled and warm; awaited.
+      strategy: with training data bound, compiled and warm; awaited. Where other tasks compute for it, they are traced
+        for as long as `steps` steps take, and the steps are those in the trace.
       state: what it trains; it goes on from where it is.
       folder: for TensorBoard, `plugins/profile/` of which gets the trace; the chief's.
       steps: how many.
@@ -40,6 +46,10 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
       a share is of all ops' time, threads added up. ops_ms_per_step: that time. None, with no trace, but in the chief.
     """
     before = set(_files(folder))
+    if strategy.computing_tasks:
+        _trace_tasks(strategy, state, folder, steps)
+        space = _read(set(_files(folder)) - before)
+        return _described(folder, space, max(1, _steps_in(space)))
     if strategy.is_chief:
         tf.profiler.experimental.start(folder)
     try:
@@ -52,11 +62,51 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
             tf.profiler.experimental.stop()
     if not strategy.is_chief:
         return None
-    space = xplane_pb2.XSpace()
-    for path in set(_files(folder)) - before:
-        space.MergeFromString(path.read_bytes())
+    return _described(folder, _read(set(_files(folder)) - before), steps)
+
+
+def _described(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
     found = ops(space, steps)
     return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in found), "ops": found}
+
+
+def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
+    """Has the tasks that compute write a trace each into `folder`, which has to be theirs too."""
+    before, end = time.perf_counter(), state.step + steps
+    while state.step < end:
+        strategy.run_train_steps(end - state.step)
+    milliseconds = max(_LEAST_TRACE_MS, round(1e3 * (time.perf_counter() - before)))
+    addresses = ",".join(f"grpc://{address}" for address in strategy.computing_tasks)
+    failed = []
+
+    def trace():
+        try:
+            tf.profiler.experimental.client.trace(addresses, folder, milliseconds)
+        except tf.errors.OpError as error:
+            failed.append(error)
+
+    tracing = threading.Thread(target=trace, name="trace")
+    tracing.start()
+    while tracing.is_alive():
+        strategy.run_train_steps(_ENDLESS)
+    while not strategy.in_step:
+        strategy.run_train_steps(1)
+    if failed:
+        raise failed[0]
+
+
+def _steps_in(space: xplane_pb2.XSpace) -> int:
+    """How many steps a trace is of: as often as most of its events' ops are in it, as an op runs once a step."""
+    events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
+    counts = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
+    return round(statistics.median(counts[op] for op in counts.elements())) if counts else 0
+
+
+def _read(paths) -> xplane_pb2.XSpace:
+    space = xplane_pb2.XSpace()
+    for path in paths:
+        space.MergeFromString(path.read_bytes())
+    return space
 
 
 def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:

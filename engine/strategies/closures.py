@@ -156,6 +156,15 @@ class ClosureLoop(InnerLoop):
         """To be scheduled, with (operands, lease) of which the lease is an int64 vector."""
         return self._compiled
 
+    def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
+        """Step `step` as a worker has it, traced: to be looked at, not run."""
+        operands, start, _ = self._feed.take(step, 1)
+        return self._traced(operands, tf.constant(start, tf.int64), tf.constant(step, tf.int64), *self._told())[0]
+
+    def _told(self) -> tuple:
+        """Specs of what a step is given besides its batch, its number and whether it is observed."""
+        return (_specs(Pulled(self._pull.packs(), [])),)
+
     @property
     def names(self) -> list[str]:
         """Of the metrics, in the order of a closure's sums; known once it was traced."""
@@ -243,6 +252,10 @@ class UpdateLoop(ClosureLoop):
             board.release(worker)
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
         return Returned(tf.add_n(sums), staleness, row)
+
+    def _told(self) -> tuple:
+        places, one = tf.zeros([3], tf.int64), tf.constant(True)
+        return _specs(self._pulled()), _specs(StepContext(places, places[0], one, one))
 
     def _staleness_if(self, done, worker, counts, pulled_at):
         """Of the step before this one, if it is `done`: one more in its bucket."""

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from engine import standstill
 from engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from engine.feeds import Run
 from engine.metrics import LoopSums, Sums
 from engine.order import Order
 from engine.placement import Placement, Rule
@@ -23,13 +22,13 @@ from engine.state import TrainState
 from engine.strategies.closures import ClosureLoop, Lease, Staleness, UpdateLoop
 from engine.strategies.inner_loop import LoopResult
 from engine.strategies.replicated import FeedOptions, Stop
+from engine.strategies.workers_feed import RepeatedWorkersFeed, WorkersFeed
 from engine.watchdog import LostPeerError
 from engine.wire import Pull
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _CLOSURE_SECONDS = 0.25  # of a closure: to start one and to take it back costs about 10 ms
 _WAIT_SECONDS = 1.0
-_PIECE_BYTES = 256 << 20  # arrays travel to workers in pieces: a message of 2 GiB does not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,55 +52,6 @@ class ServerOptions:
     placement_rules: tuple[Rule, ...] = ()
 
 
-class WorkersFeed:
-    """Arrays that each worker has whole; a step's batch is a gather by index, computed by the worker from the step.
-
-    They travel once to each worker, and again to one that comes back.
-    """
-
-    random_access = True
-
-    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, arrays, order: Order):
-        self.order = order
-        self._coordinator = coordinator
-        self._arrays = arrays
-        self._resident = None
-
-    @property
-    def operands(self):
-        if self._resident is None:
-            with tf.device("CPU:0"):
-                pieces = tf.nest.map_structure(_Pieces, self._arrays)
-            whole = tf.function(lambda: tf.nest.map_structure(_Pieces.whole, pieces), autograph=False)
-            # The one way to keep a value on each worker that is made again where a worker comes back; datasets, which
-            # have a public name for it, would hold the arrays in their graph, and take none of 2 GiB.
-            self._resident = self._coordinator._create_per_worker_resources(whole)
-        return (self._resident,)
-
-    def take(self, step: int, limit: int) -> Run:
-        """The operands of steps for the coordinator itself, as the other feeds have them."""
-        with tf.device("CPU:0"):
-            return Run((tf.nest.map_structure(tf.convert_to_tensor, self._arrays),), step, step + limit)
-
-    def next_operands(self, operands, step: tf.Tensor):
-        return (*operands, step)
-
-    def batch(self, arrays, step: tf.Tensor):
-        examples = self.order.examples(step)[0]
-        return tf.nest.map_structure(lambda array: tf.gather(array, examples), arrays)
-
-
-class _Pieces:
-    """An array in parts, of which a message holds one."""
-
-    def __init__(self, array):
-        rows = max(1, int(len(array) * _PIECE_BYTES / max(1, array.nbytes)))
-        self._parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]
-
-    def whole(self) -> tf.Tensor:
-        return tf.concat(self._parts, 0) if len(self._parts) > 1 else tf.identity(self._parts[0])
-
-
 class ParameterServer:
     """`tf.distribute.ParameterServerStrategy`, seen by the coordinator.
 
@@ -121,6 +71,7 @@ class ParameterServer:
     host = 0
     round_steps = 1
     is_chief = True
+    updates_here = False
     why_no_jit = "XLA compiles no variable of another host"
 
     def __init__(
@@ -221,10 +172,33 @@ class ParameterServer:
         order = Order(len(tf.nest.flatten(source)[0]), global_batch_size, 1, seed)
         return WorkersFeed(self.coordinator, source, order)
 
+    @property
+    def computing_tasks(self) -> tuple[str, ...]:
+        """host:port of those that compute in this process's stead."""
+        return (*self.cluster.workers, *self.cluster.servers)
+
+    @property
+    def computes_on(self) -> tuple[str, int]:
+        """A device that computes gradients, and how many like it share the work."""
+        return "/job:worker/task:0/device:CPU:0", len(self.cluster.workers)
+
+    def repeated(self, arrays, batch_size: int) -> RepeatedWorkersFeed:
+        """A feed that gives each step the same nest of arrays."""
+        return RepeatedWorkersFeed(self.coordinator, arrays, batch_size)
+
+    def repeated_batch(self) -> RepeatedWorkersFeed:
+        """A feed that gives each step the first batch, which is of full size."""
+        (arrays,), first, _ = self.train_feed.take(0, 1)
+        batch = tf.nest.map_structure(np.asarray, self.train_feed.batch(arrays, tf.constant(first, tf.int64)))
+        return self.repeated(batch, self.train_order.batch_size)
+
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+        """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
         self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
-        options = self.options
-        self._closures = Closures(
+        self._train_loop = None
+        self._closure_steps = self._steps_per_loop or 1
+        options, trainer = self.options, state.trainer
+        self._closures = self._closures or Closures(
             self.coordinator,
             self.cluster,
             max_inflight_per_worker=options.max_inflight_per_worker,
@@ -232,33 +206,51 @@ class ParameterServer:
             timeout_seconds=self.step_timeout_seconds,
             describe=self._describe_lease,
         )
-        trainer = state.trainer
-        wire_dtype, every = trainer.reduction.wire_dtype, options.pull_every_steps
         for optimizer in trainer.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
-            optimizer.wire_dtype = wire_dtype
-        pull = Pull(trainer.steady_variables, wire_dtype, list(trainer.optimizers.values()), together=every == 1)
+            optimizer.wire_dtype = trainer.reduction.wire_dtype
         exact_pull = Pull(trainer.steady_variables, tf.float32)
 
-        def rows_travel_as(dtype):
-            for table in trainer.embedding_tables.values():
-                table.wire_dtype = dtype
-
-        def train_step(batch, step, observed, pulled):
-            rows_travel_as(wire_dtype)
-            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(*pulled))
-            return trainer.train_step(batch)
-
         def eval_step(batch, step, observed, pulled):
-            rows_travel_as(tf.float32)
+            self._rows_travel_as(tf.float32)
             with exact_pull.values(*pulled).in_use():
                 return trainer.eval_step(batch)
 
-        board, staleness = self._closures.board, options.max_staleness_steps
-        self._train_loop = train_feed and UpdateLoop(
-            self.distribution, train_step, train_feed, pull, board, staleness, every
-        )
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
+
+    def use_loop(self, loop: ClosureLoop) -> None:
+        """Takes a `train_loop` or `loop` that is made already."""
+        self._train_loop = loop
+
+    def train_loop(self, jit: bool = False) -> UpdateLoop:
+        """A training loop over the bound feed."""
+        trainer, every = self._state.trainer, self.options.pull_every_steps
+        dtype = trainer.reduction.wire_dtype
+        pull = Pull(trainer.steady_variables, dtype, list(trainer.optimizers.values()), together=every == 1)
+
+        def train_step(batch, step, observed, pulled):
+            self._rows_travel_as(dtype)
+            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(*pulled))
+            return trainer.train_step(batch)
+
+        board, staleness = self._closures.board, self.options.max_staleness_steps
+        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)
+
+    def loop(self, step, jit: bool = False) -> ClosureLoop:
+        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics, which counts no updates
+        and pulls no variables."""
+        trainer = self._state.trainer
+        pull = Pull((), tf.float32, list(trainer.optimizers.values()))
+
+        def with_progress(batch, number, observed, pulled):
+            trainer.begin_step(number, tf.constant(0), observed, pulled=pull.values(*pulled))
+            return step(batch, number, observed)
+
+        return ClosureLoop(self.distribution, with_progress, self.train_feed, pull)
+
+    def _rows_travel_as(self, dtype: tf.DType) -> None:
+        for table in self._state.trainer.embedding_tables.values():
+            table.wire_dtype = dtype
 
     @property
     def train_order(self) -> Order:
@@ -274,6 +266,7 @@ class ParameterServer:
         come to `limit`. Returns what has come back after about a tenth of a second."""
         began = time.monotonic()
         step = self._state.step
+        self._train_loop = self._train_loop or self.train_loop()
         if self.in_step:
             self._next_step = step
         done: list[Done] = []

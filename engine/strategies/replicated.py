@@ -10,7 +10,15 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from engine.feeds import DatasetFeed, FilesFeed, ResidentFeed, StreamedFeed, share_of_files
+from engine.feeds import (
+    DatasetFeed,
+    FilesFeed,
+    RepeatedFeed,
+    ResidentFeed,
+    StreamedFeed,
+    on_each_device,
+    share_of_files,
+)
 from engine.metrics import Sums
 from engine.order import Order, SharedOrder
 from engine.pacing import Pace
@@ -93,6 +101,15 @@ class Replicated:
 
     host = 0
     num_servers = 1  # that hold parts of the variables
+    updates_here = True  # by the devices that compute gradients
+    computing_tasks = ()  # host:port of those that compute in this process's stead
+
+    @property
+    def computes_on(self) -> tuple[str, int]:
+        """A device that computes gradients, and how many like it share the work."""
+        own = self.distribution.extended.worker_devices
+        there = tf.config.list_physical_devices(tf.DeviceSpec.from_string(own[0]).device_type)
+        return own[0], min(len(own), len(there)) * self.num_hosts
 
     def exchange(self, value: int) -> list[int]:
         """The value that each process that trains has brought, in their order; all have to come."""
@@ -245,8 +262,12 @@ class Replicated:
 
         return self._loop(self.train_feed, with_own_figures, jit, rounds)
 
-    def whole_batch(self):
-        """A global batch of full size, as each replica gets it: that of the next epoch's first step.
+    def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
+        """A feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
+        return RepeatedFeed(on_each_device(self.distribution, arrays), batch_size)
+
+    def repeated_batch(self) -> RepeatedFeed:
+        """A feed that gives each step the batch of the next epoch's first one, which is of full size.
 
         Training goes on from there, or binds a feed anew.
         """
@@ -256,7 +277,8 @@ class Replicated:
         def batch(operands, place):
             return self.distribution.run(feed.batch, args=feed.next_operands(operands, place))
 
-        return tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
+        values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
+        return RepeatedFeed(values, self.train_order.batch_size)
 
     def _own_figures(self, trainer) -> dict:
         """Figures of a step that are this worker's own, not to be summed over all. Replica code."""

@@ -67,6 +67,17 @@ class Breakdown:
         found = {**dict.fromkeys(("whole", "step", "input", "reduce", "update")), **found}
         return {**found, "checkpoint": self.checkpoint(), "shares": parts.shares(found)}
 
+    def reduce_fraction(self, steps_per_sec: float) -> float | None:
+        """The share of the whole's time that its sums over replicas take when nothing else is done, 1 at most; None
+        where there are none."""
+        if communication.why_not(self._strategy, self._state):
+            return None
+        self._tell("timing sums over replicas")
+        with self._state.kept():
+            made = {"reduce": self._part("reduce")}
+            timed = parts.timed(self._strategy, self._state, made, _SETTING_SECONDS)["reduce"]
+        return min(1.0, 1e-3 * timed["ms_per_step"] * steps_per_sec)
+
     def checkpoint(self) -> dict[str, Any]:
         """Writing, restoring, and what training loses meanwhile; nothing of the run_dir is touched."""
         self._tell("timing checkpoints")
@@ -85,13 +96,13 @@ class Breakdown:
         Each is None where it is not to be had, and a warning says why.
         """
         found = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
-        if self._session.config.strategy in ("parameter_server", "tpu"):
-            self.warnings.append(f"the limits of the devices of {self._session.config.strategy} were not measured")
+        if self._session.config.strategy == "tpu":
+            self.warnings.append("the limits of TPUs were not measured")
             return found
         self._tell("measuring the machine's limits")
-        own = self._strategy.distribution.extended.worker_devices
+        device, shared_by = self._strategy.computes_on
         dtypes = dict.fromkeys(("float32", "bfloat16", self._session.config.precision))
-        found["machine"] = machine.probe(own[0], tuple(dtypes))
+        found["machine"] = machine.probe(device, tuple(dtypes))
         try:
             with self._state.kept():
                 step = cost.of_step(self._strategy, self._state, self._session.config.global_batch_size)
@@ -99,8 +110,6 @@ class Breakdown:
             self.warnings.append(f"a step's operations could not be counted: {error}")
             return found
         found |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
-        kind = tf.DeviceSpec.from_string(own[0]).device_type
-        shared_by = min(len(own), len(tf.config.list_physical_devices(kind))) * self._strategy.num_hosts
         found["roofline"] = roofline.describe(step, found["machine"], steps_per_sec, shared_by)
         if found["roofline"] is None:
             self.warnings.append("the step has no matrix products or convolutions to hold against the machine's peak")
@@ -111,5 +120,9 @@ class Breakdown:
         run_dir = self._session.config.run_dir
         folder = os.path.join(run_dir, "tensorboard") if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
         self._tell(f"profiling {trace.STEPS} steps")
-        found = trace.profile(self._strategy, self._state, folder)
+        try:
+            found = trace.profile(self._strategy, self._state, folder)
+        except tf.errors.OpError as error:
+            self.warnings.append(f"there is no profile: {str(error).splitlines()[0]}")
+            return None
         return found and {**found, "ops": found["ops"][:_TOP_OPS]}

@@ -72,6 +72,8 @@ def _beside(breakdown: Breakdown, config: Config, measured: dict[str, Any]) -> d
         found["parts"] = breakdown.parts()
     elif part != "whole":
         found["parts"] = {part: breakdown.figures(part, parts.summary(measured["rounds"]))}
+    if part in ("whole", "all") and measured["reduce_fraction"] is None:
+        found["reduce_fraction"] = breakdown.reduce_fraction(measured["steps_per_sec"])
     if part in ("whole", "all", "step"):
         found |= breakdown.limits(measured["steps_per_sec"])
     return {**found, "warnings": [*measured["warnings"], *breakdown.warnings]}

@@ -1,8 +1,14 @@
 """Benchmark mode's parts between processes: all of them make the same calls, and the chief alone speaks."""
 
 import json
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
@@ -20,3 +26,32 @@ def test_workers_time_all_parts_together(start_workers, tmp_path):
     assert found["flops_per_step"] == 2 * 64 * (2 * 784 * 16 + 3 * 16 * 10)  # of the global batch
     assert any("CollectiveReduce" in op["type"] for op in found["profile"]["ops"])
     assert "steps/s" not in workers.output(1)
+
+
+def test_parts_around_parameter_servers_are_timed_and_traced_on_their_tasks(tmp_path):
+    flags = "--mode=benchmark --model=wide_deep --input=synthetic_clicks --input_arg=examples=2048 --profile"
+    length = "--benchmark_part=all --benchmark_seconds=0.5 --benchmark_rounds=2 --global_batch_size=64"
+    files = (f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.local", "--workers=2", "--ps=1", "--", *flags.split(), *length.split(), *files],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "b.json").read_text())
+    timed = found["parts"]
+    assert timed["reduce"] is None
+    assert found["reduce_fraction"] is None
+    assert all(timed[name]["ms_per_step"] > 0 for name in ("whole", "step", "input", "update"))
+    assert sum(timed["shares"].values()) == pytest.approx(1.0)
+    assert timed["checkpoint"]["mb"] > 0
+    # 8 ids of 16 numbers, 128, 64, 1: forward, for the weights, and for each layer's inputs.
+    assert found["flops_per_step"] == 2 * 64 * 3 * (8 * 16 * 128 + 128 * 64 + 64)
+    assert found["roofline"]["bound"] in ("compute", "memory")
+    assert len(list(tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb"))) == 3
+    assert found["profile"]["steps"] > 1
+    assert len(found["profile"]["ops"]) == 10
+    assert not list(tmp_path.glob("checkpoints/*"))

@@ -307,6 +307,15 @@ def test_benchmark_of_all_parts_explains_the_whole_and_names_the_ops(inside, tmp
     assert "share of limit" in outcome.out
 
 
+def test_benchmark_on_replicas_says_what_share_their_sums_take(inside, tmp_path):
+    place = ("--strategy=mirrored", "--num_virtual_devices=2", "--mode=benchmark", "--benchmark_seconds=0.1")
+    inside(*MLP, *place, f"--result_json={tmp_path}/b.json").ok()
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert 0 < found["reduce_fraction"] <= 1
+    inside(*MLP, "--mode=benchmark", "--benchmark_seconds=0.1", f"--result_json={tmp_path}/b.json").ok()
+    assert json.loads((tmp_path / "b.json").read_text())["reduce_fraction"] is None
+
+
 def test_init_from_takes_the_weights_and_nothing_else(digits_run, inside, tmp_path):
     source, _ = digits_run
     flags = (*MLP, "--mode=train", "--learning_rate=0", "--train_steps=1", "--optimizer=sgd")
