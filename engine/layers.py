@@ -30,11 +30,12 @@ class Dense(tf.keras.layers.Dense):
 
 
 class Conv2DMaxPool(tf.keras.layers.Conv2D):
-    """`Conv2D` and then `MaxPooling2D`, with the bias and the activation after the pooling instead of before.
+    """`Conv2D` and then `MaxPooling2D`, with fewer passes over what lies between them.
 
     A maximum commutes with what is added to all values of a channel and with a function that never falls, such as
-    ReLU, rounding included: the values are those of the two layers, to the bit. But the bias, the activation and their
-    gradients are a pass over a fraction of the values, and those passes are bound by memory.
+    ReLU, rounding included: the values are those of the two layers, to the bit. So gradients of the bias and the
+    activation are taken after the pooling, of a fraction of the values, as such passes are bound by memory. Forward,
+    ReLU is left before it, where TensorFlow makes it part of the convolution; any other activation comes after it.
 
     Args:
       filters, kernel_size: as `Conv2D`'s, whose further arguments may be given too.
@@ -48,6 +49,8 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
 
     def call(self, inputs):
         outputs = self.convolution_op(inputs, self.kernel)
+        if self.use_bias and self.activation is tf.keras.activations.relu:
+            return _relu_max_pool(outputs, tf.cast(self.bias, outputs.dtype), self.pool_size)
         outputs = tf.nn.max_pool2d(outputs, self.pool_size, self.pool_size, "VALID")
         if self.use_bias:
             outputs = tf.nn.bias_add(outputs, tf.cast(self.bias, outputs.dtype))
@@ -116,6 +119,25 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         variance = tf.maximum(second / values - tf.square(mean), 0.0)
         outputs = tf.nn.batch_normalization(shifted, mean, variance, self.beta, self.gamma, self.epsilon)
         return tf.cast(outputs, inputs.dtype), mean + shift, variance
+
+
+def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
+    """max_pool(relu(x + bias)), with the gradients of relu(max_pool(x) + bias), which are the same."""
+    window = {"ksize": [1, size, size, 1], "strides": [1, size, size, 1], "padding": "VALID"}
+
+    @tf.custom_gradient
+    def pooled(x, bias):
+        active = tf.nn.relu(tf.nn.bias_add(x, bias))  # which TensorFlow fuses with the convolution
+        outputs = tf.raw_ops.MaxPool(input=active, **window)
+
+        def gradient(dy):
+            dy = tf.raw_ops.ReluGrad(gradients=dy, features=outputs)
+            dx = tf.raw_ops.MaxPoolGrad(orig_input=active, orig_output=outputs, grad=dy, **window)
+            return dx, tf.raw_ops.BiasAddGrad(out_backprop=dy)
+
+        return outputs, gradient
+
+    return pooled(x, bias)
 
 
 @tf.custom_gradient
