@@ -36,7 +36,7 @@ class Stopwatch(Hook):
         self.ended = time.perf_counter()
 
 
-WORKLOADS = {"mlp 784-128-10": ("128", 40_000), "mlp 784-2048-2048-10": ("2048,2048", 1000)}
+WORKLOADS = {"mlp 784-128-10": ("128", 40_000), "mlp 784-2048-2048-10": ("2048,2048", 3000)}
 
 
 def make(units: str, run_dir: str) -> session.Session:
