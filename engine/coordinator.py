@@ -193,6 +193,7 @@ class Closures:
         self._steps[lease.slot] = lease.steps_before + steps
         self._starts[lease.slot] = lease.starts_before + starts
         again = max(0, starts - 1)
+        self._moved = (self._moved[0], time.monotonic())  # what counts no updates moves as well
         self.ledger.done += 1
         self.ledger.retried += again
         self.ledger.lost += again

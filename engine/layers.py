@@ -122,7 +122,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
 
 def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
-    """max_pool(relu(x + bias)), with the gradients of relu(max_pool(x) + bias), which are the same."""
+    """max_pool(relu(x + bias)), and its gradients: those that ReLU lets through are known from the outputs alone."""
     window = {"ksize": [1, size, size, 1], "strides": [1, size, size, 1], "padding": "VALID"}
 
     @tf.custom_gradient

@@ -117,7 +117,7 @@ class Pull:
         return [optimizer.read_progress() for optimizer in self._alone]
 
     def packs(self) -> list[tf.Tensor]:
-        """The variables as they are now: a vector for each server and dtype."""
+        """The variables as they are now: a vector for each server and dtype, with the progress that goes with it."""
         packs = []
         for group, variables in self._groups.items():
             server, dtype = group

@@ -7,7 +7,6 @@ or a device, of lines (threads, streams), of events.
 from __future__ import annotations
 
 import re
-import statistics
 import threading
 import time
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from engine.state import TrainState
+from engine.strategies.closures import COUNT_SCOPE
 
 STEPS = 10
 _LEAST_TRACE_MS = 200  # of tasks elsewhere: so that their beginning and end do not count much
@@ -29,6 +29,10 @@ _CALLED = re.compile(r".*StatefulPartitionedCall/|while/body/_\d+/")
 _CONTROL = re.compile(
     r"_*(Stateless|Stateful)?(While|If|Case|PartitionedCall|_inference\w*)|.*\b(while|cond|conditional|call)"
 )
+
+
+class NoTraceError(Exception):
+    """There is no trace of the tasks that compute. One line."""
 
 
 def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dict:
@@ -46,10 +50,17 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
       a share is of all ops' time, threads added up. ops_ms_per_step: that time. None, with no trace, but in the chief.
     """
     before = set(_files(folder))
-    if strategy.computing_tasks:
+    if tasks := strategy.computing_tasks:
         _trace_tasks(strategy, state, folder, steps)
-        space = _read(set(_files(folder)) - before)
-        return _described(folder, space, max(1, _steps_in(space)))
+        written = set(_files(folder)) - before
+        space = _read(written)
+        traced_steps = _steps_in(space)
+        if len(written) < len(tasks) or not traced_steps:
+            raise NoTraceError(
+                f"{len(written)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
+                "--run_dir that all of them share"
+            )
+        return _described(folder, space, traced_steps)
     if strategy.is_chief:
         tf.profiler.experimental.start(folder)
     try:
@@ -82,24 +93,25 @@ def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
     def trace():
         try:
             tf.profiler.experimental.client.trace(addresses, folder, milliseconds)
-        except tf.errors.OpError as error:
+        except Exception as error:  # reaches the caller's thread
             failed.append(error)
 
-    tracing = threading.Thread(target=trace, name="trace")
+    # A daemon: where training fails, nobody waits for a trace.
+    tracing = threading.Thread(target=trace, name="trace", daemon=True)
     tracing.start()
     while tracing.is_alive():
         strategy.run_train_steps(_ENDLESS)
     while not strategy.in_step:
         strategy.run_train_steps(1)
     if failed:
-        raise failed[0]
+        raise NoTraceError((str(failed[0]) or type(failed[0]).__name__).splitlines()[0]) from failed[0]
 
 
 def _steps_in(space: xplane_pb2.XSpace) -> int:
-    """How many steps a trace is of: as often as most of its events' ops are in it, as an op runs once a step."""
+    """How many steps a trace of parameter servers is of: as often as they were counted in it."""
     events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
-    counts = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
-    return round(statistics.median(counts[op] for op in counts.elements())) if counts else 0
+    found = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
+    return max((times for (name, _), times in found.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
 
 
 def _read(paths) -> xplane_pb2.XSpace:

@@ -18,6 +18,7 @@ from engine.wire import Pull
 _EXACT = 64  # staleness up to here has a bucket for each value; above, one for each power of two
 _BUCKETS = _EXACT + 32
 DEAD = -1  # a worker that the coordinator has found dead
+COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
 
 
 class Lease(NamedTuple):
@@ -139,12 +140,12 @@ def _put(variable: tf.Variable, place: tf.Tensor, value: tf.Tensor) -> tf.Operat
 
 
 class ClosureLoop(InnerLoop):
-    """Runs a lease's steps, which change nothing: run twice, they give the same, and the last time counts.
+    """Runs a lease's steps, which are not counted: of those that are run twice, the last time's results are taken.
 
     Args:
       strategy, feed: as `InnerLoop` has them.
       step: replica code, (batch, step, observed, pulled) -> metrics.
-      pull: what is computed with is read by; here once, as nothing changes.
+      pull: what is computed with is read by; here once a lease.
     """
 
     def __init__(self, strategy, step, feed, pull: Pull):
@@ -273,10 +274,13 @@ class UpdateLoop(ClosureLoop):
         The one before is counted only now, when it is applied on all servers: what is in doubt is done again, never
         left out. And as this one begins, so that the way to the board and back takes no time of its own.
         """
-        counted = begun = self._board.add(context.places, context.counts)
+        with tf.name_scope(COUNT_SCOPE):
+            counted = begun = self._board.add(context.places, context.counts)
         if self._waits:
             begun = self._wait_for_slower(context.worker, counted)
             with tf.control_dependencies([begun]):
+                # So that rows are looked up when it has waited, too.
+                batch, step = tf.nest.map_structure(tf.identity, (batch, step))
                 pulled = self._pulled(context.pulls, pulled)
         sums = super()._replicated_step(batch, step, observed, pulled)
         return sums, pulled if self._waits else self._pulled(context.pulls, pulled), counted, begun

@@ -179,8 +179,10 @@ class ParameterServer:
 
     @property
     def computes_on(self) -> tuple[str, int]:
-        """A device that computes gradients, and how many like it share the work."""
-        return "/job:worker/task:0/device:CPU:0", len(self.cluster.workers)
+        """A device that computes gradients, and how many like it share the work: the first worker's stands for all."""
+        first = "/job:worker/replica:0/task:0/"
+        gpus = [each.name for each in tf.config.list_logical_devices("GPU") if each.name.startswith(first)]
+        return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedWorkersFeed:
         """A feed that gives each step the same nest of arrays."""
@@ -197,6 +199,7 @@ class ParameterServer:
         self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
         self._train_loop = None
         self._closure_steps = self._steps_per_loop or 1
+        self._leases_before = self._closures.ledger.scheduled if self._closures else 0
         options, trainer = self.options, state.trainer
         self._closures = self._closures or Closures(
             self.coordinator,
@@ -237,8 +240,8 @@ class ParameterServer:
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)
 
     def loop(self, step, jit: bool = False) -> ClosureLoop:
-        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics, which counts no updates
-        and pulls no variables."""
+        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics. Updates that it makes are
+        not counted, and made again where a worker dies; variables are not pulled."""
         trainer = self._state.trainer
         pull = Pull((), tf.float32, list(trainer.optimizers.values()))
 
@@ -286,8 +289,9 @@ class ParameterServer:
     def _pace(self, done: Done) -> None:
         """Fits the length of closures to a quarter of a second, where it is not fixed."""
         steps = done.lease.stop - done.lease.first
-        if not self._steps_per_loop and steps == self._closure_steps and done.lease.number > len(self.cluster.workers):
-            wanted = round(steps * _CLOSURE_SECONDS / max(done.returned.seconds, 1e-6))  # first ones are compiled
+        is_first = done.lease.number <= self._leases_before + len(self.cluster.workers)  # those are compiled
+        if not self._steps_per_loop and steps == self._closure_steps and not is_first:
+            wanted = round(steps * _CLOSURE_SECONDS / max(done.returned.seconds, 1e-6))
             self._closure_steps = max(1, min(wanted, 8 * steps))
 
     def _fill(self, end: int) -> None:

@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from engine.benchmark import checkpointing, communication, cost, machine, parts, roofline, trace
 from launch.session import Session
 
@@ -67,15 +65,16 @@ class Breakdown:
         found = {**dict.fromkeys(("whole", "step", "input", "reduce", "update")), **found}
         return {**found, "checkpoint": self.checkpoint(), "shares": parts.shares(found)}
 
-    def reduce_fraction(self, steps_per_sec: float) -> float | None:
+    def reduce_fraction(self, steps_per_sec: float, timed: dict[str, Any] | None) -> float | None:
         """The share of the whole's time that its sums over replicas take when nothing else is done, 1 at most; None
-        where there are none."""
+        where there are none. `timed` is that part, if it was timed already."""
         if communication.why_not(self._strategy, self._state):
             return None
-        self._tell("timing sums over replicas")
-        with self._state.kept():
-            made = {"reduce": self._part("reduce")}
-            timed = parts.timed(self._strategy, self._state, made, _SETTING_SECONDS)["reduce"]
+        if timed is None:
+            self._tell("timing sums over replicas")
+            with self._state.kept():
+                made = {"reduce": self._part("reduce")}
+                timed = parts.timed(self._strategy, self._state, made, _SETTING_SECONDS)["reduce"]
         return min(1.0, 1e-3 * timed["ms_per_step"] * steps_per_sec)
 
     def checkpoint(self) -> dict[str, Any]:
@@ -104,8 +103,7 @@ class Breakdown:
         dtypes = dict.fromkeys(("float32", "bfloat16", self._session.config.precision))
         found["machine"] = machine.probe(device, tuple(dtypes))
         try:
-            with self._state.kept():
-                step = cost.of_step(self._strategy, self._state, self._session.config.global_batch_size)
+            step = cost.of_step(self._strategy, self._state, self._session.config.global_batch_size)
         except cost.NotCountableError as error:
             self.warnings.append(f"a step's operations could not be counted: {error}")
             return found
@@ -122,7 +120,7 @@ class Breakdown:
         self._tell(f"profiling {trace.STEPS} steps")
         try:
             found = trace.profile(self._strategy, self._state, folder)
-        except tf.errors.OpError as error:
-            self.warnings.append(f"there is no profile: {str(error).splitlines()[0]}")
+        except trace.NoTraceError as error:
+            self.warnings.append(f"there is no profile: {error}")
             return None
         return found and {**found, "ops": found["ops"][:_TOP_OPS]}

@@ -73,7 +73,8 @@ def _beside(breakdown: Breakdown, config: Config, measured: dict[str, Any]) -> d
     elif part != "whole":
         found["parts"] = {part: breakdown.figures(part, parts.summary(measured["rounds"]))}
     if part in ("whole", "all") and measured["reduce_fraction"] is None:
-        found["reduce_fraction"] = breakdown.reduce_fraction(measured["steps_per_sec"])
+        timed = found.get("parts", {}).get("reduce")
+        found["reduce_fraction"] = breakdown.reduce_fraction(measured["steps_per_sec"], timed)
     if part in ("whole", "all", "step"):
         found |= breakdown.limits(measured["steps_per_sec"])
     return {**found, "warnings": [*measured["warnings"], *breakdown.warnings]}

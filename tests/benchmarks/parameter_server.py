@@ -278,7 +278,7 @@ def loopback_bytes() -> int:
 
 
 def computed_bytes(ids: float) -> float:
-    """Of ids on their way there and their rows on the way back: a lookup. An update has as many, all one way."""
+    """Of ids on their way there and their rows on the way back: a lookup."""
     return ids * (ID_BYTES + NUMBER_BYTES * WIDTH)
 
 
@@ -289,8 +289,10 @@ def bytes_table(races: Sequence[BytesRace]) -> str:
         measured = [race.sent(peer) for peer in LOOKUPS]
         cells = [f"{race.clicks.batch}", f"{ids:,}", f"{distinct:,.0f}"]
         cells += [f"{value:,.0f}" for value in looked_up] + [f"**{looked_up[0] / looked_up[1]:.2f}x**"]
-        # The update sends each different row once in both.
-        cells += [f"{value + computed_bytes(distinct):,.0f}" for value in looked_up]
+        # The update sends each different row once in both, and which they are, unless the lookup has told it already.
+        rows = distinct * NUMBER_BYTES * WIDTH
+        updated = {"each id": rows + distinct * ID_BYTES, "unique first": rows}
+        cells += [f"{value + updated[peer]:,.0f}" for value, peer in zip(looked_up, LOOKUPS, strict=True)]
         return [*cells, *(f"{value:,.0f}" for value in measured), f"**{measured[0] / measured[1]:.2f}x**"]
 
     kinds = [f"{what}, {peer}" for what in ("lookup", "step", "measured step") for peer in LOOKUPS]

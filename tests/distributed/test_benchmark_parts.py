@@ -28,6 +28,7 @@ def test_workers_time_all_parts_together(start_workers, tmp_path):
     assert "steps/s" not in workers.output(1)
 
 
+@pytest.mark.slow
 def test_parts_around_parameter_servers_are_timed_and_traced_on_their_tasks(tmp_path):
     flags = "--mode=benchmark --model=wide_deep --input=synthetic_clicks --input_arg=examples=2048 --profile"
     length = "--benchmark_part=all --benchmark_seconds=0.5 --benchmark_rounds=2 --global_batch_size=64"

@@ -9,14 +9,18 @@ from engine.layers import BatchNormalization, Conv2DMaxPool
 
 @pytest.mark.parametrize("size", [12, 13])  # 10 and 11 after the convolution: pooled whole, and with one left over
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_pooling_before_bias_and_relu_is_pooling_after_them(size, dtype):
+@pytest.mark.parametrize("activation", ["relu", None])
+def test_a_convolution_pooled_in_one_layer_is_that_of_two(activation, size, dtype):
     """Outputs to the bit. Gradients are sums of the same terms in another order: a few roundings of the dtype."""
     images = tf.random.stateless_normal([5, size, size, 3], seed=[1, 2])
     weights = tf.random.stateless_normal([3, 3, 3, 8], seed=[3, 4]).numpy(), np.linspace(-1, 1, 8, dtype=np.float32)
     plain = tf.keras.Sequential(
-        [tf.keras.layers.Conv2D(8, 3, activation="relu", dtype=dtype), tf.keras.layers.MaxPooling2D(2, dtype=dtype)]
+        [
+            tf.keras.layers.Conv2D(8, 3, activation=activation, dtype=dtype),
+            tf.keras.layers.MaxPooling2D(2, dtype=dtype),
+        ]
     )
-    saving = tf.keras.Sequential([Conv2DMaxPool(8, 3, pool_size=2, activation="relu", dtype=dtype)])
+    saving = tf.keras.Sequential([Conv2DMaxPool(8, 3, pool_size=2, activation=activation, dtype=dtype)])
     found = []
     for model in (plain, saving):
         model.build(images.shape)
