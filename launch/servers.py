@@ -11,6 +11,9 @@ from launch import errors, process
 from launch.cluster import Cluster
 
 _POLL_SECONDS = 1.0
+# A closure that a worker runs keeps one thread of its server waiting, and servers ask for the closure's tensors by
+# another (TensorFlow's grpc_eager_service_impl.h, EnqueueHandler): with one alone, as on one core, neither goes on.
+_LEAST_THREADS = 2
 
 
 def fail_fast() -> None:
@@ -33,6 +36,7 @@ def serve(cluster: Cluster, timeout_seconds: float, quiet: bool) -> int:
         spec = tf.train.ClusterSpec(jobs)
         options = tf.compat.v1.ConfigProto()
         options.experimental.disable_thread_spinning = True  # it waits for messages: cores are others' meanwhile
+        options.inter_op_parallelism_threads = _threads()
         server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: it holds nothing that is not in a checkpoint, and its threads may be at work within TensorFlow.
@@ -44,3 +48,9 @@ def serve(cluster: Cluster, timeout_seconds: float, quiet: bool) -> int:
     print(f"error: the coordinator ({chief}) has been gone for {timeout_seconds:g} s; {cluster.task} ends", flush=True)
     del server
     os._exit(errors.EXIT_FAILED)
+
+
+def _threads() -> int:
+    """As many as TensorFlow would take (its process_util.cc), but enough."""
+    asked = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    return max(_LEAST_THREADS, int(asked) if asked.isdecimal() else len(os.sched_getaffinity(0)))

@@ -141,6 +141,13 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
     assert job.left == []
 
 
+def test_one_core_is_enough_for_a_task(start, monkeypatch):
+    """So many threads TensorFlow's servers take there; one would wait for the closure, which waits for the other."""
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "1")
+    job = start("run", f"--train_steps={STEPS_PER_EPOCH}", local=("--workers=1", "--ps=1")).ok()
+    check_updates(job, STEPS_PER_EPOCH)
+
+
 def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_missing(start):
     steps = 60 * STEPS_PER_EPOCH
     job = start("run", "--mode=train", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
