@@ -49,8 +49,8 @@ def _packed(exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tf.Tensor:
     uint16."""
     if dtype == tf.float32:
         return tf.concat([tf.reshape(tensor, [-1]) for tensor in (*exact, *rounded)], 0)
-    halves = [to_halves(tensor, tf.float32) for tensor in exact], [to_halves(tensor, dtype) for tensor in rounded]
-    return tf.concat([*halves[0], *halves[1]], 0)
+    halves = [to_halves(tensor, tf.float32) for tensor in exact]
+    return tf.concat(halves + [to_halves(tensor, dtype) for tensor in rounded], 0)
 
 
 def _unpacked(flat: tf.Tensor, exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tuple[list, list]:
@@ -141,7 +141,8 @@ class Pull:
                 known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in zip(aboard, told, strict=True)}
             else:
                 parts = tf.split(pack, [shape.num_elements() for shape in shapes])
-            pairs += [(v, tf.reshape(part, v.shape)) for v, part in zip(variables, parts, strict=True)]
+                parts = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+            pairs += zip(variables, parts, strict=True)
         return Values(pairs, known)
 
 

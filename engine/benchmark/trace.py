@@ -16,12 +16,12 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+from engine.benchmark.length import ENDLESS
 from engine.state import TrainState
 from engine.strategies.closures import COUNT_SCOPE
 
 STEPS = 10
 _LEAST_TRACE_MS = 200  # of tasks elsewhere: so that their beginning and end do not count much
-_ENDLESS = 1 << 31  # steps
 # How TensorFlow's executor calls an op's event, and where the step begins in the op's name.
 _EXECUTED = re.compile(r"(?P<name>[^:\s]+):(?P<type>[A-Z_][A-Za-z0-9_]*)")
 _CALLED = re.compile(r".*StatefulPartitionedCall/|while/body/_\d+/")
@@ -100,7 +100,7 @@ def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
     tracing = threading.Thread(target=trace, name="trace", daemon=True)
     tracing.start()
     while tracing.is_alive():
-        strategy.run_train_steps(_ENDLESS)
+        strategy.run_train_steps(ENDLESS)
     while not strategy.in_step:
         strategy.run_train_steps(1)
     if failed:

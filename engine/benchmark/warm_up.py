@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from engine.benchmark.length import Length
+from engine.benchmark.length import ENDLESS, Length
 from engine.state import TrainState
 
 _GROWS = 1.5  # a call this many times as long as any before it is still being paced; so are rates that differ so much
 _MAX_CALLS = 30
 _MAX_TRIALS = 5
 _TRIAL_SHARE = 0.1
-_ENDLESS = 1 << 31  # steps that no benchmark comes to: the pace alone says how long a call is
 
 
 class WarmUp(NamedTuple):
@@ -37,7 +36,7 @@ def warm_up(strategy, state: TrainState, length: Length, clock=time.perf_counter
       length: of what is timed.
       clock: returns seconds.
     """
-    first_step_seconds, steps_per_sec = _settle(strategy, length.steps or _ENDLESS, clock)
+    first_step_seconds, steps_per_sec = _settle(strategy, length.steps or ENDLESS, clock)
     if length.steps is None:
         steps_per_sec = _try(strategy, state, length, steps_per_sec, clock)
     steps = length.agreed_steps(strategy, steps_per_sec)

@@ -71,13 +71,13 @@ class StepContext(NamedTuple):
     """What a step of `UpdateLoop` is told of itself.
 
     Attributes:
-      places: [3] int64, where the board counts the closure's steps.
+      marks: int64, what the board's counts grow by with each of the closure's steps.
       worker: int64 scalar.
       counts: bool scalar, whether a step of the closure comes before it, which is to be counted.
       pulls: bool scalar, whether variables are to be pulled.
     """
 
-    places: tf.Tensor
+    marks: tf.Tensor
     worker: tf.Tensor
     counts: tf.Tensor
     pulls: tf.Tensor
@@ -101,9 +101,12 @@ class Board:
             self.holding = tf.Variable(tf.zeros([workers], tf.int64), trainable=False, name="holding")
             self.takers = tf.Variable(tf.zeros([slots], tf.int64), trainable=False, name="takers")
 
-    def add(self, places: tf.Tensor, amount=1) -> tf.Tensor:
-        """Adds to the counts at some places, [n] int64, at once, and returns what they are then."""
-        amounts = tf.reduce_sum(tf.one_hot(places, self._size, dtype=tf.int64), 0) * tf.cast(amount, tf.int64)
+    def ones_at(self, *places: tf.Tensor) -> tf.Tensor:
+        """As many int64 as there are counts: 1 at some places, else 0."""
+        return tf.add_n([tf.one_hot(place, self._size, dtype=tf.int64) for place in places])
+
+    def add(self, amounts: tf.Tensor) -> tf.Tensor:
+        """Adds to all counts at once, and returns what they are then."""
         tf.raw_ops.AssignAddVariableOp(resource=self.counts.handle, value=amounts)
         return self.read()
 
@@ -227,8 +230,8 @@ class UpdateLoop(ClosureLoop):
         starts = counts[board.starts_at(lease.slot)] - lease.starts_before
         first = lease.first + done_before
         pulled = _here(self._pulled())
-        places = tf.stack([tf.zeros([], tf.int64), board.steps_at(lease.slot), board.clock_at(worker)])
-        context = StepContext(places, worker, tf.constant(False), tf.constant(True))
+        marks = board.ones_at(0, board.steps_at(lease.slot), board.clock_at(worker))
+        context = StepContext(marks, worker, tf.constant(False), tf.constant(True))
         one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), _specs(context))
 
         def body(step, sums, staleness, pulled, pulled_at):
@@ -247,7 +250,7 @@ class UpdateLoop(ClosureLoop):
         last, sums, staleness, _, pulled_at = tf.while_loop(
             lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
         )
-        counts = board.add(places, last > first)
+        counts = board.add(marks * tf.cast(last > first, tf.int64))
         staleness += self._staleness_if(last > first, worker, counts, pulled_at)
         with tf.control_dependencies([counts]):
             board.release(worker)
@@ -255,8 +258,8 @@ class UpdateLoop(ClosureLoop):
         return Returned(tf.add_n(sums), staleness, row)
 
     def _told(self) -> tuple:
-        places, one = tf.zeros([3], tf.int64), tf.constant(True)
-        return _specs(self._pulled()), _specs(StepContext(places, places[0], one, one))
+        marks, one = self._board.ones_at(0), tf.constant(True)
+        return _specs(self._pulled()), _specs(StepContext(marks, marks[0], one, one))
 
     def _staleness_if(self, done, worker, counts, pulled_at):
         """Of the step before this one, if it is `done`: one more in its bucket."""
@@ -275,7 +278,7 @@ class UpdateLoop(ClosureLoop):
         left out. And as this one begins, so that the way to the board and back takes no time of its own.
         """
         with tf.name_scope(COUNT_SCOPE):
-            counted = begun = self._board.add(context.places, context.counts)
+            counted = begun = self._board.add(context.marks * tf.cast(context.counts, tf.int64))
         if self._waits:
             begun = self._wait_for_slower(context.worker, counted)
             with tf.control_dependencies([begun]):
@@ -301,9 +304,9 @@ class UpdateLoop(ClosureLoop):
             # One that was dead does not make the others wait until it has caught up.
             before = board.read_holding()
             behind = tf.maximum(-_slack(board, before, worker), 0)
-            board.add([board.clock_at(worker)], tf.where(before[worker] == DEAD, behind, 0))
+            board.add(board.ones_at(board.clock_at(worker)) * tf.where(before[worker] == DEAD, behind, 0))
         with tf.control_dependencies(board.take(worker, lease)):
-            return board.add([board.starts_at(lease.slot)])
+            return board.add(board.ones_at(board.starts_at(lease.slot)))
 
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
         """The board's counts once this worker may go on."""
