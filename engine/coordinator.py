@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from engine.health.watchdog import LostPeerError
 from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
-from engine.watchdog import LostPeerError
 
 _PROBE_SECONDS = 0.5
 _ANSWER_SECONDS = 3.0  # of a worker that is asked for a number

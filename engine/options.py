@@ -17,7 +17,7 @@ class StepOptions:
       seed: the run's only source of randomness.
       precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
       optimizer, optimizer_args: a name for `engine.optimizers.build` and its arguments.
-      learning_rate, schedule, schedule_args, warmup_steps, total_steps: see `engine.schedules.build`.
+      learning_rate, schedule, schedule_args, warmup_steps, total_steps: see `engine.optimizers.schedules.build`.
       weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
       weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.

@@ -6,7 +6,7 @@ import contextlib
 
 import tensorflow as tf
 
-from engine import per_replica
+from engine.reduction import per_replica
 from engine.trainer import Trainer
 
 

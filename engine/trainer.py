@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine import optimizers, randomness, schedules
+from engine import optimizers, randomness
 from engine.accumulation import accumulate
-from engine.averaging import WeightAverage
 from engine.embeddings import Embedding
 from engine.gradients import Gradients
-from engine.loss_scale import DynamicLossScale, NoLossScale, assign_local
 from engine.metrics import Mean
+from engine.optimizers import schedules
+from engine.optimizers.averaging import WeightAverage
+from engine.optimizers.loss_scale import DynamicLossScale, NoLossScale, assign_local
 from engine.options import StepOptions
 from engine.reduction import ByReplica, Reduction
 from engine.wire import Values

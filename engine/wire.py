@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.optimizer import Optimizer
+from engine.optimizers.base import Optimizer
 from engine.variables import server_of, tf_variable
 
 _PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes

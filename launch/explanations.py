@@ -37,7 +37,7 @@ def is_lost_peer(error: Exception) -> bool:
     """Whether a process that this one trained with is gone."""
     if "tensorflow" not in sys.modules:
         return False
-    from engine.watchdog import LostPeerError
+    from engine.health.watchdog import LostPeerError
 
     return isinstance(error, LostPeerError)
 
@@ -45,12 +45,12 @@ def is_lost_peer(error: Exception) -> bool:
 def _by_engine(error: Exception) -> tuple[int, str] | None:
     import tensorflow as tf
 
-    from engine import numerics
     from engine.checkpoints import CheckpointError
     from engine.coordinator import ClosureError
+    from engine.health.sync_check import OutOfSyncError
+    from engine.health.watchdog import LostPeerError
+    from engine.hooks import numerics
     from engine.strategies.devices import DeviceError
-    from engine.sync_check import OutOfSyncError
-    from engine.watchdog import LostPeerError
 
     if isinstance(error, (DeviceError, ClosureError)):
         return EXIT_USAGE, str(error)

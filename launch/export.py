@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from engine import Trainer
-from engine.evaluation import averaged_weights
+from engine.hooks.evaluation import averaged_weights
 from launch.errors import UsageError
 
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python

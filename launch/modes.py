@@ -10,16 +10,16 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import evaluation, loop, saving
+from engine import loop
 from engine.checkpoints import CheckpointError, Checkpoints, Manifest
-from engine.hooks import Hook, Moment, StopRequest, Windowed
-from engine.monitors import EarlyStopping, ReduceLearningRate
-from engine.numerics import NanGuard
-from engine.probe import Probe
-from engine.saving import BestCheckpoint, Checkpointing
-from engine.stragglers import Stragglers
+from engine.health.stragglers import Stragglers
+from engine.health.sync_check import SyncCheck
+from engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, saving
+from engine.hooks.monitors import EarlyStopping, ReduceLearningRate
+from engine.hooks.numerics import NanGuard
+from engine.hooks.saving import BestCheckpoint, Checkpointing
 from engine.summaries import TensorBoard
-from engine.sync_check import SyncCheck
+from engine.summaries.probe import Probe
 from launch import config as configs
 from launch import export as exports
 from launch.errors import UsageError

@@ -153,7 +153,7 @@ def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def optimizers() -> dict[str, Entry]:
     """The engine's optimizers and Keras's, by lower-case name."""
-    tree = ast.parse((_ROOT / "engine" / "optimizers.py").read_text(encoding="utf-8"))
+    tree = ast.parse((_ROOT / "engine" / "optimizers" / "rules.py").read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found = {}
     for key, value in _dictionary(tree, "_RULES").items():
@@ -183,7 +183,7 @@ def _without_flags(defaults: dict[str, Any]) -> dict[str, Any]:
 
 def schedules() -> dict[str, Entry]:
     """The engine's learning-rate schedules and their arguments."""
-    tree = ast.parse((_ROOT / "engine" / "schedules.py").read_text(encoding="utf-8"))
+    tree = ast.parse((_ROOT / "engine" / "optimizers" / "schedules.py").read_text(encoding="utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found = {}
     for key, value in _dictionary(tree, "_SCHEDULES").items():

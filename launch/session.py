@@ -13,15 +13,16 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import StepOptions, Trainer, manifest, watchdog
-from engine.checkpoints import Checkpoints, load_weights
+from engine import StepOptions, Trainer
+from engine.checkpoints import Checkpoints, load_weights, manifest
 from engine.coordinator import Cluster
 from engine.embeddings import shards_in
+from engine.health import watchdog
 from engine.hooks import Hook
-from engine.local_sgd import LocalSgd
 from engine.placement import Rule
-from engine.power_sgd import PowerSgd
 from engine.reduction import Reduction
+from engine.reduction.local_sgd import LocalSgd
+from engine.reduction.power_sgd import PowerSgd
 from engine.state import TrainState
 from engine.strategies import devices, jit_choice
 from engine.strategies.multi_worker import Place

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from engine import evaluation, event_values, saving
 from engine.checkpoints import CheckpointError, Manifest
-from engine.event_files import EventFiles
-from engine.hooks import Moment, StopRequest
-from engine.saving import BestCheckpoint
+from engine.hooks import Moment, StopRequest, evaluation, saving
+from engine.hooks.saving import BestCheckpoint
+from engine.summaries import event_values
+from engine.summaries.event_files import EventFiles
 from launch import checks
 from launch import cluster as clusters
 from launch.modes import as_line

@@ -128,7 +128,7 @@ def _start(asked: config.Config):
         from launch import session as sessions
 
         if asked.check_numerics:
-            from engine import numerics
+            from engine.hooks import numerics
 
             numerics.enable()
         strategy = sessions.make_strategy(asked)

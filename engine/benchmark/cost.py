@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from engine import graphs
-from engine.keras_optimizer import KerasOptimizer
+from engine.optimizers.keras_adapter import KerasOptimizer
 from engine.state import TrainState
 from engine.trainer import Trainer
 

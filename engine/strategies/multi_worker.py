@@ -8,13 +8,13 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from engine.health.watchdog import Arrivals, LostPeerError, Watchdog
 from engine.metrics import Mean
 from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop, LoopResult
 from engine.strategies.replicated import FeedOptions, Replicated, Stop
 from engine.strategies.rounds import Rounds
 from engine.strategies.workers import OWN, WorkersLoop
-from engine.watchdog import Arrivals, LostPeerError, Watchdog
 
 _WIRE_CHUNK = 1 << 16  # bytes
 # Why a worker asks all to stop, as a number that can be summed; what is not here is told as the first.

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from engine import standstill
 from engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
+from engine.health import standstill
+from engine.health.watchdog import LostPeerError
 from engine.metrics import LoopSums, Sums
 from engine.order import Order
 from engine.placement import Placement, Rule
@@ -23,7 +24,6 @@ from engine.strategies.closures import ClosureLoop, Lease, Staleness, UpdateLoop
 from engine.strategies.inner_loop import LoopResult
 from engine.strategies.replicated import FeedOptions, Stop
 from engine.strategies.workers_feed import RepeatedWorkersFeed, WorkersFeed
-from engine.watchdog import LostPeerError
 from engine.wire import Pull
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least

@@ -14,8 +14,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from engine.peers import Peers
-from engine.watchdog import Watchdog, default_timeout_seconds
+from engine.health.peers import Peers
+from engine.health.watchdog import Watchdog, default_timeout_seconds
 
 WORKER = pathlib.Path(__file__).with_name("stuck_worker.py")
 NEVER = 1000.0

@@ -16,15 +16,15 @@ import tensorflow as tf
 from absl import logging
 
 from engine import Trainer, hooks, loop, mean
+from engine.health.stragglers import Stragglers, WorkerWindow
+from engine.health.sync_check import OutOfSyncError, SyncCheck
 from engine.options import StepOptions
 from engine.reduction import Reduction
 from engine.state import TrainState
-from engine.stragglers import Stragglers, WorkerWindow
 from engine.strategies import devices
 from engine.strategies.multi_worker import MultiWorker, Place
 from engine.strategies.replicated import FeedOptions
 from engine.summaries import TensorBoard
-from engine.sync_check import OutOfSyncError, SyncCheck
 from launch import cluster as clusters
 from models.cnn import Model as Cnn
 from models.mlp import Model as Mlp

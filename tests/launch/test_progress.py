@@ -13,8 +13,8 @@ import tensorflow as tf
 from absl import logging
 
 from engine import StepOptions, loop
-from engine.evaluation import Evaluation
 from engine.hooks import Hook, StopRequest
+from engine.hooks.evaluation import Evaluation
 from engine.metrics import LoopSums
 from engine.reduction import Reduction
 from engine.state import TrainState

@@ -1,0 +1,271 @@
+"""A state's variables as a tree of plain copies, and how a state compares with a checkpoint file. Host code.
+
+TensorFlow names a checkpoint's entries by the shortest path of attributes from the root to each variable, and matches
+by that graph when it reads. Both are followed here, for variables of any strategy and for Keras's.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from engine.checkpoints.manifest import CheckpointError
+from engine.reduction import per_replica
+
+_LISTED = 8
+_ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
+# TensorFlow's own, made by the first save: not a part of anybody's state.
+_NOT_STATE = {"save_counter/" + _ATTRIBUTE, "_CHECKPOINTABLE_OBJECT_GRAPH"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """One variable's value at the moment of the snapshot, on the host."""
+
+    tensor: tf.Tensor
+
+
+def take(state) -> tuple[dict, dict]:
+    """Reads every variable under `state`.
+
+    Returns (tree, variables): `tree` holds `Value`s at the leaves and dicts {child name: ...} elsewhere, an object that
+    is reached twice being there twice by identity; `variables` is {checkpoint key: [shape, dtype name]}.
+
+    Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it.
+    On a CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes
+    to a new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call
+    waits for that. A mirrored variable gives its first replica's value, one that is summed on read its sum, and one
+    that differs by replica a row for each: where replicas live in several processes, all have to take their snapshots.
+    """
+    variables = {}
+    differing = [node for _, node in walk(state) if per_replica.differs(node)]
+    gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
+
+    def value(path, variable):
+        read = Value(gathered[id(variable)] if id(variable) in gathered else _read(variable))
+        variables[_key(path)] = [read.tensor.shape.as_list(), read.tensor.dtype.name]
+        return read
+
+    return _tree(state, value), variables
+
+
+def to_restore(state) -> tf.train.Checkpoint:
+    """The state as a checkpoint is read into it: what differs by replica takes rows of an array."""
+    return to_checkpoint(_tree(state, lambda _, node: per_replica.Rows(node) if per_replica.differs(node) else node))
+
+
+def _tree(state, make_leaf) -> dict:
+    """`state` as dicts {child name: ...}, with `make_leaf(path, variable)` for each variable."""
+    built = {}
+    nodes = list(walk(state))
+    for path, node in nodes:
+        if is_variable(node):
+            built[id(node)] = make_leaf(path, node)
+        else:
+            _refuse_other_state(path, node)
+            built[id(node)] = {}
+    for path, node in nodes:
+        if not is_variable(node):
+            for name, child in _children(node, is_root=not path):
+                built[id(node)][name] = built[id(child)]
+    return built[id(state)]
+
+
+def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
+    """A checkpoint that is written as the state would be: same keys, same graph; values become plain host variables.
+
+    Not to be called within a strategy's scope, where the variables would be mirrored.
+    """
+    made = {}
+
+    def make(part):
+        if id(part) not in made:
+            if isinstance(part, Value):
+                with tf.device(_host_of(part.tensor.device)):
+                    made[id(part)] = tf.Variable(part.tensor, trainable=False)
+            elif not isinstance(part, dict):
+                made[id(part)] = part
+            else:
+                node = made[id(part)] = tf.__internal__.tracking.AutoTrackable()
+                for name, child in part.items():
+                    setattr(node, name, make(child))
+        return made[id(part)]
+
+    return tf.train.Checkpoint(**{name: make(part) for name, part in tree.items()})
+
+
+def walk(root) -> Iterator[tuple[tuple[str, ...], object]]:
+    """(path, object) of everything tracked under `root`, each once, breadth first: the order that names the keys."""
+    queue = [((), root)]
+    seen = {id(root)}
+    for path, node in queue:
+        yield path, node
+        for name, child in _children(node, is_root=not path):
+            if id(child) not in seen:
+                seen.add(id(child))
+                queue.append(((*path, name), child))
+
+
+def is_variable(node) -> bool:
+    """Whether a trackable holds a value that a checkpoint keeps."""
+    return isinstance(node, (tf.Variable, tf.keras.Variable))
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How a state differs from a checkpoint: lines for people, one a variable."""
+
+    matched: list[str]
+    missing: list[str]
+    extra: list[str]
+    reshaped: list[str]
+
+    def message(self) -> str:
+        """The lists that are not empty, a line each."""
+        lists = [
+            ("missing in the checkpoint", self.missing),
+            ("only in the checkpoint", self.extra),
+            ("of another shape or type", self.reshaped),
+        ]
+        return "\n".join(
+            f"  {title} ({len(lines)}): {'; '.join(lines[:_LISTED])}"
+            + (f"; and {len(lines) - _LISTED} more" if len(lines) > _LISTED else "")
+            for title, lines in lists
+            if lines
+        )
+
+
+def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
+    """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
+
+    Matches as TensorFlow will: the two graphs are walked together, by the names of children. Under an object whose
+    `optional_in_checkpoint` is true, variables may be missing and extra: they are not spoken of.
+    """
+    reader = tf.train.load_checkpoint(prefix)
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    keys = _keys_of_nodes(prefix)
+    view = tf.train.CheckpointView(prefix)
+    start = 0
+    for name in at:
+        start = view.children(start).get(name) if start is not None else None
+    optional = tuple(_prefix(at + path) for path, node in walk(root) if getattr(node, "optional_in_checkpoint", False))
+    matched_keys, matched, reshaped = {}, [], []
+    for path, node, node_id in _walk_together(root, view, start):
+        key = keys.get(node_id)
+        if not is_variable(node) or key not in shapes:
+            continue
+        matched_keys[id(node)] = key
+        here, there = _form_here(node), _form(shapes[key], dtypes[key])
+        if per_replica.differs(node):  # the number of rows is the number of replicas that the run had
+            there = _form(_any_rows(shapes[key][1:]), dtypes[key])
+        name = _readable(at + path)
+        if here != there:
+            reshaped.append(f"{name}: {here} here, {there} in the checkpoint")
+        else:
+            matched.append(name)
+    missing = [
+        f"{_readable(at + path)} {_form_here(node)}"
+        for path, node in walk(root)
+        if is_variable(node) and id(node) not in matched_keys and not _key(at + path).startswith(optional)
+    ]
+    inside = _prefix(at)
+    left = set(shapes) - set(matched_keys.values()) - _NOT_STATE
+    extra = [
+        f"{_readable_key(key)} {_form(shapes[key], dtypes[key])}"
+        for key in sorted(left)
+        if key.startswith(inside) and not key.startswith(optional)
+    ]
+    return Comparison(matched, missing, extra, reshaped)
+
+
+def _walk_together(root, view, start):
+    """(path, object, checkpoint's node) of what both have."""
+    if start is None:
+        return
+    queue = [((), root, start)]
+    seen = {id(root)}
+    for path, node, node_id in queue:
+        yield path, node, node_id
+        in_checkpoint = view.children(node_id)
+        for name, child in _children(node, is_root=not path):
+            if name in in_checkpoint and id(child) not in seen:
+                seen.add(id(child))
+                queue.append(((*path, name), child, in_checkpoint[name]))
+
+
+def _keys_of_nodes(prefix: str) -> dict[int, str]:
+    view = tf.train.CheckpointView(prefix)
+    queue = [((), 0)]
+    keys = {0: _key(())}
+    for path, node_id in queue:
+        for name, child in view.children(node_id).items():
+            if child not in keys:
+                keys[child] = _key((*path, name))
+                queue.append(((*path, name), child))
+    return keys
+
+
+def _children(node, is_root: bool) -> list[tuple[str, object]]:
+    if is_variable(node):
+        return []
+    children = tf.train.TrackableView.children(node).items()
+    return [(name, child) for name, child in children if not (is_root and name == "save_counter")]
+
+
+def _read(variable) -> tf.Tensor:
+    if isinstance(variable, tf.keras.Variable):
+        variable = variable.value
+    with tf.device(_host_of(variable.device)):
+        return tf.identity(variable.read_value())
+
+
+def _host_of(device: str) -> str:
+    """The CPU of the process that a device is in."""
+    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+
+
+def _refuse_other_state(path, node) -> None:
+    """Tables, iterators and the like keep values that are no variables: better refused than silently left out."""
+    for kind in type(node).__mro__:
+        if "tensorflow.python.trackable.base" in kind.__module__:
+            return
+        if "_serialize_to_tensors" in vars(kind) and kind.__name__ != "AutoTrackable":
+            raise CheckpointError(
+                f"{_readable(path)} is a {type(node).__name__}, and only variables are saved; "
+                "keep its state in a tf.Variable, or in the host's state"
+            )
+
+
+def _key(path: tuple[str, ...]) -> str:
+    return _prefix(path) + _ATTRIBUTE
+
+
+def _prefix(path: tuple[str, ...]) -> str:
+    return "".join(_escape(name) + "/" for name in path)
+
+
+def _escape(name: str) -> str:
+    return name.replace(".", "..").replace("/", ".S")
+
+
+def _readable(path: tuple[str, ...]) -> str:
+    parts = [f"[{name}]" if name.isdigit() else f".{name}" for name in path]
+    return "".join(parts).lstrip(".")
+
+
+def _readable_key(key: str) -> str:
+    names = key.removesuffix("/" + _ATTRIBUTE).split("/")
+    return _readable(tuple(name.replace(".S", "/").replace("..", ".") for name in names))
+
+
+def _form_here(node) -> str:
+    return _form(_any_rows(node.shape) if per_replica.differs(node) else node.shape, node.dtype)
+
+
+def _any_rows(shape) -> list[int | None]:
+    """[None, *shape], which a message writes as it stands: of any number of replicas."""
+    return [None, *tf.TensorShape(shape).as_list()]
+
+
+def _form(shape, dtype) -> str:
+    return f"{tf.TensorShape(shape).as_list()} {tf.as_dtype(dtype).name}"

@@ -1,0 +1,307 @@
+"""Checkpoints of everything a run needs to go on: written beside training, verified, kept, restored. Host code.
+
+The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk; then the manifest, renamed
+into place; then the sweep of the oldest. The manifests alone decide what there is: TensorFlow's `checkpoint` file,
+which a killed process leaves stale, is written anew from them before each save and read by nobody here.
+
+Saving is asynchronous, by a snapshot and a thread of our own. TensorFlow's own way,
+`CheckpointOptions(experimental_enable_async_checkpoint=True)`, can't be had with Keras 3 variables: its second save
+fails (`Variable._copy_trackable_to_cpu` makes variables inside a `tf.function`); it also keeps a second copy of the
+state for good, does not see variables made after the first save, and tells of a failed write only at the next save.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import threading
+
+import tensorflow as tf
+from absl import logging
+
+from engine import environment
+from engine.checkpoints import manifest as manifests
+from engine.checkpoints import snapshot
+from engine.checkpoints.manifest import CheckpointError, Manifest
+
+# Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
+_NICENESS = 15
+
+
+class Checkpoints:
+    """The checkpoints of one state in one directory on a file system that renames atomically.
+
+    One object writes at a time; any number, in any process, may read. Reading changes nothing on the disk. `keep` is
+    how many of the newest stay, None or 0 being all. `about` goes into every manifest: model, input, configuration,
+    anything that `json` takes. Where several processes train one state, one has `writes`: the others call the same
+    methods, and change nothing on the disk.
+    """
+
+    def __init__(self, directory, state: tf.train.Checkpoint, *, keep: int | None, about: dict, writes: bool = True):
+        self.directory = os.path.abspath(directory)
+        self.writes = writes
+        self.state = state
+        self.keep = keep or None
+        self.about = about
+        self._thread = None
+        self._error = None
+        self._current_step = None  # what this object saved or restored last
+        self._warned = set()
+
+    def clean(self) -> list[str]:
+        """Removes what killed writers left, and returns the names. For the process that writes, before it does.
+
+        That is: temporary files, and files of checkpoints without a manifest. A checkpoint with a manifest stays,
+        broken or not, until it is written again or swept by `keep`.
+        """
+        self.wait()
+        names = manifests.leftovers(self.directory) if self.writes else []
+        for name in names:
+            logging.info("removing %s, left by a process that was ended", name)
+            _remove(os.path.join(self.directory, name))
+        return names
+
+    def save(self, step: int, host_state: dict, *, wait: bool = False, force: bool = False) -> None:
+        """Writes the state as it is now; returns when the variables may change again.
+
+        Does nothing when this object's last save or restore was of the same step, unless `force`. Waits for the save
+        before this one, and raises its CheckpointError. `host_state`, what `json` takes and NumPy scalars, is kept in
+        the manifest and is read at once too.
+        """
+        self.wait()
+        if step == self._current_step and not force:
+            return
+        if not self.writes:
+            snapshot.take(self.state)  # its part in gathering what differs by replica
+            self._current_step = step
+            return
+        about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
+        tree, variables = snapshot.take(self.state)
+        record = {"about": about, "host_state": host_state, "variables": variables}
+        # Not a daemon: a process that ends, by an exception too, first finishes what it is writing.
+        self._thread = threading.Thread(target=self._write, args=(int(step), tree, record), name=f"checkpoint-{step}")
+        self._thread.start()
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written. Raises the write's CheckpointError, once, if it failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def latest(self) -> Manifest | None:
+        """The newest checkpoint whose files match its manifest, or None.
+
+        Warns of each newer one that is skipped, with the file, what was expected and what was found; of each once.
+        """
+        return next(self._valid(), None)
+
+    def all(self) -> list[Manifest]:
+        """All checkpoints whose files match their manifests, the oldest first."""
+        return list(self._valid())[::-1]
+
+    def restore(self, manifest: Manifest | None = None, *, strict: bool = True) -> Manifest | None:
+        """Gives the state's variables the values of a checkpoint, the latest one if None, and returns its manifest.
+
+        Returns None when there is no valid checkpoint. Raises CheckpointError, before any variable is changed, when
+        the checkpoint is broken or is not one of this state: variables missing, extra or of another shape or type.
+        Without `strict`, only the last of these is an error: what both have is restored, the rest stays as it is (a
+        process that evaluates has no optimizer).
+        """
+        self.wait()
+        if manifest is not None:
+            if problem := manifest.problem():
+                raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
+            self._restore_verified(manifest, strict)
+            return manifest
+        while (manifest := self.latest()) is not None:
+            try:
+                self._restore_verified(manifest, strict)
+                return manifest
+            except (tf.errors.OpError, CheckpointError):
+                # A writer elsewhere may have swept it since; then there is a newer one.
+                if manifest.problem(content=False) is None:
+                    raise
+        return None
+
+    def _restore_verified(self, manifest: Manifest, strict: bool) -> None:
+        try:
+            comparison = snapshot.compare(manifest.prefix, self.state)
+        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{manifest.prefix} can't be read: {_reason(error)}") from error
+        if comparison.reshaped or (strict and (comparison.missing or comparison.extra)):
+            raise CheckpointError(
+                f"{manifest.name} in {self.directory} is of another model or optimizer; "
+                "use another --run_dir, or take its weights only with --init_from\n" + comparison.message()
+            )
+        snapshot.to_restore(self.state).read(manifest.prefix).expect_partial()
+        self._current_step = manifest.step
+
+    def _valid(self):
+        """Valid checkpoints, newest first, with a warning for each that is skipped on the way."""
+        found, unreadable = manifests.read_all(self.directory)
+        for manifest in found:
+            if manifest.gone():
+                continue  # swept, by this process or another
+            problem = manifest.problem()
+            if problem is None:
+                self._warn_newer(unreadable, manifest.step)
+                yield manifest
+            elif not manifest.gone():
+                self._warn(problem)
+        self._warn_newer(unreadable, -1)
+
+    def _warn_newer(self, problems: dict[int, str], than_step: int) -> None:
+        for step in sorted(problems, reverse=True):
+            if step > than_step:
+                self._warn(problems[step])
+
+    def _warn(self, problem: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            logging.warning("skipping a broken checkpoint in %s: %s", self.directory, problem)
+
+    def _write(self, step: int, tree: dict, record: dict) -> None:
+        """Runs in the thread, which is outside any strategy's scope."""
+        with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+            manager = self._manager(snapshot.to_checkpoint(tree))
+            options = tf.train.CheckpointOptions(
+                experimental_write_callbacks=[lambda prefix: self._seal(prefix, step, record)]
+            )
+            # Writes, calls _seal, and only then sweeps.
+            manager.save(checkpoint_number=step, options=options)
+            for manifest in manifests.read_all(self.directory)[0]:
+                if manifest.gone():
+                    _remove(manifest.prefix + manifests.SUFFIX)
+            self._current_step = step
+        except Exception as error:  # whatever it is, it has to reach wait()
+            self._error = CheckpointError(
+                f"ckpt-{step} could not be written to {self.directory}: {_reason(error)}; "
+                "make room or mend the directory, or use another --run_dir"
+            )
+            self._error.__cause__ = error
+            with contextlib.suppress(OSError):
+                for name in manifests.leftovers(self.directory):
+                    _remove(os.path.join(self.directory, name))  # gives back the room that it took
+
+    def _manager(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
+        """A manager that knows the checkpoints by their manifests, those to be swept first coming first."""
+        known = [each for each in manifests.read_all(self.directory)[0] if not each.gone()]
+        known.sort(key=lambda each: (each.problem(content=False) is None, each.serial))
+        prefixes = [each.prefix for each in known]
+        if prefixes:
+            # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
+            lines = [f"model_checkpoint_path: {json.dumps(os.path.basename(prefixes[-1]))}"]
+            lines += [f"all_model_checkpoint_paths: {json.dumps(os.path.basename(p))}" for p in prefixes]
+            lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(prefixes))]
+            path = os.path.join(self.directory, "checkpoint")
+            with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+                file.write("\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
+            os.replace(f"{path}.tmp", path)
+        else:
+            _remove(os.path.join(self.directory, "checkpoint"))
+        return tf.train.CheckpointManager(checkpoint, self.directory, max_to_keep=self.keep)
+
+    def _seal(self, prefix: str, step: int, record: dict) -> None:
+        """Writes the manifest of the files that TensorFlow has just finished."""
+        known = manifests.read_all(self.directory)[0]
+        manifests.write(
+            Manifest(
+                prefix=prefix,
+                step=step,
+                serial=1 + max((each.serial for each in known), default=0),
+                versions=environment.versions(),
+                files=manifests.describe_files(prefix),
+                time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                **record,
+            )
+        )
+
+
+def load_weights(path, target, name: str = "trainer.model", *, strict: bool = True) -> list[str]:
+    """Gives `target`'s variables the values that `name` has in another run's checkpoint, and nothing else.
+
+    Args:
+      path: a run's directory, a directory of checkpoints (of either, the newest valid one is taken), or one
+        checkpoint's prefix, such as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are taken too.
+      target: what is tracked under `name` here: a Keras model, a tf.Module, a tf.train.Checkpoint.
+      name: the attributes from the checkpoint's root to it, with dots; "" is the root.
+      strict: whether it is an error when the checkpoint lacks a variable of `target` or has more.
+
+    Returns the names of the variables that were loaded. Raises CheckpointError, before any is changed, for a path
+    without a valid checkpoint, for differences, for shapes or types that differ whatever `strict` is, and when nothing
+    matches.
+    """
+    prefix = _find_prefix(os.path.abspath(path))
+    at = tuple(part for part in name.split(".") if part)
+    try:
+        comparison = snapshot.compare(prefix, target, at)
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{prefix} can't be read as a checkpoint: {_reason(error)}") from error
+    differs = comparison.missing or comparison.extra
+    if comparison.reshaped or (strict and differs) or not comparison.matched:
+        raise CheckpointError(
+            f"the weights in {prefix} do not fit this model; use the same --model and --model_arg as that run\n"
+            + comparison.message()
+        )
+    holder = target
+    for part in reversed(at):
+        inner, holder = holder, tf.__internal__.tracking.AutoTrackable()
+        setattr(holder, part, inner)
+    root = tf.train.Checkpoint(root=holder)
+    root.read(prefix).expect_partial()
+    return comparison.matched
+
+
+def _find_prefix(path: str) -> str:
+    if os.path.exists(path + ".index"):
+        for manifest in manifests.read_all(os.path.dirname(path))[0]:
+            if manifest.prefix == path and (problem := manifest.problem()):
+                raise CheckpointError(f"{problem}, in {os.path.dirname(path)}; use another checkpoint")
+        return path
+    for directory in (os.path.join(path, "checkpoints"), path):
+        reader = Checkpoints(directory, tf.train.Checkpoint(), keep=None, about={})
+        if (manifest := reader.latest()) is not None:
+            return manifest.prefix
+    if (plain := tf.train.latest_checkpoint(path)) is not None:
+        return plain
+    raise CheckpointError(
+        f"no valid checkpoint at {path}; expected a run's directory, its checkpoints/, or a path such as .../ckpt-1000"
+    )
+
+
+def _jsonable(name: str, value: dict) -> dict:
+    """A copy of `value` as it will be read back."""
+
+    def scalar(item):
+        if hasattr(item, "item"):
+            return item.item()
+        raise TypeError(f"{type(item).__name__} is not JSON")
+
+    try:
+        return json.loads(json.dumps(value, default=scalar))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{name}={value!r} can't be kept in a manifest: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what went wrong, without the names of TensorFlow's nodes."""
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]", "", text).strip() or type(error).__name__
+    return text.splitlines()[0].strip()
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.remove(path)

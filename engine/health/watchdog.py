@@ -1,0 +1,334 @@
+"""That a run whose workers wait for each other does not wait for ever: who has not arrived is named, and the run ends.
+
+Host code, in a thread of its own: a collective operation blocks the main thread without running Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import tensorflow as tf
+from absl import logging
+from tensorflow.python.eager import context
+
+from engine.health import standstill
+from engine.health.peers import Peers
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+FIRST_CALL_FACTOR = 5.0  # it compiles
+_EXIT_FAILED = 1  # may be tried again
+_PERIOD_SECONDS = 0.5
+_JOIN_SECONDS = 5.0
+_SILENT_SECONDS = 5.0  # ten datagrams lost in a row
+_LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+class LostPeerError(Exception):
+    """A peer is lost, so that this process can't go on; all start again from the last checkpoint. One line."""
+
+
+def default_timeout_seconds() -> float:
+    """0, which is off, where a debugger holds the process, else `DEFAULT_TIMEOUT_SECONDS`."""
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    is_debugged = sys.gettrace() is not None or (monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID))
+    return 0.0 if is_debugged else DEFAULT_TIMEOUT_SECONDS
+
+
+class Arrivals:
+    """Counts, in the compiled loop, the steps whose data this worker has: the next that it does is to meet the others.
+
+    Without it a worker that waits for its data within a call looks like one that waits for its peers. The data has to
+    be endless: where a distributed dataset can end, `next` itself asks all workers whether they have some.
+    """
+
+    def __init__(self):
+        with tf.device("/device:CPU:0"):
+            self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrivals")
+            self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
+
+    def mark(self, batch, asked: tf.Tensor) -> None:
+        """Counts one step, once its data is there. In a `tf.function`, once a step and worker.
+
+        Args:
+          batch: nest of tensors, the data.
+          asked: `tf.timestamp` of when it was asked for.
+        """
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            self._count.assign_add(1, read_value=False)
+            self._waited.assign_add(tf.timestamp() - asked, read_value=False)
+
+    def waited(self) -> tf.Tensor:
+        """Seconds that were spent waiting for data so far, scalar float64."""
+        return self._waited.read_value()
+
+    def count(self) -> int:
+        """Steps so far; from any thread, also while the loop runs."""
+        return int(self._count.numpy())
+
+
+class Watchdog:
+    """Ends this process, with a line that names the worker to look at, when nothing has moved for too long.
+
+    The strategy tells it by `beat` where it is; all workers beat alike, so whoever has fewer beats, or fewer arrivals,
+    is the one that the others wait for. Use as a context, around the training, after the strategy is made.
+
+    Args:
+      worker, names, addresses: this process's place among the workers; what messages call them; host:port of each.
+      timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
+      arrived: `Arrivals.count`, or another number that grows alike on all workers; None for no such number.
+      end: called with the line, in the watchdog's thread; has to end the process.
+      abort: called with a reason, in the watchdog's thread; has to make the collectives that wait fail, for good.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        names: tuple[str, ...],
+        addresses: tuple[str, ...],
+        timeout_seconds: float,
+        *,
+        arrived: Callable[[], int] | None = None,
+        end: Callable[[str], None] | None = None,
+        abort: Callable[[str], None] | None = None,
+    ):
+        self._peers = Peers(worker, names, addresses)
+        self._timeout = timeout_seconds
+        self._arrived_now = arrived
+        self._end = end or end_process
+        self._abort = abort or abort_collectives
+        self._period = min(_PERIOD_SECONDS, timeout_seconds / 8) if timeout_seconds else _PERIOD_SECONDS
+        self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, so that a thread reads all of one beat
+        self._arrived = -1
+        self._moved = 0.0  # when something last did, by the monotonic clock
+        self._lost = -1  # the peer for whose loss this worker ends,
+        self._farewell = ""  # and what it says of it
+        self._has_aborted = False
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def beat(self, step: int, factor: float = 1.0) -> None:
+        """Says that the main thread begins, or has ended, a call from `step` on. Costs nothing to speak of.
+
+        Up to the next beat `factor` times the timeout may pass: `FIRST_CALL_FACTOR` where something is compiled.
+        """
+        self._mark = (self._mark[0] + 1, step, factor)
+
+    def __enter__(self) -> Watchdog:
+        try:
+            self._peers.open()
+        except OSError as error:
+            address = self._peers.called(self._peers.worker)
+            logging.warning("the UDP port of %s cannot be had (%s): who is stuck or lost is a guess", address, error)
+            self._peers.close()
+        self._moved = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind, error, _) -> None:
+        self.close("" if error is None else f"{kind.__name__}: {error}")
+
+    def close(self, reason: str = "") -> None:
+        """Tells the others that this worker ends, and why if not because it is done; then watches no more."""
+        if self._thread is None:
+            return
+        self._closing.set()
+        self._thread.join(_JOIN_SECONDS)
+        self._thread = None
+        self._say(self._farewell or reason, self._lost)
+        self._peers.close()
+
+    def _say(self, farewell: str | None = None, lost: int = -1) -> None:
+        if self._peers.is_open:
+            beats, step, _ = self._mark
+            self._peers.tell(step, beats, self._arrived, farewell, lost)
+
+    def _watch(self) -> None:
+        try:
+            self._keep_watch()
+        finally:
+            if self._timeout:
+                standstill.call_off()
+
+    def _keep_watch(self) -> None:
+        seen = None
+        while not self._closing.is_set():
+            self._arm()
+            self._say()
+            before = time.monotonic()
+            if self._peers.is_open:
+                self._peers.listen(self._period)
+            else:
+                self._closing.wait(self._period)
+            now = time.monotonic()
+            if now - before > 4 * self._period:  # the whole process was held: that time does not count
+                self._moved += now - before
+            self._heed_the_dead()
+            if self._arrived_now is not None:
+                with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up: so does the main thread
+                    self._arrived = self._arrived_now()
+            if (place := (self._mark, self._arrived)) != seen:
+                seen, self._moved = place, now
+            if self._timeout and not self._closing.is_set():
+                self._judge(now - self._moved)
+
+    def _heed_the_dead(self) -> None:
+        """Makes the main thread's exchange fail where a peer's process has ended.
+
+        TensorFlow does so by itself within 0.1 s if it was receiving at that moment. A call that it begins later waits
+        for the server to come back, until TensorFlow's own heartbeats fail: ten seconds.
+        """
+        suspects = [worker for worker, heard in self._peers.heard.items() if heard.farewell]
+        suspects += self._peers.silent(3 * _PERIOD_SECONDS)
+        if self._has_aborted or not (gone := self._peers.gone(suspects)):
+            return
+        self._has_aborted = True
+        self._abort(f"{self._peers.called(gone[0])} is gone")
+
+    def _arm(self) -> None:
+        """For what stops this thread too: library code that never lets go of Python's lock."""
+        if self._timeout:
+            limit = self._timeout * max(1.5, self._mark[2])
+            standstill.put_off(limit + 4 * self._period)
+
+    def _judge(self, idle: float) -> None:
+        limit = self._timeout * self._mark[2]
+        accuser = next((i for i, heard in self._peers.heard.items() if heard.lost == self._peers.worker), None)
+        if accuser is not None and idle > limit / 2:
+            self._leave(f"{self._itself(idle)}; {self._peers.called(accuser)} noticed it", self._peers.worker)
+        elif idle > limit:
+            self._leave(*self._verdict(idle))
+
+    def _leave(self, line: str, lost: int) -> None:
+        farewell = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
+        for _ in range(3):  # a datagram may be lost
+            self._say(farewell, lost)
+        self._closing.set()
+        self._end(line)
+
+    def _verdict(self, idle: float) -> tuple[str, int]:
+        """What to say after so many seconds without progress, and the worker that is to blame, -1 for none."""
+        peers, (beats, step, _) = self._peers, self._mark
+        if found := self._by_farewell() or self._by_silence():
+            return found
+        places = {worker: (heard.arrived, heard.beats) for worker, heard in peers.heard.items()}
+        places[peers.worker] = (self._arrived, beats)
+        column = 0 if len({arrived for arrived, _ in places.values()}) > 1 else 1
+        worker = min(places, key=lambda worker: places[worker][column])
+        if places[worker][column] < max(place[column] for place in places.values()):
+            if worker == peers.worker:
+                return self._itself(idle), worker
+            last = peers.heard[worker].step
+            if peers.heard[worker].beats == beats:
+                return (
+                    f"{peers.called(worker)} has not arrived where others wait, in the call from step {step} on, for "
+                    f"{idle:.0f} s; most likely it waits for its data: look at the stacks that it prints",
+                    worker,
+                )
+            return (
+                f"{peers.called(worker)} has not arrived at step {max(step, last)} for {idle:.0f} s "
+                f"(it last began step {last}); look at the stacks that it prints",
+                worker,
+            )
+        where = f"nothing has moved for {idle:.0f} s in the call from step {step} on"
+        if unheard := peers.unheard():
+            who = " and ".join(map(peers.called, unheard))
+            return (
+                f"{where}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
+                -1,
+            )
+        return f"{where}, and no worker is behind the others; raise --step_timeout_seconds if steps take so long", -1
+
+    def _itself(self, idle: float) -> str:
+        called, (_, step, _) = self._peers.called(self._peers.worker), self._mark
+        return (
+            f"{called}, this process, has not arrived for {idle:.0f} s (it last began step {step}); its stacks follow"
+        )
+
+    def _by_farewell(self) -> tuple[str, int] | None:
+        """What a peer that has ended said, and the worker to blame: one that blames another repeats what it found."""
+        ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.farewell is not None]
+        for worker, heard in sorted(ended, key=lambda found: found[1].lost < 0):
+            if heard.lost not in (-1, worker, self._peers.worker):
+                return heard.farewell, heard.lost
+            why = f": {heard.farewell}" if heard.farewell else ", its part done, while others went on"
+            return f"{self._peers.called(worker)} has ended{why}", worker
+        return None
+
+    def _by_silence(self) -> tuple[str, int] | None:
+        limit = min(_SILENT_SECONDS, self._timeout / 2) if self._timeout else _SILENT_SECONDS
+        silent = self._peers.silent(max(limit, 3 * _PERIOD_SECONDS))
+        if not silent:
+            return None
+        worker = max(silent, key=silent.get)
+        return (
+            f"{self._peers.called(worker)} has not answered for {silent[worker]:.0f} s (it last began step "
+            f"{self._peers.heard[worker].step}): it is stopped, or its host cannot be reached"
+        ), worker
+
+    def explain_lost_peer(self, error: Exception) -> str | None:
+        """One line that names the peer whose loss TensorFlow reports by `error`; None if it reports something else.
+
+        Tells the other workers, so that they do not take this one, which is about to end, for the one that was lost.
+        Takes up to two seconds.
+        """
+        if not _may_be_a_loss(error):
+            return None
+        found = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
+        if found is None:
+            return None
+        self._farewell, self._lost = found
+        self._say(self._farewell, self._lost)
+        return self._farewell
+
+    def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:
+        """`named` are the tasks that TensorFlow speaks of: one of them may only have been the first to notice."""
+        called, end = self._peers.called, time.monotonic() + 4 * self._period
+        while True:
+            if found := self._by_farewell() or self._by_silence():
+                return found
+            gone = set(self._peers.gone())
+            if len(gone) == 1 or time.monotonic() > end:
+                break
+            time.sleep(self._period / 4)
+        suspects = sorted(gone & named or gone or named)
+        if not suspects:
+            return None
+        who = " and ".join(map(called, suspects))
+        what = "is gone: its process has ended" if gone else "is lost, says TensorFlow"
+        return f"{who} {what}; all workers have to start again, from the last checkpoint", suspects[0]
+
+
+def _may_be_a_loss(error: Exception) -> bool:
+    """Whether TensorFlow may mean a peer: usually by the error's type, but some only say that an exchange broke off."""
+    if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
+        return True
+    return isinstance(error, _LOST)
+
+
+def _tasks(message: str) -> set[int]:
+    """The workers of which an error message of TensorFlow speaks."""
+    found = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
+    return found | {0} if "CoordinationService/Heartbeat" in message else found  # which runs in task 0
+
+
+def abort_collectives(reason: str) -> None:
+    """Makes all collectives of this process fail, those that wait and those to come."""
+    with contextlib.suppress(tf.errors.OpError):  # they have failed already
+        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+
+
+def end_process(line: str) -> None:
+    """Prints the line and the stacks of all threads, and ends the process, whatever its main thread is in."""
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(2)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(_EXIT_FAILED)

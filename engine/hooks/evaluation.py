@@ -1,0 +1,55 @@
+"""Evaluation during a run, with the weights' moving average where there is one. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+
+from engine.hooks.base import Moment, Periodic
+
+
+@contextlib.contextmanager
+def averaged_weights(trainer):
+    """Within, every variable that has a moving average holds it; afterwards what it held, to the bit.
+
+    Host code, outside of replicas: an assignment reaches the copies on all of them. Without `ema_decay` it does
+    nothing.
+    """
+    with contextlib.ExitStack() as stack:
+        for optimizer in trainer.optimizers.values():
+            average = getattr(optimizer, "weight_average", None)
+            if average is not None:
+                stack.enter_context(average.swapped_in())
+        yield
+
+
+def evaluate(strategy, trainer) -> dict[str, float]:
+    """The metrics' means over the whole evaluation set that is bound to the strategy; waits for them."""
+    with averaged_weights(trainer):
+        return strategy.evaluate().means()
+
+
+class Evaluation(Periodic):
+    """Evaluates every so many steps and at the last one, and sets `moment.evaluation`, {metric: mean}.
+
+    Attributes:
+      step, result: of the newest evaluation, a resumed run's too; None before there is one.
+    """
+
+    name = "evaluation"
+
+    def __init__(self, every_steps: int):
+        super().__init__(every_steps, at_end=True)
+        self.step: int | None = None
+        self.result: dict[str, float] | None = None
+
+    def act(self, moment: Moment) -> None:
+        if moment.step != self.step:
+            self.result = evaluate(moment.strategy, moment.state.trainer)
+            self.step = moment.step
+        moment.evaluation = dict(self.result)
+
+    def host_state(self) -> dict:
+        return {"step": self.step, "result": self.result}
+
+    def restore_host_state(self, values: dict) -> None:
+        self.step, self.result = values.get("step"), values.get("result")

@@ -1,0 +1,171 @@
+"""Hooks that watch one metric from evaluation to evaluation: early stopping, lower learning rates. Host code."""
+
+from __future__ import annotations
+
+import math
+
+from absl import logging
+
+from engine.hooks.base import Moment, Periodic
+from engine.metrics import Sums
+
+_HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}
+
+
+def direction_of(monitor: str) -> str:
+    """ "max" for a metric whose name says that more is better (accuracy, auc, ...), else "min"."""
+    return "max" if _HIGHER_IS_BETTER & set(monitor.lower().split("_")) else "min"
+
+
+class Monitor(Periodic):
+    """Looks at one metric at each evaluation and calls `observe` with its value. Its best value survives a restart.
+
+    Args:
+      monitor: `eval_NAME`, of the evaluation, or `train_NAME`, the mean over the steps since the last look.
+      direction: "min" or "max"; None goes by the name, see `direction_of`.
+      min_delta: a value has to be better than the best one by more than this to count.
+      every_steps: for `train_NAME` in a run that does not evaluate: look every so many steps instead.
+
+    Raises: ValueError for another name or direction, and, at the first look, for a metric that there is not.
+    """
+
+    name = "monitor"
+
+    def __init__(self, monitor: str, direction: str | None = None, min_delta: float = 0.0, every_steps: int = 0):
+        super().__init__(every_steps)
+        self.source, _, self.metric = monitor.partition("_")
+        if self.source not in ("eval", "train") or not self.metric:
+            raise ValueError(f"monitor={monitor} is unknown; use eval_NAME or train_NAME, such as eval_loss")
+        if direction not in (None, "min", "max"):
+            raise ValueError(f"direction={direction} is unknown; use min or max")
+        if every_steps and self.source == "eval":
+            raise ValueError(f"monitor={monitor} needs evaluations, and this run makes none; use train_{self.metric}")
+        self.monitor = monitor
+        self.direction = direction or direction_of(monitor)
+        self.min_delta = abs(min_delta)
+        self.best: float | None = None
+        self.window = Sums()
+
+    def is_due(self, moment: Moment) -> bool:
+        return super().is_due(moment) if self.every_steps else moment.evaluation is not None
+
+    def __call__(self, moment: Moment) -> None:
+        if self.source == "train" and moment.sums is not None:
+            self.window.add(moment.sums)
+        super().__call__(moment)
+
+    def act(self, moment: Moment) -> None:
+        found = moment.evaluation if self.source == "eval" else self.window.means()
+        self.window = Sums()
+        if self.metric not in found:
+            names = ", ".join(f"{self.source}_{name}" for name in sorted(found))
+            raise ValueError(f"monitor={self.monitor} is not measured in this run; use one of {names}")
+        value = found[self.metric]
+        improved = self._is_better(value)
+        if improved:
+            self.best = value
+        self.observe(moment, value, improved)
+
+    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+        """A new value; `improved` if it is better than all before, in which case `best` is already it."""
+        raise NotImplementedError
+
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        gain = self.best - value if self.direction == "min" else value - self.best
+        return gain > self.min_delta
+
+    def host_state(self) -> dict:
+        return {"monitor": self.monitor, "best": self.best, "window": self.window.host_state()}
+
+    def restore_host_state(self, values: dict) -> None:
+        if values.get("monitor") == self.monitor:  # another metric's best says nothing
+            self.best = values["best"]
+            self.window = Sums(values["window"])
+
+
+class Patient(Monitor):
+    """A monitor that calls `act_on_plateau` after `patience` evaluations in a row without improvement."""
+
+    def __init__(self, monitor: str, patience: int, **arguments):
+        super().__init__(monitor, **arguments)
+        if patience < 1:
+            raise ValueError(f"patience={patience} is not a count of evaluations; use 1 or more")
+        self.patience = patience
+        self.waited = 0
+
+    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+        self.waited = 0 if improved else self.waited + 1
+        if self.waited >= self.patience:
+            self.act_on_plateau(moment)
+
+    def act_on_plateau(self, moment: Moment) -> None:
+        raise NotImplementedError
+
+    def host_state(self) -> dict:
+        return {**super().host_state(), "waited": self.waited}
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        if values.get("monitor") == self.monitor:
+            self.waited = values["waited"]
+
+
+class EarlyStopping(Patient):
+    """Ends the run when the metric has not improved for `patience` evaluations. A run resumed after that ends at once.
+
+    Args: `monitor`, `patience`, and `Monitor`'s own by keyword.
+    """
+
+    name = "early_stopping"
+
+    def begin(self, moment: Moment) -> None:
+        if self.waited >= self.patience:
+            self.act_on_plateau(moment)
+
+    def act_on_plateau(self, moment: Moment) -> None:
+        best = "never a number" if self.best is None else f"best {self.best:.6g}"
+        moment.stop = moment.stop or (
+            f"{self.monitor} has not improved for {self.waited} evaluations ({best}); "
+            f"a higher early-stopping patience than {self.patience} goes on"
+        )
+
+
+class ReduceLearningRate(Patient):
+    """Multiplies the learning rate by `factor` when the metric has not improved for `patience` evaluations.
+
+    What is lowered is every optimizer's `learning_rate_scale`, a variable of the checkpoint, so schedules go on below.
+
+    Args:
+      factor: between 0 and 1, exclusive.
+      min_scale: the scale is never lowered past it.
+      monitor, patience, and `Monitor`'s own by keyword.
+    """
+
+    name = "reduce_learning_rate"
+
+    def __init__(self, monitor: str, patience: int, factor: float = 0.5, min_scale: float = 1e-3, **arguments):
+        super().__init__(monitor, patience, **arguments)
+        if not 0 < factor < 1:
+            raise ValueError(f"factor={factor} does not lower a learning rate; use one between 0 and 1, such as 0.5")
+        self.factor = factor
+        self.min_scale = min_scale
+
+    def act_on_plateau(self, moment: Moment) -> None:
+        self.waited = 0
+        for name, optimizer in moment.state.trainer.optimizers.items():
+            scale = float(optimizer.learning_rate_scale.numpy())
+            lower = max(scale * self.factor, self.min_scale)
+            if lower < scale:
+                optimizer.learning_rate_scale.assign(lower)
+                logging.info(
+                    "step %d: %s has not improved for %d evaluations: the learning rate of %s is scaled by %.3g now",
+                    moment.step,
+                    self.monitor,
+                    self.patience,
+                    name,
+                    lower,
+                )

@@ -1,0 +1,203 @@
+"""What to do about numbers that are not finite: stop before they are saved, and say where they came from. Host code."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable
+
+import tensorflow as tf
+from absl import logging
+
+from engine.hooks.base import Hook, Moment
+from engine.metrics import LoopSums
+from engine.options import StepOptions
+from engine.variables import path_of, tf_variable
+
+_PIECE_BYTES = 64 << 20
+
+
+class NonfiniteError(ArithmeticError):
+    """A loss, gradient or variable became inf or nan; the message, one line, says where and what to do."""
+
+
+def enable() -> None:
+    """Has TensorFlow check the outputs of every op from now on; call it before anything is traced.
+
+    An op that makes an inf or a nan raises `tf.errors.InvalidArgumentError`, which `explain` reads. It is slow, and
+    XLA can't compile it: a run with it needs `jit` off.
+    https://www.tensorflow.org/api_docs/python/tf/debugging/enable_check_numerics
+    """
+    tf.debugging.enable_check_numerics()
+
+
+def explain(error: Exception) -> str | None:
+    """One line for an error that `enable` brought about: the op, its output, its shape, the user's line that made it.
+
+    Returns None for any other error.
+    """
+    text = str(error)
+    found = re.search(r"Detected Infinity or NaN in output (\d+) of (?:graph|eagerly-executing) op \"([^\"]+)\"", text)
+    if not found:
+        return None
+    output, op = found.groups()
+    what = re.search(r"Tensor had ([^\n\[]*?) values", text)
+    shape = re.search(r"^\s*shape: (.*)$", text, re.MULTILINE)
+    node = re.search(r"Detected at node (\S+?)(?:/CheckNumericsV2\S*)? defined at", text)
+    line = f"{_plain(what.group(1)) if what else 'inf or nan'} first in output {output} of op {op}"
+    if node and node.group(1) != op:
+        line += f" ({node.group(1)})"
+    if shape:
+        line += f", shape {shape.group(1).strip()}"
+    if place := _users_line(text):
+        line += f", made at {place}"
+    return line + "; look at that op's inputs, lower the learning rate or set clip_norm"
+
+
+def _plain(what: str) -> str:
+    return what.replace("NaN", "nan").replace("Inf", "inf")
+
+
+def _users_line(text: str) -> str | None:
+    """The innermost line of the op's creation that is neither TensorFlow's nor Keras's: "path (L12) function"."""
+    frames = re.findall(r"^\s*\+ (\S+\.py) \(L(\d+)\) (\S+)", text, re.MULTILINE)
+    frames += re.findall(r"^\s*File \"([^\"]+)\", line (\d+), in (\S+)", text, re.MULTILINE)
+    users = [f for f in frames if not re.search(r"packages/|/tensorflow/|tensorflow/python/|/keras/|eager/", f[0])]
+    if not users:
+        return None
+    # The trace of creation lists each frame once, the outermost first; the error's own list comes after it.
+    path, number, function = users[-1]
+    return f"{path}:{number} in {function}"
+
+
+def first_nonfinite_variable(state) -> str | None:
+    """The path of the first variable with an inf or a nan: the models' own first, then slots; None if all are finite.
+
+    Waits for the device.
+    """
+    models = [v for model in state.trainer.models for v in model.variables]
+    return first_nonfinite([*models, *state.variables()])
+
+
+def first_nonfinite(variables: Iterable) -> str | None:
+    """The path of the first floating variable that has an inf or a nan, or None."""
+    for variable in variables:
+        if tf.as_dtype(variable.dtype).is_floating and not all(map(_all_finite, _pieces(tf_variable(variable)))):
+            return path_of(variable)
+    return None
+
+
+def _all_finite(value: tf.Tensor) -> bool:
+    return bool(tf.reduce_all(tf.math.is_finite(value)))
+
+
+def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
+    """A variable's value; of a large one, a table, some rows at a time, on its own device: a read would copy it."""
+    row_bytes = 4 * math.prod(variable.shape[1:])
+    if row_bytes * math.prod(variable.shape[:1]) <= _PIECE_BYTES:
+        yield tf.convert_to_tensor(variable)
+        return
+    distributed = isinstance(variable, tf.distribute.DistributedValues)
+    copy = variable.distribute_strategy.experimental_local_results(variable)[0] if distributed else variable
+    step = max(1, _PIECE_BYTES // row_bytes)
+    for first in range(0, variable.shape[0], step):
+        with tf.device(copy.device):
+            yield copy.sparse_read(tf.range(first, min(first + step, variable.shape[0])))
+
+
+class NanGuard(Hook):
+    """Stops a run whose loss or gradients are not finite, and keeps such a state out of every checkpoint.
+
+    It reads the sums of the call *before*, which are finished, so it never waits for a device between two calls of the
+    inner loop; before a checkpoint, and at the end, it reads all that is left, and looks at the weights themselves.
+
+    Where steps are left out (`on_nonfinite="skip"`, or a loss scale), losses may be what they are: it counts the
+    steps, warns, and ends the run when nothing has been learned for `max_skipped` steps in a row.
+
+    Args:
+      max_skipped: so many steps without an update are an error.
+      warn_seconds: at most one warning in so many seconds.
+      clock: seconds, for tests.
+    """
+
+    name = "nan_guard"
+
+    def __init__(self, max_skipped: int = 100, warn_seconds: float = 10.0, clock=time.monotonic):
+        self.max_skipped = max_skipped
+        self.skipped = 0  # steps left out, in all
+        self.skipped_in_a_row = 0
+        self._warn_seconds = warn_seconds
+        self._clock = clock
+        self._warned_at = -math.inf
+        self._unchecked: tuple[int, int, LoopSums] | None = None  # first step, last step, their sums
+
+    def __call__(self, moment: Moment) -> None:
+        before = self._unchecked
+        self._unchecked = (moment.step - moment.steps + 1, moment.step, moment.sums)
+        if before is not None:
+            self._check(moment, *before)
+
+    def settle(self, moment: Moment) -> None:
+        self._check_all(moment)
+        if path := first_nonfinite(moment.state.trainer.all_weights):
+            cure = _cure(moment.state.trainer.options)
+            raise NonfiniteError(f"step {moment.step}: variable {path} is not finite; {cure}")
+
+    def end(self, moment: Moment) -> None:
+        self._check_all(moment)
+
+    def _check_all(self, moment: Moment) -> None:
+        if self._unchecked is not None:
+            unchecked, self._unchecked = self._unchecked, None
+            self._check(moment, *unchecked)
+
+    def _check(self, moment: Moment, first: int, last: int, sums: LoopSums) -> None:
+        options = moment.state.trainer.options
+        found = sums.read()
+        skipped, steps = found.get("skipped", (0.0, 0.0))
+        if steps:
+            self._count_skipped(first, last, int(skipped), int(steps), options)
+        if options.on_nonfinite == "skip":
+            return
+        for name, (total, _) in sorted(found.items()):
+            if (name == "gradient_norm" or "loss" in name.split("_")) and not math.isfinite(total):
+                # With a moving loss scale, gradient_norm holds only the steps that were applied.
+                path = first_nonfinite_variable(moment.state)
+                which = f"the first such variable is {path}" if path else "all variables are finite"
+                value = "nan" if math.isnan(total) else "inf"
+                raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")
+
+    def _count_skipped(self, first: int, last: int, skipped: int, steps: int, options: StepOptions) -> None:
+        # Sums say how many of a call's steps were left out, not which: a call with one good step starts anew.
+        self.skipped += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + skipped if skipped == steps else 0
+        if self.skipped_in_a_row >= self.max_skipped:
+            raise NonfiniteError(
+                f"step {last}: the gradients of the last {self.skipped_in_a_row} steps were not finite, so nothing is "
+                f"learned; {_cure(options)}"
+            )
+        if skipped and self._clock() - self._warned_at >= self._warn_seconds:
+            self._warned_at = self._clock()
+            logging.warning(
+                "%s: %d updates left out, their gradients were not finite (%d so far)",
+                _steps(first, last),
+                skipped,
+                self.skipped,
+            )
+
+    def host_state(self) -> dict:
+        return {"skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row}
+
+    def restore_host_state(self, values: dict) -> None:
+        self.skipped = values.get("skipped", 0)
+        self.skipped_in_a_row = values.get("skipped_in_a_row", 0)
+
+
+def _cure(options: StepOptions) -> str:
+    skip = "" if options.on_nonfinite == "skip" else "leave such updates out with on_nonfinite=skip, "
+    return f"lower the learning rate, set clip_norm, {skip}or name the op with check_numerics"
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {last}" if first == last else f"steps {first} to {last}"

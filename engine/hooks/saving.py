@@ -1,0 +1,123 @@
+"""Hooks that save checkpoints, the newest and the best, and the way back. Host code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.checkpoints import Checkpoints, Manifest
+from engine.hooks.base import Hook, Moment, Periodic
+from engine.hooks.monitors import Monitor
+from engine.state import TrainState
+
+
+def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
+    """Hooks by the name that their state has in a checkpoint; a name that comes again gets its number: `log-2`."""
+    named: dict[str, Hook] = {}
+    for hook in hooks:
+        name, number = hook.name, 1
+        while name in named:
+            number += 1
+            name = f"{hook.name}-{number}"
+        named[name] = hook
+    return named
+
+
+def save(checkpoints: Checkpoints, moment: Moment, hooks: Sequence[Hook]) -> None:
+    """Saves the state of `moment` and of the hooks; returns when training may go on, before it is written.
+
+    Each hook's `settle` is called first, so one that finds the state bad raises and nothing is written.
+    """
+    for hook in hooks:
+        hook.settle(moment)
+    state = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
+    checkpoints.save(moment.step, {"state": moment.state.host_state(), "hooks": state})
+
+
+def restore(
+    checkpoints: Checkpoints, state: TrainState, hooks: Sequence[Hook] = (), manifest: Manifest | None = None
+) -> Manifest | None:
+    """Gives a run's state and hooks what `save` kept. Host code, before the loop begins.
+
+    Args:
+      checkpoints: where to look.
+      state: built, of the same model and optimizer as the checkpoint's.
+      hooks: in the same order as when saved, where names repeat; a hook that the checkpoint does not know stays new.
+      manifest: which checkpoint; None is the latest valid one.
+
+    Returns:
+      The manifest of what was restored; None, with nothing changed, if there is no checkpoint.
+    """
+    manifest = checkpoints.restore(manifest)
+    if manifest is None:
+        return None
+    state.restore_host_state(manifest.host_state.get("state", {}))
+    kept = manifest.host_state.get("hooks", {})
+    for name, hook in by_name(hooks).items():
+        if name in kept:
+            hook.restore_host_state(kept[name])
+    return manifest
+
+
+class Checkpointing(Periodic):
+    """Saves a checkpoint every so many steps and where the run ends. Stands last among a run's hooks, so that what the
+    others did at the same step is in it.
+
+    Args:
+      checkpoints: where to.
+      every_steps: the period; 0 saves at the end only.
+      hooks: the run's hooks, for their state; may be the very list that this hook is appended to.
+    """
+
+    name = "checkpointing"
+
+    def __init__(self, checkpoints: Checkpoints, every_steps: int, hooks: Sequence[Hook] = ()):
+        super().__init__(every_steps, at_end=True)
+        self.checkpoints = checkpoints
+        self.hooks = hooks
+
+    def act(self, moment: Moment) -> None:
+        save(self.checkpoints, moment, self.hooks)
+
+    def end(self, moment: Moment) -> None:
+        if moment.steps:  # else no step was done, so nothing is new
+            save(self.checkpoints, moment, self.hooks)  # which does nothing twice for one step
+        self.checkpoints.wait()
+
+
+class BestCheckpoint(Monitor):
+    """Saves a checkpoint, in a directory of its own (`run_dir/best`), whenever the metric is better than ever.
+
+    The best value is kept with the best checkpoint itself: a run that is killed and resumed from before it, or that
+    is resumed without the state of its hooks, still replaces it only by a better one.
+
+    Args:
+      checkpoints: where to; made with `keep=1`.
+      hooks: the run's hooks, as `Checkpointing` takes them.
+      monitor, and `Monitor`'s own by keyword.
+    """
+
+    name = "best_checkpoint"
+
+    def __init__(self, checkpoints: Checkpoints, monitor: str, hooks: Sequence[Hook] = (), **arguments):
+        super().__init__(monitor, **arguments)
+        self.checkpoints = checkpoints
+        self.hooks = hooks
+
+    def begin(self, moment: Moment) -> None:
+        # What is on disk decides, not what this run remembers: a best checkpoint that is broken or was removed is
+        # none, and one that a killed process saved after its last other checkpoint is one.
+        manifest = self.checkpoints.latest()
+        kept = manifest.host_state.get("hooks", {}) if manifest else {}
+        values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
+        self.best = values[0]["best"] if values else None
+
+    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+        if improved:
+            hooks = self.hooks if self in self.hooks else [*self.hooks, self]
+            save(self.checkpoints, moment, hooks)
+
+    def end(self, moment: Moment) -> None:
+        self.checkpoints.wait()
+
+    def host_state(self) -> dict:
+        return {**super().host_state(), "is_best": True}

@@ -1,0 +1,19 @@
+"""Updates of variables from gradients, and what belongs to them: learning rates, loss scales, averages of weights."""
+
+from engine.optimizers.base import Optimizer
+from engine.optimizers.keras_adapter import KerasOptimizer
+from engine.optimizers.rules import NAMES, SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop, build
+
+__all__ = [
+    "NAMES",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Ftrl",
+    "KerasOptimizer",
+    "Momentum",
+    "Optimizer",
+    "RMSprop",
+    "build",
+]

@@ -1,0 +1,93 @@
+"""Any Keras optimizer as an engine optimizer: its update rule without its all-reduce. Built on the
+host in a strategy's scope, applied in replica code."""
+
+import tensorflow as tf
+
+from engine.optimizers.base import Optimizer
+
+_THE_ENGINES_OWN = {
+    "clipnorm": "clip by the engine's global norm",
+    "clipvalue": "clip by the engine's global norm",
+    "global_clipnorm": "clip by the engine's global norm",
+    "use_ema": "use the engine's ema_decay",
+    "gradient_accumulation_steps": "use the engine's accumulate_steps",
+    "loss_scale_factor": "use the engine's precision",
+}
+
+
+class KerasOptimizer(Optimizer):
+    """A Keras optimizer's `update_step`, variable by variable, with nothing exchanged.
+
+    The object's own `apply` sums gradients over replicas, always; it is never called.
+
+    Arguments, beside Optimizer's:
+      optimizer: a Keras optimizer made in the scope of the strategy that runs it, or a function
+        without arguments that makes one, which `build` calls.
+      learning_rate: None leaves the object its own rate or schedule.
+      weight_decay: None leaves the object its own decay and exclusions.
+    """
+
+    def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, **arguments):
+        super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
+        made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
+        # Behind a function, so that a checkpoint finds the object in one place only.
+        self._make = (lambda: optimizer) if made else optimizer
+        self.keras_optimizer = None
+
+    def _rate(self, iterations, scale):
+        if self._learning_rate is not None:
+            return super()._rate(iterations, scale)
+        return tf.cast(tf.convert_to_tensor(self.keras_optimizer.learning_rate), tf.float32) * scale
+
+    def _build_slots(self, targets):
+        optimizer = self._make()
+        for option, cure in _THE_ENGINES_OWN.items():
+            value = getattr(optimizer, option, None)
+            if value:
+                raise ValueError(
+                    f"Keras optimizer {optimizer.name} has {option}={value}, which is the engine's "
+                    f"to do; leave it out and {cure}"
+                )
+        if optimizer._distribution_strategy is not tf.distribute.get_strategy():
+            raise ValueError(
+                f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
+                "make it in build_optimizer, or pass a function that makes it"
+            )
+        if not isinstance(optimizer, _LocalUpdates):
+            optimizer.__class__ = type(type(optimizer).__name__, (type(optimizer), _LocalUpdates), {})
+        optimizer.build([target.given for target in targets])
+        if self.weight_decay is None:
+            self.weight_decay = optimizer.weight_decay or 0.0
+        self.keras_optimizer = optimizer
+
+    def _decays(self, target):
+        return super()._decays(target) and self.keras_optimizer._use_weight_decay(target.given)
+
+    def _update(self, pairs, learning_rate, iterations):
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [_on_this_replica(target.variable) for _, target in pairs]
+        self.keras_optimizer._backend_update_step(gradients, variables, learning_rate)
+        tf.raw_ops.AssignAddVariableOp(
+            resource=self.keras_optimizer._iterations.value.handle, value=tf.ones([], tf.int64)
+        )
+
+
+def _on_this_replica(variable):
+    """This replica's part of a mirrored variable.
+
+    Assigning to the whole would, if its aggregation says so, first average it over the replicas.
+    """
+    parts = tf.distribute.get_strategy().experimental_local_results(variable)
+    return next((part for part in parts if part.handle is variable.handle), variable)
+
+
+class _LocalUpdates(tf.keras.optimizers.Optimizer):
+    """Stands between a Keras optimizer's class and Keras's base class, where the all-reduce is.
+
+    What some rules do once a step (Nadam's product of momenta) is in their `_backend_update_step`,
+    which ends in a call of its super's: here it arrives at the bare rule.
+    """
+
+    def _backend_update_step(self, gradients, variables, learning_rate):
+        for gradient, variable in zip(gradients, variables, strict=True):
+            self.update_step(gradient, variable, learning_rate)

@@ -1,0 +1,295 @@
+"""Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl, each
+equal to Keras's own, and any other Keras optimizer by name. The rules are replica code."""
+
+import numpy as np
+import tensorflow as tf
+
+from engine import names
+from engine.optimizers.base import Optimizer
+from engine.optimizers.fused import FusedOptimizer
+from engine.optimizers.keras_adapter import KerasOptimizer
+
+
+class SGD(FusedOptimizer):
+    """Gradient descent without memory: variable -= learning_rate * gradient."""
+
+    takes_factors_as_rate = True
+
+    def __init__(self, learning_rate=0.01, **arguments):
+        super().__init__(learning_rate, **arguments)
+
+    def dense(self, var, slots, gradient, scalars):
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=var, alpha=scalars["lr"], delta=gradient, use_locking=self.use_locking
+        )
+
+    def sparse(self, var, slots, gradient, indices, scalars):
+        tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=scalars["lr"] * gradient)
+
+
+class Momentum(FusedOptimizer):
+    """Gradient descent with momentum, Nesterov's if asked; Keras's SGD(momentum=...).
+
+    With sparse gradients, the momentum of a row that is not touched neither decays nor moves it.
+    Sutskever et al., http://proceedings.mlr.press/v28/sutskever13.html.
+    """
+
+    takes_factors_as_rate = True
+
+    def __init__(self, learning_rate=0.01, momentum=0.9, nesterov=False, **arguments):
+        super().__init__(learning_rate, **arguments)
+        self.momentum = momentum
+        self.nesterov = nesterov
+
+    def initial_slots(self):
+        return {"accum": 0.0}
+
+    def scalars(self, learning_rate, step):
+        return {"lr": learning_rate, "momentum": self.momentum}
+
+    def dense_kernel(self, **arguments):
+        tf.raw_ops.ResourceApplyKerasMomentum(use_nesterov=self.nesterov, **arguments)
+
+    def sparse_kernel(self, **arguments):
+        tf.raw_ops.ResourceSparseApplyKerasMomentum(use_nesterov=self.nesterov, **arguments)
+
+
+class Adam(FusedOptimizer):
+    """Adam (Kingma & Ba, https://arxiv.org/abs/1412.6980), epsilon outside the bias correction.
+
+    With sparse gradients it is *lazy*: only touched rows are updated, and the moments of the others
+    do not decay; when a row comes back, its moments are those it had. The bias correction counts
+    all updates, not the row's own.
+    """
+
+    def __init__(self, learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, **arguments):
+        super().__init__(learning_rate, **arguments)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+
+    def initial_slots(self):
+        return {"m": 0.0, "v": 0.0}
+
+    def scalars(self, learning_rate, step):
+        # The kernel's moments are smaller or greater than Keras's by these factors (see
+        # _complement_rounding), which the learning rate and epsilon make up for.
+        m_ratio = _complement_rounding(self.beta_1)
+        v_ratio = _complement_rounding(self.beta_2)
+        beta1_power = tf.pow(tf.constant(self.beta_1, tf.float32), step)
+        beta2_power = tf.pow(tf.constant(self.beta_2, tf.float32), step)
+        lr = learning_rate * (v_ratio**0.5 / m_ratio)
+        return {
+            "lr": lr,
+            "beta1": self.beta_1,
+            "beta2": self.beta_2,
+            "beta1_power": beta1_power,
+            "beta2_power": beta2_power,
+            "epsilon": self.epsilon * v_ratio**0.5,
+            "alpha": lr * tf.sqrt(1.0 - beta2_power) / (1.0 - beta1_power),
+        }
+
+    def dense_kernel(self, alpha, **arguments):
+        tf.raw_ops.ResourceApplyAdam(**arguments)  # has its own alpha, from the same powers
+
+    def sparse(self, var, slots, gradient, indices, scalars):
+        m = _gather(slots["m"], indices)
+        v = _gather(slots["v"], indices)
+        m += (gradient - m) * (1.0 - scalars["beta1"])
+        v += (tf.square(gradient) - v) * (1.0 - scalars["beta2"])
+        _scatter(slots["m"], indices, m)
+        _scatter(slots["v"], indices, v)
+        change = m * scalars["alpha"] / (tf.sqrt(v) + scalars["epsilon"])
+        tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
+
+
+class AdamW(Adam):
+    """Adam that decays weights unless told otherwise; https://arxiv.org/abs/1711.05101."""
+
+    def __init__(self, learning_rate=0.001, weight_decay=0.004, **arguments):
+        super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
+
+
+class Adagrad(FusedOptimizer):
+    """Adagrad (Duchi et al., https://jmlr.org/papers/v12/duchi11a.html).
+
+    Keras divides by sqrt(accumulator + epsilon) and the kernel by sqrt(accum), so the slot starts
+    at initial_accumulator_value + epsilon. Sparse updates equal dense ones.
+    """
+
+    dense_kernel = staticmethod(tf.raw_ops.ResourceApplyAdagrad)
+    sparse_kernel = staticmethod(tf.raw_ops.ResourceSparseApplyAdagrad)
+
+    def __init__(self, learning_rate=0.001, initial_accumulator_value=0.1, epsilon=1e-7, **arguments):
+        super().__init__(learning_rate, **arguments)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+
+    def initial_slots(self):
+        return {"accum": self.initial_accumulator_value + self.epsilon}
+
+
+class RMSprop(FusedOptimizer):
+    """RMSprop (Tieleman & Hinton, Coursera 2012, lecture 6e), with momentum and centring on demand.
+
+    With sparse gradients the averages and the momentum of rows that are not touched do not decay.
+    The kernel's sparse forms exist for CPUs only, so these updates are gathered and scattered.
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        rho=0.9,
+        momentum=0.0,
+        epsilon=1e-7,
+        centered=False,
+        **arguments,
+    ):
+        super().__init__(learning_rate, **arguments)
+        self.rho = rho
+        self.momentum = momentum
+        self.epsilon = epsilon
+        self.centered = centered
+
+    def initial_slots(self):
+        return {"ms": 0.0, "mom": 0.0} | ({"mg": 0.0} if self.centered else {})
+
+    def scalars(self, learning_rate, step):
+        ratio = _complement_rounding(self.rho)
+        return {
+            "lr": learning_rate * ratio**0.5,
+            "rho": self.rho,
+            "momentum": self.momentum,
+            "epsilon": self.epsilon * ratio,
+        }
+
+    def dense_kernel(self, **arguments):
+        if self.centered:
+            tf.raw_ops.ResourceApplyCenteredRMSProp(**arguments)
+        else:
+            tf.raw_ops.ResourceApplyRMSProp(**arguments)
+
+    def sparse(self, var, slots, gradient, indices, scalars):
+        ms = _gather(slots["ms"], indices)
+        ms += (tf.square(gradient) - ms) * (1.0 - scalars["rho"])
+        _scatter(slots["ms"], indices, ms)
+        variance = ms + scalars["epsilon"]
+        if self.centered:
+            mg = _gather(slots["mg"], indices)
+            mg += (gradient - mg) * (1.0 - scalars["rho"])
+            _scatter(slots["mg"], indices, mg)
+            variance -= tf.square(mg)
+        change = scalars["lr"] * gradient * tf.math.rsqrt(variance)
+        change += scalars["momentum"] * _gather(slots["mom"], indices)
+        _scatter(slots["mom"], indices, change)
+        tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
+
+
+class Ftrl(FusedOptimizer):
+    """FTRL-Proximal (McMahan et al., https://research.google/pubs/pub41159/) with L2 shrinkage.
+
+    The rule computes a variable anew from its slots, so a dense update puts a weight whose gradient
+    has always been zero to zero; a sparse update leaves a row that was never touched as it began.
+    It divides by the learning rate: a schedule must not reach zero.
+    """
+
+    dense_kernel = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
+    sparse_kernel = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        learning_rate_power=-0.5,
+        initial_accumulator_value=0.1,
+        l1_regularization_strength=0.0,
+        l2_regularization_strength=0.0,
+        l2_shrinkage_regularization_strength=0.0,
+        beta=0.0,
+        **arguments,
+    ):
+        super().__init__(learning_rate, **arguments)
+        self.learning_rate_power = learning_rate_power
+        self.initial_accumulator_value = initial_accumulator_value
+        self.l1_regularization_strength = l1_regularization_strength
+        self.l2_regularization_strength = l2_regularization_strength
+        self.l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
+        self.beta = beta
+
+    def initial_slots(self):
+        return {"accum": self.initial_accumulator_value, "linear": 0.0}
+
+    def scalars(self, learning_rate, step):
+        return {
+            "lr": learning_rate,
+            "l1": self.l1_regularization_strength,
+            "l2": self.l2_regularization_strength + self.beta / (2.0 * learning_rate),
+            "l2_shrinkage": self.l2_shrinkage_regularization_strength,
+            "lr_power": self.learning_rate_power,
+        }
+
+
+def build(name, learning_rate=None, **arguments):
+    """The optimizer called `name`, not yet built.
+
+    Arguments:
+      name: one of NAMES, or any class in tf.keras.optimizers; case does not matter.
+      learning_rate: a number or a schedule; None takes the rule's default.
+      arguments: hyper-parameters, under Keras's names, and Optimizer's own.
+
+    Raises: ValueError for an unknown name or argument, naming the nearest.
+    """
+    keras_classes = _keras_classes()
+    found = name.lower()
+    common = names.keyword_arguments(Optimizer)
+    rate = {} if learning_rate is None else {"learning_rate": learning_rate}
+    if found in _RULES:
+        known = names.keyword_arguments(_RULES[found]) - {"learning_rate"}
+        names.check_arguments(f"optimizer {found}", arguments, known)
+        return _RULES[found](**rate, **arguments)
+    if found not in keras_classes:
+        raise names.unknown("optimizer", name, {*NAMES, *keras_classes})
+    keras_class = keras_classes[found]
+    known = names.keyword_arguments(keras_class) | common
+    names.check_arguments(f"optimizer {found}", arguments, known - {"learning_rate"})
+    ours = {key: value for key, value in arguments.items() if key in common}
+    theirs = {key: value for key, value in arguments.items() if key not in common}
+    ours.setdefault("name", found)
+    return KerasOptimizer(lambda: keras_class(**theirs), **rate, **ours)
+
+
+def _keras_classes():
+    base = tf.keras.optimizers.Optimizer
+    # Wrappers around another optimizer; the engine scales losses itself.
+    wrappers = {"optimizer", "lossscaleoptimizer", "multioptimizer"}
+    classes = vars(tf.keras.optimizers).values()
+    by_name = {c.__name__.lower(): c for c in classes if isinstance(c, type) and issubclass(c, base)}
+    return {name: c for name, c in by_name.items() if name not in wrappers}
+
+
+def _complement_rounding(beta):
+    """How far 1 - beta in float32, which the kernels compute, is from what Keras uses: a ratio.
+
+    Keras subtracts in double precision and rounds afterwards. For 0.999 the two differ by 1.3e-5,
+    which would stand in the second moments and show in the weights.
+    """
+    return (1.0 - float(np.float32(beta))) / (1.0 - beta) if beta < 1.0 else 1.0
+
+
+def _gather(slot, indices):
+    return tf.raw_ops.ResourceGather(resource=slot, indices=indices, dtype=tf.float32)
+
+
+def _scatter(slot, indices, rows):
+    tf.raw_ops.ResourceScatterUpdate(resource=slot, indices=indices, updates=rows)
+
+
+_RULES = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adam": Adam,
+    "adamw": AdamW,
+    "adagrad": Adagrad,
+    "rmsprop": RMSprop,
+    "ftrl": Ftrl,
+}
+NAMES = tuple(_RULES)

@@ -1,0 +1,142 @@
+"""Local SGD: replicas that train by themselves for some steps, then meet. Replica code, but for `build`.
+
+McMahan et al. 2017, https://arxiv.org/abs/1602.05629, and DiLoCo, Douillard et al. 2023,
+https://arxiv.org/abs/2311.08105.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from engine.gradients import Gradients
+from engine.optimizers import Momentum
+from engine.optimizers.base import Target
+from engine.optimizers.loss_scale import assign_local
+from engine.reduction import per_replica
+from engine.reduction.all_reduce import ByReplica, Item, Reduction, assign_means, weighted
+from engine.variables import path_of, tf_variable
+
+
+class LocalSgd(Reduction):
+    """A `Reduction` that sums nothing in a step: each replica is updated by its own gradients, and they drift apart.
+
+    After `sync_every_steps` steps, a *round*, the inner loop calls `sync`: the difference between the weights that the
+    round began with and those of each replica, averaged over the replicas, is a gradient for an outer optimizer,
+    gradient descent with Nesterov's momentum, which makes the weights that all replicas begin the next round with. A
+    replica weighs by the examples that it saw in the round. With an outer learning rate of 1 and no momentum the
+    weights are averaged; with that, plain SGD and rounds of one step it is synchronous training.
+
+    The optimizer's own state (slots, its count of updates) stays each replica's; moving statistics are averaged at the
+    end of a round. Between two rounds' ends, weights and statistics differ by replica: nothing may read them there.
+
+    Args:
+      sync_every_steps: steps of a round.
+      outer_learning_rate, outer_momentum: the paper's are 0.7 and 0.9.
+      dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a round.
+    """
+
+    def __init__(
+        self,
+        sync_every_steps: int,
+        outer_learning_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        dtype: str = "float32",
+        pack_bytes: int = 4 << 20,
+    ):
+        super().__init__(dtype, pack_bytes)
+        self.sync_every_steps = sync_every_steps
+        self.outer = Momentum(outer_learning_rate, outer_momentum, nesterov=True, name="outer")
+        self._statistics = ByReplica()
+
+    def slot_scope(self):
+        return tf.variable_creator_scope(per_replica.create)
+
+    def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
+        self._round = _Round(variables, averages)
+        self.outer.build(self._round.starts)
+
+    def alone(self) -> bool:
+        return True
+
+    def begin_step(self, present: tf.Tensor | None, *more) -> None:
+        super().begin_step(present, *more)
+        if present is not None:
+            self._statistics.note([tf.identity(variable) for variable in self._round.averages])
+
+    def sum(
+        self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
+    ):
+        """Returns what this replica has: (gradients, count); zeros where it has no examples.
+
+        Such a step leaves its moving statistics as they were.
+        """
+        own_count, present = self._counted(count), self._present.noted()
+        self._watch_norm(gradients, count)
+        tf.raw_ops.AssignAddVariableOp(resource=self._round.examples.handle, value=own_count)
+        if present is None:
+            return gradients, count
+        for variable, before in zip(self._round.averages, self._statistics.noted(), strict=True):
+            assign_local(variable, tf.where(present, tf.identity(variable), before))
+        given = Gradients(gradients)
+        return Gradients(_zeros_unless(present, given.values), given.factors), count
+
+    def begin_round(self) -> None:
+        """Takes the weights as those that a round begins with. On each replica, before the first step of a process."""
+        self._round.begin()
+
+    def sync(self) -> None:
+        """Ends a round: the one communication. On each replica, outside any loop or condition of its own."""
+        self._waited.note(None)  # what a step's own trace noted is not this one's
+        now = self._round
+        weight = tf.convert_to_tensor(now.examples)
+        moved = [Item((start - target.read()) * weight, exact=False) for start, target in now.pairs()]
+        items = moved + weighted(now.averages, weight) + [Item(weight, exact=True)]
+        sums = self._sum_packed(tf.distribute.get_replica_context(), items)
+        self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
+        assign_means(now.averages, sums[len(moved) : -1], sums[-1])
+        now.go_on()
+
+
+class _Round:
+    """What a round keeps, on each replica: the weights it began with, and how many examples the replica has seen.
+
+    A class of its own, so that no checkpoint holds it: at a round's end the first are the weights, the second is 0.
+    """
+
+    def __init__(self, variables: Sequence, averages: Sequence[tf.Variable]):
+        self.averages = list(averages)
+        self.starts = [tf.Variable(tf_variable(v), trainable=False, name=path_of(v)) for v in variables]
+        self.examples = per_replica.variable(0.0, "round_examples")
+        self._targets = [Target(variable, place) for place, variable in enumerate(variables)]
+
+    def pairs(self):
+        """(what the round began with, the variable as it is), of each."""
+        return zip(self.starts, self._targets, strict=True)
+
+    def begin(self) -> None:
+        """The first round: it begins with the weights as they are."""
+        for start, target in self.pairs():
+            assign_local(start, target.read())
+        assign_local(self.examples, tf.constant(0.0))
+
+    def go_on(self) -> None:
+        """The next round: the weights are what it begins with."""
+        for start, target in self.pairs():
+            assign_local(target.variable, tf.identity(start))
+        assign_local(self.examples, tf.constant(0.0))
+
+
+def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:
+    """The gradients, or zeros; they pass through a condition untouched, where a choice by value would read them all."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    given = [value for value in values if value is not None]
+    chosen = iter(tf.cond(present, lambda: given, lambda: [tf.zeros_like(value) for value in given]))
+
+    def restored(gradient):
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(next(chosen), gradient.indices, gradient.dense_shape)
+        return None if gradient is None else next(chosen)
+
+    return [restored(gradient) for gradient in gradients]

@@ -1,0 +1,189 @@
+"""PowerSGD: gradients that travel as two thin matrices, and what they lost that way is added to the next ones.
+
+Replica code, but for `build`. Vogels, Karimireddy, Jaggi 2019, https://arxiv.org/abs/1905.13727, algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from engine.gradients import Gradients
+from engine.optimizers.base import Target
+from engine.optimizers.loss_scale import assign_local
+from engine.reduction import per_replica
+from engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, weighted
+from engine.variables import tf_variable
+
+
+class PowerSgd(Reduction):
+    """A `Reduction` that compresses the gradients of matrices to a rank, with error feedback.
+
+    A gradient [..., columns] is a matrix M [rows, columns], and travels as P = M Q [rows, rank] and, once P has been
+    summed and its columns made orthonormal, P^T M [rank, columns]; their product is what is applied. It is M where
+    M has no higher rank, and the best known approximation where P comes near to M's first singular vectors, which it
+    does from step to step, since each step begins from the last one's Q. A gradient that this makes no smaller
+    (vectors, small matrices) travels as it is, and so do slices.
+
+    *The memory.* What a replica's part of M lost is kept on the replica, float32, and added to its next gradient. Not
+    as a part of the *sum* of the gradients but of their *mean* over the global batch, unscaled: what is applied is the
+    mean. A sum over 64 examples that lost something would else give it back, in an epoch's last batch of 2, with 32
+    times its weight; and a loss scale that moved would too. So the means that are applied, and the mean of the
+    replicas' memories, add up to the true means, whatever the batches' sizes. This is why the count is summed first, by
+    itself: a few bytes that travel while the backward pass is still at work. A replica without examples has a gradient
+    of zero, and goes on giving back what it kept.
+
+    A step whose sums are not finite, which is left out, and one without any example leave memory and Q as they are.
+
+    It is the same with one replica, where nothing travels: how a run learns does not depend on how many there are.
+
+    Args:
+      rank: columns of P; 1, 2 and 4 are the paper's.
+      dtype, pack_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the memory.
+
+    Variables, made by `build`, by the variable's place and name:
+      memory: [rows, columns] float32, differing by replica.
+      q: [rank, columns] float32, Q transposed: so products with it read M along its rows.
+    """
+
+    def __init__(self, rank: int, dtype: str = "float32", pack_bytes: int = 4 << 20):
+        super().__init__(dtype, pack_bytes)
+        self.rank = rank
+        self.memory: dict[str, tf.Variable] = {}
+        self.q: dict[str, tf.Variable] = {}
+        self._keys = _Keys()
+
+    def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
+        memory, q = {}, {}
+        for place, variable in enumerate(variables):
+            rows, columns = _matrix_shape(variable.shape)
+            if self.rank * (rows + columns) >= rows * columns:
+                continue
+            key = Target(variable, place).key
+            self._keys.add(variable, key)
+            memory[key] = per_replica.variable(tf.zeros([rows, columns]), f"power_sgd/{key}/memory")
+            # Any start will do that is the same on all replicas and has no zeros.
+            start = tf.random.stateless_normal([self.rank, columns], seed=[0, place])
+            q[key] = tf.Variable(start, trainable=False, name=f"power_sgd/{key}/q")
+        self.memory, self.q = memory, q
+
+    def sum(
+        self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
+    ):
+        keys = self._keys_of(gradients, variables)
+        if not keys:
+            return super().sum(gradients, count, averages)
+        context = tf.distribute.get_replica_context()
+        replicas = context.num_replicas_in_sync
+        own_count, scale = self._counted(count), self._scale.noted()
+        if replicas > 1:
+            gradients = [of_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
+            self._watch_norm(gradients, own_count)
+            meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
+            (count,) = self._sum_packed(context, [Item(own_count, exact=True)], meanwhile)
+        else:
+            averages = ()
+        given = Gradients(gradients)
+        share = _mean(given, count, scale)
+        share = share.times(tf.constant(float(replicas))) if replicas > 1 else share
+        matrices = {
+            place: tf.reshape(share[place], self.memory[key].shape) + self.memory[key] for place, key in keys.items()
+        }
+        rest = [place for place, g in enumerate(given.values) if isinstance(g, tf.Tensor) and place not in keys]
+        others = [Item(given.values[place], exact=False) for place in rest] + weighted(averages, own_count)
+        products, others = self._sum_products(context, matrices, keys, others)
+
+        summed = [self._gather_slices(context, g, own_count) for g in given.values]
+        for place, total in zip(rest, others, strict=False):
+            summed[place] = total
+        assign_means(averages, others[len(rest) :], count)
+        return self._finish(matrices, keys, products, Gradients(summed, given.factors), count), count
+
+    def _sum_products(self, context, matrices: dict, keys: dict, others: list[Item]):
+        """Algorithm 1. Returns ({place: its products}, the sums of `others`, which travel with the first of them)."""
+        p = [Item(tf.matmul(m, self.q[keys[place]], transpose_b=True), exact=False) for place, m in matrices.items()]
+        sums = self._sum_packed(context, p + others)
+        # Householder's: orthonormal even where P has a lower rank (a batch of few examples), as Gram-Schmidt is not.
+        bases = [tf.linalg.qr(total).q for total in sums[: len(p)]]
+        own = [
+            self._as_it_travels(tf.matmul(basis, m, transpose_a=True))
+            for basis, m in zip(bases, matrices.values(), strict=True)
+        ]
+        q = self._sum_packed(context, [Item(value, exact=False) for value in own])
+        replicas = context.num_replicas_in_sync
+        means = [total / replicas for total in q] if replicas > 1 else q
+        return dict(zip(matrices, map(_Products, bases, own, means), strict=True)), sums[len(p) :]
+
+    def _finish(self, matrices: dict, keys: dict, products: dict, summed: Gradients, count: tf.Tensor) -> Gradients:
+        """Puts the gradients together; keeps what each replica's lost, unless the step is one that is not applied.
+
+        `summed` has the sums of those that were not compressed.
+        """
+        scale = self._scale.noted()
+        mean = _mean(summed, count, scale)
+        values = [None if place in products else mean[place] for place in range(len(mean))]
+        rest = [g.values if isinstance(g, tf.IndexedSlices) else g for g in values if g is not None]
+        for place, (basis, _, q) in products.items():
+            product = tf.matmul(basis, tf.where(count > 0, q, 0.0))
+            values[place] = tf.reshape(product, summed.values[place].shape)
+        applied = tf.math.is_finite(tf.linalg.global_norm([q for _, _, q in products.values()] + rest)) & (count > 0)
+
+        def keep():
+            for place, (basis, own_q, q) in products.items():
+                key = keys[place]
+                assign_local(self.memory[key], matrices[place] - tf.matmul(basis, own_q))
+                # A row of zeros would stay one for ever: where nothing was found, the old direction is looked at again.
+                found = tf.reduce_any(q != 0, axis=1, keepdims=True)
+                assign_local(self.q[key], tf.where(found, q, self.q[key]))
+
+        tf.cond(applied, keep, lambda: None)
+        return Gradients(values, (count,) if scale is None else (count, scale))
+
+    def _as_it_travels(self, value: tf.Tensor) -> tf.Tensor:
+        """Rounded as it is on the wire, so that the memory holds what that lost too."""
+        return tf.cast(tf.cast(value, self.wire_dtype), tf.float32)
+
+    def _keys_of(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
+        """{place in the list: key of its memory} of the gradients that are compressed."""
+        if not variables:
+            return {}
+        return {
+            place: key
+            for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+            if isinstance(gradient, tf.Tensor) and (key := self._keys.get(variable)) is not None
+        }
+
+
+class _Products(NamedTuple):
+    """Of one matrix: P orthonormal, this replica's P^T M as it travels, and the replicas' mean of that."""
+
+    basis: tf.Tensor
+    own_q: tf.Tensor
+    q: tf.Tensor
+
+
+class _Keys:
+    """Keys by variable. A class of its own, as a dictionary on a `tf.Module` would be tracked for checkpoints."""
+
+    def __init__(self):
+        self._keys: dict[int, str] = {}
+
+    def add(self, variable, key: str) -> None:
+        self._keys[id(tf_variable(variable))] = key
+
+    def get(self, variable) -> str | None:
+        return self._keys.get(id(tf_variable(variable)))
+
+
+def _matrix_shape(shape: tf.TensorShape) -> tuple[int, int]:
+    """(rows, columns) of a tensor as a matrix: its last axis is the columns. A vector is one of one row."""
+    columns = shape[-1] if shape.rank else 1
+    return shape.num_elements() // max(1, columns), columns
+
+
+def _mean(gradients: Gradients, count: tf.Tensor, scale: tf.Tensor | None) -> Gradients:
+    """Of the true loss over `count` examples, from sums of the scaled ones."""
+    mean = gradients.over(count)
+    return mean if scale is None else mean.times(1.0 / scale)

@@ -1,0 +1,5 @@
+"""What TensorBoard shows of a run."""
+
+from engine.summaries.tensorboard import TensorBoard
+
+__all__ = ["TensorBoard"]

@@ -1,0 +1,82 @@
+"""A look at what a step computes, for TensorBoard, that changes nothing in the run. Host code around replica code."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from engine.accumulation import accumulate
+from engine.embeddings import none_admitted
+from engine.strategies.stand_in import with_stand_in
+from engine.summaries.event_values import Histogram, histogram
+from engine.variables import path_of, tf_variable
+
+
+class Probe:
+    """Computes the gradients that the next step would, and shows its batch, without doing it.
+
+    Args:
+      distribution: the `tf.distribute.Strategy` of the run.
+      feed: the training data's feed. It is asked for the step that training asks for next, which every feed answers
+        twice alike.
+      trainer: built.
+    """
+
+    def __init__(self, distribution: tf.distribute.Strategy, feed, trainer):
+        self._distribution = distribution
+        self._feed = feed
+        self._trainer = trainer
+        self._gradients = tf.function(self._replicated_gradients, autograph=False)
+        self._batch = tf.function(self._replicated_batch, autograph=False)
+
+    def gradients(self, step: int) -> dict[str, Histogram]:
+        """Histograms of the loss's gradients over the global batch of a step, by the variable's path.
+
+        Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train.
+        """
+        if not self._trainer.trainable_variables:
+            return {}
+        operands, place, _ = self._feed.take(step, 1)
+        with none_admitted(self._trainer.embedding_tables.values()):  # while it is traced
+            found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
+        paths = [path_of(v) for v in self._trainer.trainable_variables]
+        return {path: found[path] for path in paths if path in found}
+
+    @property
+    def example_features(self):
+        """Features of one example, zeros: their shapes and dtypes."""
+        return self._trainer.example[0]
+
+    def features(self, step: int):
+        """The features of one replica's part of the batch of a step, as tensors."""
+        operands, place, _ = self._feed.take(step, 1)
+        return self._batch(operands, tf.constant(place, tf.int64))
+
+    def _replicated_batch(self, operands, place):
+        batch = self._feed.next_operands(operands, place)
+        features = self._distribution.run(lambda *b: self._feed.batch(*b)[0], args=batch)
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
+
+    def _replicated_gradients(self, operands, place, step):
+        batch = self._feed.next_operands(operands, place)
+        found = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], found)
+
+    def _replica_gradients(self, batch, step):
+        """Replica code: what a forward pass in training moves (statistics, seeds) is put back, on each replica."""
+        trainer = self._trainer
+        moved = [tf_variable(v) for model in trainer.models for v in model.non_trainable_variables]
+        kept = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in moved]
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        batch, present = with_stand_in(batch)
+        trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True), present)
+        gradients, metrics = accumulate(trainer.compute_gradients, batch, trainer.options.accumulate_steps)
+        gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
+        gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
+        for variable, value in zip(moved, kept, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+        paths = [path_of(v) for v in trainer.trainable_variables]
+        return {
+            path: histogram(g.values if isinstance(g, tf.IndexedSlices) else g)
+            for path, g in zip(paths, gradients, strict=True)
+            if g is not None
+        }

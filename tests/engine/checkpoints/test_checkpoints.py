@@ -1,0 +1,278 @@
+"""What is restored is what was there at the call of save, to the bit."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.checkpoints import CheckpointError, load_weights
+from engine.checkpoints import manifest as manifests
+from tests.engine.checkpoints.checkpoint_cases import (
+    bits,
+    data_file,
+    fill,
+    make,
+    make_state,
+    names,
+    saved,
+    variables_of,
+)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_round_trip_keeps_every_bit(tmp_path, replicas):
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else tf.distribute.get_strategy()
+    with strategy.scope():
+        state = make_state()
+        fill(state, 1)
+        before = bits(state)
+        make(tmp_path, state).save(7, {"best": np.float32(0.5), "patience": 3}, wait=True)
+    fill(state, 2)
+    with strategy.scope():
+        manifest = make(tmp_path, state).restore()
+    assert bits(state) == before
+    assert len(before) > replicas * 10
+    assert manifest.step == 7
+    assert manifest.host_state == {"best": 0.5, "patience": 3}
+    assert manifest.about == {"model": "mlp", "units": 3}
+
+
+def test_mirrored_and_single_states_read_each_other(tmp_path):
+    state, _ = saved(tmp_path, [3])
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        mirrored = make_state()
+        make(tmp_path, mirrored).restore()
+    assert bits(mirrored)[::2] == bits(mirrored)[1::2] == bits(state)
+
+
+def test_what_is_summed_on_read_is_saved_as_its_sum(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        total = tf.Variable(
+            0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+        )
+    state = tf.train.Checkpoint(total=total)
+    strategy.run(lambda: total.assign_add(1.5))
+    make(tmp_path, state).save(1, {}, wait=True)
+    strategy.run(lambda: total.assign_add(1.0))
+    make(tmp_path, state).restore()
+    assert float(total.read_value()) == 3.0
+
+
+def test_tensorflow_alone_reads_and_writes_the_same_files(tmp_path):
+    state, checkpoints = saved(tmp_path / "ours", [1])
+    before = bits(state)
+    theirs = tf.train.Checkpoint(trainer=state.trainer, step=state.step, half=state.half).save(tmp_path / "theirs")
+    ours = tf.train.load_checkpoint(checkpoints.latest().prefix)
+    assert ours.get_variable_to_shape_map() == tf.train.load_checkpoint(theirs).get_variable_to_shape_map()
+    assert set(checkpoints.latest().variables) == set(ours.get_variable_to_shape_map()) - {
+        "_CHECKPOINTABLE_OBJECT_GRAPH",
+        "save_counter/.ATTRIBUTES/VARIABLE_VALUE",
+    }
+    fill(state, 2)
+    fresh = tf.train.Checkpoint(trainer=state.trainer, step=state.step, half=state.half)
+    fresh.restore(checkpoints.latest().prefix).assert_consumed()
+    assert bits(state) == before
+
+
+@pytest.mark.parametrize("update", ["assign", "adam", "xla", "scatter"])
+def test_the_file_holds_the_values_at_the_call_however_they_change_after(tmp_path, update):
+    table = tf.Variable(tf.zeros([2_000, 500]))
+    moments = [tf.Variable(tf.zeros_like(table)) for _ in range(2)]
+    step = tf.Variable(0, dtype=tf.int64)
+    state = tf.train.Checkpoint(table=table, moments=moments, step=step)
+    ones = tf.ones_like(table)
+
+    def adam():
+        tf.raw_ops.ResourceApplyAdam(
+            var=table.handle,
+            m=moments[0].handle,
+            v=moments[1].handle,
+            beta1_power=0.9,
+            beta2_power=0.9,
+            lr=0.1,
+            beta1=0.9,
+            beta2=0.9,
+            epsilon=1e-3,
+            grad=ones,
+        )
+
+    change = {
+        "assign": lambda: table.assign_add(ones),
+        "adam": tf.function(adam),
+        "xla": tf.function(lambda: table.assign(table * 0.5 + ones), jit_compile=True),
+        "scatter": lambda: table.scatter_add(tf.IndexedSlices(ones, tf.range(2_000))),
+    }[update]
+    change()  # compiled, and its variables in whatever mode it puts them
+    checkpoints = make(tmp_path, state)
+    for number in range(1, 4):
+        step.assign(number)
+        expected = [variable.numpy().copy() for variable in (table, *moments)]
+        checkpoints.save(number, {})
+        for _ in range(5):
+            change()
+            step.assign_add(100)
+        assert (table.numpy() != expected[0]).all()
+        checkpoints.wait()
+        reader = tf.train.load_checkpoint(checkpoints.latest().prefix)
+        for key, value in zip(("table", "moments/0", "moments/1"), expected, strict=True):
+            np.testing.assert_array_equal(reader.get_tensor(key + "/.ATTRIBUTES/VARIABLE_VALUE"), value)
+        assert reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == number
+
+
+def test_the_host_state_is_that_of_the_call_too(tmp_path):
+    host_state = {"best": 1.0}
+    checkpoints = make(tmp_path, make_state())
+    checkpoints.save(1, host_state)
+    host_state["best"] = 2.0
+    checkpoints.wait()
+    assert checkpoints.latest().host_state == {"best": 1.0}
+
+
+def test_variables_made_after_the_first_save_are_in_the_second(tmp_path):
+    state, checkpoints = saved(tmp_path, [1])
+    state.later = tf.Variable([1.0, 2.0])
+    checkpoints.save(2, {}, wait=True)
+    assert checkpoints.latest().variables["later/.ATTRIBUTES/VARIABLE_VALUE"] == [[2], "float32"]
+
+
+def test_a_variable_under_two_names_is_saved_once_and_weights_are_found_under_either(tmp_path):
+    shared = tf.Variable([1.0, 2.0])
+    state = tf.train.Checkpoint(a=tf.train.Checkpoint(deep=tf.train.Checkpoint(v=shared)), model=[shared])
+    checkpoints = make(tmp_path, state)
+    checkpoints.save(1, {}, wait=True)
+    assert list(checkpoints.latest().variables) == ["model/0/.ATTRIBUTES/VARIABLE_VALUE"]
+    target = tf.train.Checkpoint(v=tf.Variable([0.0, 0.0]))
+    assert load_weights(tmp_path, target, "a.deep") == ["a.deep.v"]
+    assert target.v.numpy().tolist() == [1.0, 2.0]
+
+
+def test_the_newest_are_kept_and_nothing_of_the_others(tmp_path):
+    _, checkpoints = saved(tmp_path, [1, 2, 10, 30], keep=2)
+    assert [manifest.step for manifest in checkpoints.all()] == [10, 30]
+    assert {manifests.step_of(name) for name in names(tmp_path) if name != "checkpoint"} == {10, 30}
+    assert checkpoints.clean() == []
+
+
+@pytest.mark.parametrize("keep", [None, 0])
+def test_without_keep_all_stay(tmp_path, keep):
+    _, checkpoints = saved(tmp_path, [1, 2, 3, 4], keep=keep)
+    assert [manifest.step for manifest in checkpoints.all()] == [1, 2, 3, 4]
+
+
+def test_a_stale_state_file_misleads_neither_restore_nor_sweep(tmp_path):
+    _, checkpoints = saved(tmp_path, [1, 2], keep=2)
+    stale = (tmp_path / "checkpoint").read_bytes()
+    saved(tmp_path, [3], keep=2)
+    (tmp_path / "checkpoint").write_bytes(stale)
+    assert checkpoints.latest().step == 3
+    _, checkpoints = saved(tmp_path, [4], keep=2)
+    assert [manifest.step for manifest in checkpoints.all()] == [3, 4]
+    assert tf.train.latest_checkpoint(tmp_path).endswith("ckpt-4")
+
+
+def test_saving_the_same_step_again_writes_only_when_forced(tmp_path):
+    state, checkpoints = saved(tmp_path, [5])
+    before = data_file(tmp_path, 5).stat().st_mtime_ns
+    checkpoints.save(5, {}, wait=True)
+    assert data_file(tmp_path, 5).stat().st_mtime_ns == before
+    again = make(tmp_path, state)
+    again.restore()
+    again.save(5, {}, wait=True)
+    assert data_file(tmp_path, 5).stat().st_mtime_ns == before
+    again.save(5, {"best": 0}, wait=True, force=True)
+    assert data_file(tmp_path, 5).stat().st_mtime_ns != before
+    assert checkpoints.latest().host_state == {"best": 0}
+
+
+def test_a_run_taken_back_goes_on_from_where_it_was_taken_to(tmp_path):
+    state, checkpoints = saved(tmp_path, [1, 2, 3])
+    checkpoints.restore(checkpoints.all()[0])
+    fill(state, 20)
+    checkpoints.save(2, {"best": 20}, wait=True)
+    manifest = make(tmp_path, state).restore()
+    assert (manifest.step, manifest.host_state) == (2, {"best": 20})
+
+
+def test_another_model_is_told_in_one_message_and_nothing_is_changed(tmp_path):
+    saved(tmp_path, [1])
+    state = make_state(units=5, slots=False)
+    state.extra = [tf.Variable(float(i)) for i in range(11)]
+    before = bits(state)
+    with pytest.raises(CheckpointError) as caught:
+        make(tmp_path, state).restore()
+    assert bits(state) == before
+    message = str(caught.value)
+    assert "ckpt-1" in message
+    assert "--run_dir" in message
+    assert "--init_from" in message
+    missing, extra, reshaped = message.splitlines()[1:]
+    assert "missing in the checkpoint (11): extra[0] [] float32; " in missing
+    assert missing.endswith("; and 3 more")
+    assert "only in the checkpoint (7): trainer.optimizer.iterations [] int64; " in extra
+    assert "[4, 5] float32 here, [4, 3] float32 in the checkpoint" in reshaped
+    assert ".ATTRIBUTES" not in message
+    assert "save_counter" not in message
+    # What differs in shape can't be restored in part either.
+    with pytest.raises(CheckpointError, match="of another shape"):
+        make(tmp_path, state).restore(strict=False)
+    assert bits(state) == before
+
+
+def test_without_strict_what_both_have_is_restored(tmp_path):
+    full, _ = saved(tmp_path, [1])
+    state = make_state(slots=False)
+    with pytest.raises(CheckpointError, match="only in the checkpoint"):
+        make(tmp_path, state).restore()
+    assert make(tmp_path, state).restore(strict=False).step == 1
+    del full.trainer.optimizer
+    assert bits(state) == bits(full)
+
+
+def test_another_type_is_another_shape(tmp_path):
+    make(tmp_path, tf.train.Checkpoint(v=tf.Variable([1.0]))).save(1, {}, wait=True)
+    with pytest.raises(CheckpointError, match=r"v: \[1\] bfloat16 here, \[1\] float32 in the checkpoint"):
+        make(tmp_path, tf.train.Checkpoint(v=tf.Variable(tf.ones([1], tf.bfloat16)))).restore()
+
+
+def test_state_that_is_no_variable_is_refused_by_name(tmp_path):
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    state = tf.train.Checkpoint(model=tf.train.Checkpoint(vocabulary=table))
+    with pytest.raises(CheckpointError, match=r"model.vocabulary is a MutableHashTable, and only variables are saved"):
+        make(tmp_path, state).save(1, {})
+
+
+def test_weights_alone_come_from_a_run_a_directory_or_a_prefix(tmp_path):
+    donor, checkpoints = saved(tmp_path / "checkpoints", [1, 2])
+    wanted = [weight.numpy() for weight in donor.trainer.model.weights]
+    for path in (tmp_path, tmp_path / "checkpoints", checkpoints.latest().prefix):
+        state = make_state()
+        slots_before = bits(tf.train.Checkpoint(slots=state.trainer.optimizer))
+        loaded = load_weights(path, state.trainer.model, "trainer.model")
+        assert len(loaded) == len(variables_of(state.trainer.model))
+        for weight, value in zip(state.trainer.model.weights, wanted, strict=True):
+            np.testing.assert_array_equal(weight.numpy(), value)
+        assert bits(tf.train.Checkpoint(slots=state.trainer.optimizer)) == slots_before
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        load_weights(tmp_path / "elsewhere", state.trainer.model)
+
+
+def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
+    _, checkpoints = saved(tmp_path, [1])
+    other = make_state(units=5)
+    before = bits(other)
+    with pytest.raises(CheckpointError, match=r"(?s)do not fit this model.*of another shape"):
+        load_weights(tmp_path, other.trainer.model)
+    with pytest.raises(CheckpointError, match="missing in the checkpoint"):
+        load_weights(tmp_path, other.trainer.model, "trainer.no_such_name")
+    assert bits(other) == before
+    os.truncate(data_file(tmp_path, 1), 100)
+    with pytest.raises(CheckpointError, match=r"expected .* bytes, found 100"):
+        load_weights(checkpoints.directory + "/ckpt-1", other.trainer.model)
+
+
+def test_what_json_can_not_hold_is_told_at_the_call(tmp_path):
+    with pytest.raises(CheckpointError, match=r"host_state=.*can't be kept"):
+        make(tmp_path, make_state()).save(1, {"hook": object()})

@@ -1,0 +1,199 @@
+"""A checkpoint that was cut, changed, or never finished is none; the one before it is restored."""
+
+import json
+import logging
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from engine.checkpoints import CheckpointError, Checkpoints
+from engine.checkpoints import manifest as manifests
+from tests.engine.checkpoints.checkpoint_cases import (
+    bits,
+    data_file,
+    fill,
+    make,
+    make_state,
+    names,
+    saved,
+    warnings_of,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def truncate(directory):
+    os.truncate(data_file(directory, 2), 100)
+    return r"ckpt-2.data-00000-of-00001: expected \d+ bytes, found 100"
+
+
+def flip_a_bit(directory):
+    path = data_file(directory, 2)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return r"ckpt-2.data-00000-of-00001: expected sha256 \w{16}..., found \w{16}..."
+
+
+def remove_the_index(directory):
+    (directory / "ckpt-2.index").unlink()
+    return r"ckpt-2.index: expected \d+ bytes, found no file"
+
+
+def remove_the_manifest(directory):
+    (directory / "ckpt-2.manifest.json").unlink()
+    return r"ckpt-2: expected ckpt-2.manifest.json, found none: unfinished"
+
+
+def halve_the_manifest(directory):
+    path = directory / "ckpt-2.manifest.json"
+    os.truncate(path, path.stat().st_size // 2)
+    return r"ckpt-2.manifest.json: expected a manifest, found JSONDecodeError"
+
+
+def another_format(directory):
+    path = directory / "ckpt-2.manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    return r"ckpt-2.manifest.json: expected format 1, found 99"
+
+
+@pytest.mark.parametrize(
+    "break_it", [truncate, flip_a_bit, remove_the_index, remove_the_manifest, halve_the_manifest, another_format]
+)
+def test_a_broken_checkpoint_is_skipped_with_one_warning_and_the_one_before_restored(tmp_path, caplog, break_it):
+    saved(tmp_path, [1, 2])
+    pattern = break_it(tmp_path)
+    before = names(tmp_path)
+    state = make_state()
+    checkpoints = make(tmp_path, state)
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.restore().step == 1
+        checkpoints.latest()
+    expected = make_state()
+    fill(expected, 1)
+    assert bits(state) == bits(expected)
+    (warning,) = warnings_of(caplog)
+    assert re.search(pattern, warning)
+    assert str(tmp_path) in warning
+    assert names(tmp_path) == before  # who reads changes nothing
+    fill(state, 3)
+    checkpoints.clean()
+    checkpoints.save(2, {}, wait=True)
+    assert make(tmp_path, state).latest().step == 2
+
+
+def test_a_broken_checkpoint_asked_for_by_name_is_an_error(tmp_path):
+    state, checkpoints = saved(tmp_path, [1, 2])
+    manifest = checkpoints.latest()
+    flip_a_bit(tmp_path)
+    before = bits(state)
+    with pytest.raises(CheckpointError, match="expected sha256"):
+        checkpoints.restore(manifest)
+    assert bits(state) == before
+
+
+def test_what_a_killed_writer_leaves_is_cleaned_and_the_rest_stays(tmp_path):
+    _, checkpoints = saved(tmp_path, [1, 2])
+    keep = names(tmp_path)
+    (tmp_path / "ckpt-3_temp").mkdir()
+    (tmp_path / "ckpt-3_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
+    for name in ("ckpt-3.manifest.json.tmp", "checkpoint.tmp1234", "ckpt-4.index", "ckpt-4.data-00000-of-00001"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("the user's own")
+    assert checkpoints.latest().step == 2
+    assert len(checkpoints.clean()) == 5
+    assert names(tmp_path) == sorted([*keep, "notes.txt"])
+
+
+def test_an_empty_or_absent_directory_restores_nothing(tmp_path):
+    checkpoints = make(tmp_path / "none", make_state())
+    assert checkpoints.restore() is None
+    assert checkpoints.all() == []
+    assert checkpoints.clean() == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_directory_that_can_not_be_made_is_told_at_wait(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    checkpoints = make(tmp_path / "file" / "checkpoints", make_state())
+    checkpoints.save(1, {})
+    with pytest.raises(CheckpointError, match=r"ckpt-1 could not be written to .*Not a directory.*--run_dir"):
+        checkpoints.wait()
+    checkpoints.wait()  # told once
+    (tmp_path / "file").unlink()
+    checkpoints.save(1, {}, wait=True)
+    assert checkpoints.latest().step == 1
+
+
+def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):
+    state, checkpoints = saved(tmp_path, [1])
+    before = names(tmp_path)
+    state.large = tf.Variable(tf.random.stateless_uniform([500_000], [1, 2]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        checkpoints.save(2, {})
+        with pytest.raises(CheckpointError, match=r"ckpt-2 could not be written.*File too large") as caught:
+            checkpoints.save(3, {})  # a save waits for the one before it, and tells of it
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(str(caught.value).splitlines()) == 1
+    assert names(tmp_path) == before
+    assert checkpoints.latest().step == 1
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def test_a_process_killed_while_it_writes_loses_no_finished_checkpoint(tmp_path):
+    """Ten kills at random moments of a process that does nothing but save; the next one restores and goes on."""
+    seed = random.randrange(1 << 30)
+    moments = random.Random(seed)
+    writer = subprocess.Popen(
+        [sys.executable, ROOT / "tests/engine/checkpoints/checkpoint_writer.py", tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    newest, steps, unfinished, child = 0, [], 0, None
+    try:
+        for _ in range(10):
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+            word, child, step, whole = writer.stdout.readline().split()
+            child = int(child)
+            assert (word, whole) == ("restored", "True"), f"seed {seed}"
+            assert int(step) >= newest, f"seed {seed}: went back from {newest} to {step}"
+            if not newest:  # on a busy machine a first write can take long, and without one nothing is tested
+                wait_until(lambda: list(tmp_path.glob("*.manifest.json")))
+            time.sleep(moments.uniform(0.05, 0.6))
+            os.kill(child, signal.SIGKILL)
+            assert writer.stdout.readline() == "ended\n"
+            child = None
+            latest = Checkpoints(tmp_path, tf.train.Checkpoint(), keep=None, about={}).latest()
+            newest = latest.step if latest else 0
+            steps.append(newest)
+            unfinished += bool(manifests.leftovers(str(tmp_path)))
+    finally:
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+        writer.stdin.close()
+        writer.wait()
+    print(f"newest after each kill: {steps}; {unfinished} of 10 kills left something unfinished")
+    assert steps[-1] > 0
+    assert len(names(tmp_path)) < 20  # each start cleaned up after the one before

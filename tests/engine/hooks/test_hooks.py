@@ -1,0 +1,349 @@
+"""The hooks that evaluate, save and guard, in real runs of a small model through the outer loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import loop
+from engine.checkpoints import Checkpoints
+from engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
+from engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
+from engine.hooks.monitors import EarlyStopping
+from engine.hooks.numerics import NanGuard, NonfiniteError
+from engine.metrics import LoopSums
+from models.mlp import Model
+
+EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
+
+
+def data(scale: float = 1.0, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, EXAMPLES).astype("int32")
+    features = rng.random((EXAMPLES, 4, 4, 1), dtype="float32") + labels[:, None, None, None]
+    return (features * np.float32(scale)).astype("float32"), labels
+
+
+@pytest.fixture
+def mlp(bench):
+    def make(source=None, replicas=1, dropout=0.0, **options):
+        trainer = Model(hidden_units=(8,), dropout=dropout)
+        source = data() if source is None else source
+        return bench(trainer, source, BATCH, replicas, num_classes=3, eval_source=data(seed=1), **options)
+
+    return make
+
+
+class Record(Hook):
+    name = "record"
+
+    def __init__(self):
+        self.steps, self.evaluations = [], {}
+
+    def __call__(self, moment):
+        self.steps.append(moment.step)
+        if moment.evaluation is not None:
+            self.evaluations[moment.step] = moment.evaluation
+
+
+def run(bench, hooks, until):
+    return loop.train(bench.strategy, bench.state, hooks, until)
+
+
+def test_loop_stops_where_a_hook_is_due(mlp):
+    record = Record()
+    run(mlp(), [every_steps(3, lambda *_: None), record], 10)
+    assert {3, 6, 9, 10} <= set(record.steps)
+
+
+def test_moments_count_an_epochs_smaller_last_batch_by_its_examples(mlp):
+    class Examples(Hook):
+        name = "examples"
+
+        def __call__(self, moment):
+            counted.append((moment.examples, moment.sums.read()["loss"][1]))
+
+    counted = []
+    run(mlp(), [every_steps(3, lambda *_: None), Examples()], 12)
+    assert all(examples == seen for examples, seen in counted)
+    assert sum(examples for examples, _ in counted) == 2 * EXAMPLES + 2 * BATCH
+
+
+def test_users_function_gets_the_means_since_last_time(mlp):
+    bench = mlp()
+    seen = []
+    run(bench, [every_epoch(lambda moment, metrics: seen.append((moment.step, metrics["loss"])))], 12)
+    assert [step for step, _ in seen] == [5, 10]
+    again = mlp()
+    totals = [again.train(step).get("loss") for step in (5, 10)]
+    assert [loss for _, loss in seen] == [total / count for total, count in totals]
+
+
+def test_window_that_was_kept_is_not_emptied_by_the_hook(mlp):
+    kept = []
+
+    class Keeps(Windowed):
+        def act(self, moment):
+            kept.append(self.window)
+
+    run(mlp(), [Keeps(2)], 4)
+    assert [window.values()["loss"][1] for window in kept] == [2 * BATCH, 2 * BATCH]
+
+
+def test_evaluates_when_due_and_at_the_last_step_once(mlp):
+    bench, record = mlp(), Record()
+    evaluation = Evaluation(4)
+    run(bench, [evaluation, record], 8)
+    assert sorted(record.evaluations) == [4, 8]
+    run(bench, [evaluation, record], 10)
+    assert sorted(record.evaluations) == [4, 8, 10]
+    assert (evaluation.step, evaluation.result) == (10, record.evaluations[10])
+    assert set(evaluation.result) == {"loss", "accuracy"}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_evaluation_uses_the_weights_average_and_puts_the_weights_back_on_each_replica(mlp, replicas):
+    bench = mlp(replicas=replicas, ema_decay=0.9, learning_rate=0.1)
+    run(bench, [], 7)
+    before = bench.arrays()
+    average = [shadow.numpy() for shadow in bench.trainer.optimizer.weight_average.shadows]
+    found = evaluate(bench.strategy, bench.trainer)
+    for array, kept in zip(bench.arrays(), before, strict=True):
+        np.testing.assert_array_equal(array, kept)
+    with averaged_weights(bench.trainer):
+        for variable, shadow in zip(bench.trainer.model.trainable_variables, average, strict=True):
+            for copy in bench.copies(variable):
+                np.testing.assert_array_equal(copy, shadow)
+        assert bench.strategy.evaluate().means() == found
+    assert bench.strategy.evaluate().means()["loss"] != found["loss"]
+
+
+def test_evaluating_changes_no_bit_of_training(mlp):
+    plain, evaluated = mlp(dropout=0.5), mlp(dropout=0.5)
+    run(plain, [], 9)
+    run(evaluated, [Evaluation(2)], 9)
+    for a, b in zip(plain.arrays(), evaluated.arrays(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_stop_request_ends_the_run_at_the_next_moment_and_the_first_reason_stays(mlp):
+    stop, record = StopRequest(), Record()
+
+    def ask(moment, _):
+        stop.request("asked")
+        stop.request("again")
+
+    moment = run(mlp(), [every_steps(4, ask), stop, record], 40)
+    assert (moment.step, moment.stop) == (4, "asked")
+    assert record.steps[-1] == 4
+    assert run(mlp(), [stop], 40).step == 0
+
+
+def checkpoints(bench, directory, keep=None):
+    return Checkpoints(directory, bench.state.checkpoint, keep=keep, about={})
+
+
+def test_checkpoints_when_due_and_where_the_run_was_stopped(mlp, tmp_path):
+    bench, stop = mlp(), StopRequest()
+    saved = checkpoints(bench, tmp_path)
+    hooks = [every_steps(7, lambda *_: stop.request("asked")), stop]
+    hooks.append(saving.Checkpointing(saved, 3, hooks))
+    run(bench, hooks, 100)
+    assert [manifest.step for manifest in saved.all()] == [3, 6, 7]
+
+
+def test_run_without_a_step_saves_nothing(mlp, tmp_path):
+    bench, stop = mlp(), StopRequest()
+    stop.request("at once")
+    saved = checkpoints(bench, tmp_path)
+    run(bench, [stop, saving.Checkpointing(saved, 3)], 100)
+    assert saved.all() == []
+
+
+def test_resumed_run_has_its_state_and_that_of_hooks_with_one_name(mlp, tmp_path):
+    def hooks_of(bench):
+        saved = checkpoints(bench, tmp_path)
+        hooks = [every_steps(10, lambda *_: None), every_steps(10, lambda *_: None)]
+        hooks.append(saving.Checkpointing(saved, 4, hooks))
+        return saved, hooks
+
+    bench = mlp(dropout=0.5)
+    _, hooks = hooks_of(bench)
+    run(bench, hooks, 4)
+    whole = mlp(dropout=0.5)
+    run(whole, [], 9)
+
+    resumed = mlp(dropout=0.5)
+    saved, hooks = hooks_of(resumed)
+    manifest = saving.restore(saved, resumed.state, hooks)
+    assert (manifest.step, resumed.state.step) == (4, 4)
+    assert [hook.window.values()["loss"][1] for hook in hooks[:2]] == [4 * BATCH] * 2
+    run(resumed, hooks, 9)
+    for a, b in zip(resumed.arrays(), whole.arrays(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_restoring_from_nothing_says_so(mlp, tmp_path):
+    bench = mlp()
+    assert saving.restore(checkpoints(bench, tmp_path), bench.state, [NanGuard()]) is None
+
+
+def with_nan(at: int):
+    features, labels = data()
+    features[at] = np.nan
+    return features, labels
+
+
+def test_nan_guard_ends_a_run_whose_loss_is_nan_in_one_line_with_a_cure(mlp):
+    bench = mlp(with_nan(0), shuffle=False)
+    with pytest.raises(NonfiniteError) as error:
+        run(bench, [every_steps(1, lambda *_: None), NanGuard()], 20)
+    message = str(error.value)
+    assert message.startswith("step 1: gradient_norm is nan, the first such variable is ")
+    assert "dense" in message
+    assert "lower the learning rate" in message
+    assert "\n" not in message
+
+
+def test_nan_guard_reads_the_call_before_and_never_the_newest(mlp):
+    class Unread(Hook):
+        def __call__(self, moment):
+            newest.append(moment.sums)
+            read.append([sums._read is not None for sums in newest])
+
+    class EachStep(Periodic):
+        def act(self, moment):
+            pass
+
+    newest, read = [], []
+    run(mlp(), [EachStep(1), NanGuard(), Unread()], 3)
+    assert read == [[False], [True, False], [True, True, False]]
+
+
+def test_state_that_is_not_finite_is_never_saved(mlp, tmp_path):
+    bench = mlp(with_nan(40), shuffle=False)  # in the third step
+    saved = checkpoints(bench, tmp_path)
+    hooks = [NanGuard()]
+    hooks.append(saving.Checkpointing(saved, 1, hooks))
+    with pytest.raises(NonfiniteError, match="step 3"):
+        run(bench, hooks, 20)
+    saved.wait()
+    assert [manifest.step for manifest in saved.all()] == [1, 2]
+
+
+def test_weights_that_are_not_finite_are_not_saved_though_the_metrics_are(mlp, tmp_path):
+    bench = mlp()
+
+    def break_weights(moment, _):
+        bench.trainer.model.trainable_variables[-1].assign([0.0, np.inf, 0.0])
+
+    hooks = [NanGuard(), every_steps(2, break_weights)]
+    saved = checkpoints(bench, tmp_path)
+    hooks.append(saving.Checkpointing(saved, 2, hooks))
+    with pytest.raises(NonfiniteError, match=r"step 2: variable .*logits/bias is not finite"):
+        run(bench, hooks, 20)
+    assert saved.all() == []
+
+
+def test_nan_in_the_last_step_of_a_run_without_checkpoints_is_found(mlp):
+    with pytest.raises(NonfiniteError):
+        run(mlp(with_nan(0), shuffle=False), [NanGuard()], 1)
+
+
+def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog):
+    times = iter(range(100))
+    guard = NanGuard(warn_seconds=4, clock=lambda: next(times))
+    bench = mlp(with_nan(0), shuffle=False, on_nonfinite="skip")
+    with caplog.at_level("WARNING", logger="absl"):
+        run(bench, [every_steps(1, lambda *_: None), guard], 25)
+    assert guard.skipped == 5  # one step of each epoch
+    assert guard.skipped_in_a_row == 0
+    warned = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert warned[0].startswith("step 1: 1 updates left out")
+    assert 1 < len(warned) < 5
+    assert all(np.isfinite(array).all() for array in bench.arrays())
+
+
+def test_skipping_all_steps_for_long_is_an_error(mlp):
+    bench = mlp(data(scale=np.inf), on_nonfinite="skip")
+    guard = NanGuard(max_skipped=12)
+    with pytest.raises(NonfiniteError, match="nothing is learned") as error:
+        run(bench, [every_steps(5, lambda *_: None), guard], 1000)
+    assert "on_nonfinite" not in str(error.value)  # it is what the user asked for already
+    assert bench.state.step < 40
+    again = NanGuard()
+    again.restore_host_state(guard.host_state())
+    assert again.skipped == again.skipped_in_a_row == guard.skipped >= 12
+
+
+def test_early_stopping_counts_what_a_resumed_run_had_counted(mlp, tmp_path):
+    """In a stopped run that is started again nothing is trained, until its patience is raised."""
+
+    def hooks_of(bench, patience=2):
+        hooks = [Evaluation(2), EarlyStopping("eval_loss", patience, min_delta=1e9)]
+        saved = checkpoints(bench, tmp_path)
+        hooks.append(saving.Checkpointing(saved, 0, hooks))
+        return saved, hooks
+
+    bench = mlp()
+    _, hooks = hooks_of(bench)
+    moment = run(bench, hooks, 100)
+    assert moment.step == 6
+    assert "eval_loss has not improved for 2 evaluations" in moment.stop
+    for patience, last_step in ((2, 6), (4, 10)):
+        resumed = mlp()
+        saved, hooks = hooks_of(resumed, patience)
+        saving.restore(saved, resumed.state, hooks)
+        assert run(resumed, hooks, 100).step == last_step
+
+
+def test_periodic_hook_of_period_0_is_never_due(mlp):
+    class Never(Periodic):
+        def act(self, moment):
+            raise AssertionError("it was due")
+
+    run(mlp(), [Never(0)], 3)
+
+
+@pytest.fixture
+def check_numerics():
+    numerics.enable()
+    yield
+    tf.debugging.disable_check_numerics()
+
+
+def test_check_numerics_names_the_op_and_the_line_that_made_it(check_numerics):
+    @tf.function
+    def inner(x):
+        return tf.math.log(x)
+
+    @tf.function
+    def outer():
+        return tf.while_loop(lambda i: i < 2, lambda i: i + tf.cast(inner(-1.0), tf.int32) * 0 + 1, [0])
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        outer()
+    line = numerics.explain(error.value)
+    assert line.startswith("nan first in output 0 of op Log")
+    assert "test_hooks.py" in line
+    assert "in inner" in line
+    assert "\n" not in line
+
+
+def test_check_numerics_explains_no_other_error():
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        tf.reshape([1, 2], [3])
+    assert numerics.explain(error.value) is None
+
+
+def test_check_numerics_finds_the_first_op_of_a_training_step(mlp, check_numerics):
+    bench = mlp(data(scale=1e30), learning_rate=1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        run(bench, [], 5)
+    assert "first in output 0 of op" in numerics.explain(error.value)
+
+
+def test_sums_are_read_once_however_many_hooks_keep_them():
+    sums = LoopSums(["loss"], tf.constant([[6.0, 3.0]], tf.float64))
+    assert sums.read() is sums.read()

@@ -1,0 +1,178 @@
+"""Hooks that watch one metric: when it counts as better, what they do when it is not, over a restart too."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+from engine import loop
+from engine.checkpoints import Checkpoints
+from engine.hooks import Hook, saving
+from engine.hooks.evaluation import Evaluation
+from engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, direction_of
+from models.mlp import Model
+
+
+class Values(Hook):
+    """Stands in for an evaluation: gives the next of some values every step."""
+
+    def __init__(self, name, values):
+        self.values = {name: list(values)}
+
+    def next_due(self, step, moment):
+        return step + 1
+
+    def __call__(self, moment):
+        moment.evaluation = {name: values[moment.step - 1] for name, values in self.values.items()}
+
+
+class Improvements(Monitor):
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.seen = []
+
+    def observe(self, moment, value, improved):
+        self.seen.append(improved)
+
+
+@pytest.fixture
+def mlp(bench):
+    def make(**options):
+        rng = np.random.default_rng(0)
+        source = rng.random((32, 4), dtype="float32"), rng.integers(0, 3, 32).astype("int32")
+        trainer = Model(hidden_units=(4,))
+        return bench(trainer, source, 16, num_classes=3, eval_source=source, **options)
+
+    return make
+
+
+def run(bench, hooks, until):
+    return loop.train(bench.strategy, bench.state, hooks, until)
+
+
+def observe(monitor, values):
+    for value in values:
+        monitor(types.SimpleNamespace(evaluation={monitor.metric: value}, sums=None, step=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [("eval_loss", "min"), ("eval_accuracy", "max"), ("eval_top_5_accuracy", "max"), ("train_auc", "max")],
+)
+def test_direction_follows_from_the_name(name, direction):
+    assert direction_of(name) == direction
+    assert Monitor(name).direction == direction
+
+
+def test_direction_may_be_given():
+    monitor = Improvements("eval_loss", direction="max")
+    observe(monitor, [1.0, 2.0, 1.5])
+    assert monitor.seen == [True, True, False]
+
+
+def test_better_is_by_more_than_min_delta_and_nan_never_is():
+    monitor = Improvements("eval_loss", min_delta=0.1)
+    observe(monitor, [np.nan, 1.0, 0.95, 0.85, np.nan, 0.8])
+    assert monitor.seen == [False, True, False, True, False, False]
+    assert monitor.best == 0.85
+
+
+def test_monitor_without_a_source_is_refused():
+    with pytest.raises(ValueError, match="monitor=val_loss is unknown; use eval_NAME or train_NAME"):
+        Monitor("val_loss")
+
+
+def test_metric_that_is_not_measured_is_named_with_those_that_are(mlp):
+    with pytest.raises(ValueError, match=r"monitor=eval_auc is not measured .* use one of eval_accuracy, eval_loss"):
+        run(mlp(), [Evaluation(1), EarlyStopping("eval_auc", 1)], 3)
+
+
+def test_train_metric_is_the_mean_since_the_last_look(mlp):
+    whole = Improvements("train_loss")
+    values = []
+    whole.observe = lambda moment, value, improved: values.append((moment.step, value))
+    run(mlp(), [Evaluation(4), whole], 8)
+    bench = mlp()
+    means = [total / count for total, count in (bench.train(step)["loss"] for step in (4, 8))]
+    assert values == [(4, means[0]), (8, means[1])]
+
+
+def test_train_metric_needs_no_evaluation_with_a_period_of_its_own(mlp):
+    monitor = Improvements("train_loss", every_steps=3)
+    run(mlp(), [monitor], 9)
+    assert len(monitor.seen) == 3
+    with pytest.raises(ValueError, match=r"monitor=eval_loss needs evaluations.* use train_loss"):
+        Improvements("eval_loss", every_steps=3)
+
+
+def test_stops_after_patience_evaluations_in_a_row(mlp):
+    values = Values("loss", [5, 4, 4.5, 3, 3, 3, 3, 3, 3])
+    moment = run(mlp(), [values, EarlyStopping("eval_loss", 3)], 9)
+    assert moment.step == 7
+    assert "(best 3)" in moment.stop
+
+
+def test_learning_rate_falls_on_each_plateau_down_to_the_least_scale(mlp):
+    bench = mlp(learning_rate=0.5)
+    optimizer = bench.trainer.optimizer
+    scales = []
+
+    class Scale(Hook):
+        def __call__(self, moment):
+            scales.append(float(optimizer.learning_rate_scale.numpy()))
+
+    hooks = [Values("loss", [1] * 9), ReduceLearningRate("eval_loss", 2, factor=0.5, min_scale=0.2), Scale()]
+    run(bench, hooks, 9)
+    assert scales == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2])
+    assert float(optimizer.current_learning_rate()) == pytest.approx(0.5 * 0.2)
+
+
+def test_plateau_is_counted_over_a_restart(mlp, tmp_path):
+    """Nine steps straight, and four, a new process and five, lower the rate alike."""
+
+    def go(bench, until, directory):
+        hooks = [Values("loss", [1] * 9), ReduceLearningRate("eval_loss", 3, factor=0.5)]
+        saved = Checkpoints(directory, bench.state.checkpoint, keep=None, about={})
+        hooks.append(saving.Checkpointing(saved, 0, hooks))
+        saving.restore(saved, bench.state, hooks)
+        run(bench, hooks, until)
+        return hooks[1].waited, bench.arrays()
+
+    straight = go(mlp(), 9, tmp_path / "straight")
+    go(mlp(), 6, tmp_path / "cut")
+    resumed = go(mlp(), 9, tmp_path / "cut")
+    assert resumed[0] == straight[0]
+    for a, b in zip(resumed[1], straight[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def best_run(bench, directory, values, until, *, restore):
+    """A run that keeps its best checkpoint in `best`; returns its steps."""
+    hooks = [Values("accuracy", values)]
+    best = Checkpoints(directory / "best", bench.state.checkpoint, keep=1, about={})
+    hooks.append(saving.BestCheckpoint(best, "eval_accuracy", hooks))
+    saved = Checkpoints(directory / "checkpoints", bench.state.checkpoint, keep=None, about={})
+    hooks.append(saving.Checkpointing(saved, 2, hooks))
+    if restore:
+        saving.restore(saved, bench.state, hooks, restore(saved))
+    run(bench, hooks, until)
+    return [manifest.step for manifest in best.all()]
+
+
+def test_best_checkpoint_is_that_of_the_best_value(mlp, tmp_path):
+    assert best_run(mlp(), tmp_path, [0.1, 0.7, 0.9, 0.8, 0.9, 0.2], 6, restore=None) == [3]
+
+
+def test_best_checkpoint_is_not_replaced_by_a_worse_one_after_a_restart(mlp, tmp_path):
+    values = [0.1, 0.7, 0.9, 0.8, 0.85, 0.2, 0.95, 0.3]
+    assert best_run(mlp(), tmp_path, values, 4, restore=None) == [3]
+    assert best_run(mlp(), tmp_path, values, 6, restore=lambda saved: saved.latest()) == [3]
+    assert best_run(mlp(), tmp_path, values, 8, restore=lambda saved: saved.latest()) == [7]
+
+
+def test_best_checkpoint_of_a_killed_run_stands_though_the_run_is_resumed_from_before_it(mlp, tmp_path):
+    assert best_run(mlp(), tmp_path, [0.1, 0.2, 0.9, 0.8], 4, restore=None) == [3]
+    worse = [0.1, 0.2, 0.5, 0.6, 0.7]
+    assert best_run(mlp(), tmp_path, worse, 5, restore=lambda saved: saved.all()[0]) == [3]

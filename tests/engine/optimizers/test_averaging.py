@@ -1,0 +1,97 @@
+"""The weights' moving average against NumPy, and the swap that evaluation needs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.optimizers.averaging import WeightAverage
+from models.mlp import Model as Mlp
+
+
+def data(examples=40):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_average_equals_numpys_over_a_run(bench, replicas):
+    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.5)
+    variables = made.trainer.model.trainable_variables
+    average = made.trainer.optimizer.weight_average
+    expected = [v.numpy() for v in variables]
+    for t in range(1, 9):
+        made.train(t)
+        rate = 1 - min(0.5, (1 + t) / (10 + t))
+        expected = [e + np.float32(rate) * (v.numpy() - e) for e, v in zip(expected, variables, strict=True)]
+    for shadow, wanted in zip(average.shadows, expected, strict=True):
+        first, *others = made.copies(shadow)
+        np.testing.assert_allclose(first, wanted, rtol=1e-6, atol=1e-7)  # a rounding a step, 8 steps
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_swap_evaluates_the_average_and_gives_the_weights_back_to_the_bit(bench, replicas):
+    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.9, eval_source=data(), learning_rate=0.1)
+    made.train(5)
+    variables, average = made.trainer.model.trainable_variables, made.trainer.optimizer.weight_average
+    shadows, before = [s.numpy() for s in average.shadows], made.arrays()
+    own = made.strategy.evaluate().means()["loss"]
+    with average.swapped_in():
+        for variable, shadow in zip(variables, shadows, strict=True):
+            for copy in made.copies(variable):
+                np.testing.assert_array_equal(copy, shadow)
+        assert made.strategy.evaluate().means()["loss"] != own
+    for now, then in zip(made.arrays(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert made.strategy.evaluate().means()["loss"] == own
+
+
+def test_any_order_and_part_of_the_variables_find_their_own_averages():
+    one, two, three = (tf.Variable([float(i)]) for i in range(3))
+    average = WeightAverage(0.0)  # follows at once
+    average.build([one, two, three])
+    for variable in (one, two, three):
+        variable.assign_add([10.0])
+    average.update([three, one], tf.constant(1, tf.int64))
+    assert [s.numpy()[0] for s in average.shadows] == [10.0, 1.0, 12.0]
+    with average.swapped_in():
+        assert (two.numpy()[0], one.numpy()[0]) == (1.0, 10.0)
+    with pytest.raises(ValueError, match=r"without variable stranger.*; pass every variable"):
+        average.update([tf.Variable([0.0], name="stranger")], tf.constant(1, tf.int64))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reset_starts_the_average_from_the_weights(bench, replicas):
+    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.9)
+    average = made.trainer.optimizer.weight_average
+    made.train(3)
+    average.reset()
+    for variable, shadow in zip(made.trainer.model.trainable_variables, average.shadows, strict=True):
+        for copy in made.copies(shadow):
+            np.testing.assert_array_equal(copy, variable.numpy())
+
+
+def test_a_checkpoint_of_an_average_holds_its_shadows_and_nothing_twice(tmp_path):
+    variable = tf.Variable([1.0])
+    average = WeightAverage(0.9)
+    average.build([variable])
+    path = tf.train.Checkpoint(average=average).write(str(tmp_path / "average"))
+    names = [name for name, _ in tf.train.list_variables(path) if "OBJECT_GRAPH" not in name]
+    assert names == ["average/shadows/0/.ATTRIBUTES/VARIABLE_VALUE"]
+
+
+def test_weights_come_back_after_an_error():
+    variable = tf.Variable([1.0, 2.0])
+    average = WeightAverage(0.9)
+    average.build([variable])
+    variable.assign([3.0, 4.0])
+
+    def fail():
+        with average.swapped_in():
+            raise KeyError(variable.numpy().tolist())
+
+    with pytest.raises(KeyError, match=r"1.0, 2.0"):
+        fail()
+    assert variable.numpy().tolist() == [3.0, 4.0]
+    assert average.shadows[0].numpy().tolist() == [1.0, 2.0]

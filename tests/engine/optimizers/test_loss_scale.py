@@ -1,0 +1,80 @@
+"""Loss scaling by itself and in a trainer: an overflow skips the update and halves the scale, good steps double it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.gradients import Gradients
+from engine.optimizers.loss_scale import DynamicLossScale
+from models.cnn import Model as Cnn
+from models.mlp import Model as Mlp
+
+
+def test_halves_on_overflow_and_doubles_after_good_steps():
+    scale = DynamicLossScale(initial=8.0, growth_steps=3)
+    scale.build()
+    seen = []
+    for finite in [True, True, False, True, True, True, True, False, True, True, True]:
+        scale.update(tf.constant(finite))
+        seen.append(scale.value.numpy())
+    assert seen == [8, 8, 4, 4, 4, 8, 8, 4, 4, 4, 8]
+    assert scale.good_steps.numpy() == 0
+
+
+def test_stays_between_1_and_2_to_the_24():
+    scale = DynamicLossScale(initial=1.0, growth_steps=1)
+    scale.build()
+    scale.update(tf.constant(False))
+    assert scale.value.numpy() == 1.0
+    for _ in range(30):
+        scale.update(tf.constant(True))
+    assert scale.value.numpy() == 2.0**24
+
+
+def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():
+    scale = DynamicLossScale(initial=1024.0)
+    scale.build()
+    gradient = tf.constant([1.0 / 3, -7.0])
+    slices = tf.IndexedSlices(gradient[:, tf.newaxis], tf.constant([4, 2]), tf.constant([6, 1]))
+    dense, sparse, absent, infinite = scale.unscale(
+        [scale.scale(gradient), Gradients([slices]).times(tf.constant(1024.0))[0], None, tf.constant([np.inf])]
+    )
+    np.testing.assert_array_equal(dense, gradient)
+    np.testing.assert_array_equal(sparse.values[:, 0], gradient)
+    assert absent is None
+    assert np.isinf(infinite)
+
+
+def images(examples=64):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, examples).astype(np.int32)
+    pictures = rng.normal(size=(examples, 12, 12, 1)).astype(np.float32) + labels[:, None, None, None]
+    return pictures, labels
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_overflow_leaves_everything_but_the_scale(bench, replicas):
+    made = bench(Mlp((8,)), images(), 16, replicas, num_classes=4, precision="float16")
+    made.trainer.loss_scale.value.assign(2.0**24)
+    made.trainer.loss_scale.good_steps.assign(5)
+    held = made.trainer.model.trainable_variables
+    before = [v.numpy() for v in held]
+    values = made.train(1)
+    assert values["skipped"] == (replicas, replicas)
+    assert made.copies(made.trainer.loss_scale.value) == [2.0**23] * replicas
+    assert made.copies(made.trainer.loss_scale.good_steps) == [0] * replicas
+    assert made.trainer.optimizer.iterations.numpy() == 0
+    for variable, old in zip(held, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_sixteen_bit_precision_trains(bench, model, precision):
+    trainer = Mlp((32,)) if model == "mlp" else Cnn()
+    made = bench(trainer, images(), 32, num_classes=4, precision=precision, seed=1)
+    losses = made.curve(40)
+    assert np.mean(losses[-4:]) < 0.6 * losses[0]
+    assert all(v.dtype == "float32" for v in made.trainer.model.trainable_variables)
+    if precision == "float16":
+        assert made.trainer.optimizer.iterations.numpy() >= 30, "a quarter of the steps overflowed"

@@ -1,0 +1,276 @@
+"""Local SGD against DiLoCo's algorithm in NumPy, and against synchronous training where the two are one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import loop
+from engine.checkpoints import Checkpoints
+from engine.hooks import Hook, Periodic
+from engine.optimizers.loss_scale import assign_local
+from engine.reduction import Reduction, per_replica
+from engine.reduction.local_sgd import LocalSgd
+from models.mlp import Model as Mlp
+from tests.engine.reduction.noisy_points import four_classes
+
+SHAPES = [(5, 4), (4,)]
+
+
+class Rounds:
+    """A `LocalSgd` on its replicas, driven by hand: an inner step subtracts what a replica is given."""
+
+    def __init__(self, strategy, *arguments, **keywords):
+        self.strategy = strategy
+        self.reduction = LocalSgd(2, *arguments, **keywords)
+        with strategy.scope():
+            self.variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
+            self.statistic = tf.Variable(0.0)
+            self.reduction.build(self.variables, [self.statistic])
+        self._step = tf.function(self._replicated_step, autograph=False)
+        self._sync = tf.function(lambda: strategy.run(self.reduction.sync), autograph=False)
+        tf.function(lambda: strategy.run(self.reduction.begin_round), autograph=False)()
+
+    def step(self, changes, counts, statistics):
+        """Gives replica r, of counts[r] examples, changes[r][variable], and its moving statistic a value."""
+
+        def on_replicas(values):
+            return self.strategy.experimental_distribute_values_from_function(
+                lambda context: tf.convert_to_tensor(values[context.replica_id_in_sync_group], tf.float32)
+            )
+
+        self._step(
+            [on_replicas(list(c)) for c in zip(*changes, strict=True)], on_replicas(counts), on_replicas(statistics)
+        )
+
+    def sync(self):
+        """Ends the round: the weights and the statistic, which are the same on all replicas."""
+        self._sync()
+        found = [self.copies(variable) for variable in [*self.variables, self.statistic]]
+        for first, *others in found:
+            for other in others:
+                np.testing.assert_array_equal(first, other)
+        return [first for first, *_ in found]
+
+    def copies(self, variable):
+        return [part.numpy() for part in self.strategy.experimental_local_results(variable)]
+
+    def _replicated_step(self, changes, count, statistic):
+        def run(changes, count, statistic):
+            present = count > 0
+            self.reduction.begin_step(present)
+            assign_local(self.statistic, statistic)
+            changes, _ = self.reduction.sum(changes, tf.where(present, count, 1.0), [self.statistic])
+            for variable, change in zip(self.variables, changes, strict=True):
+                tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=1.0, delta=change)
+
+        self.strategy.run(run, args=(changes, count, statistic))
+
+
+def draw(step, replica):
+    rng = np.random.default_rng([step, replica])
+    return [0.1 * rng.normal(size=shape) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_rounds_equal_dilocos_algorithm(distribution, replicas, dtype):
+    """Algorithm 1 of arXiv:2311.08105 with the Nesterov momentum of its authors' framework; three rounds.
+
+    A bfloat16 has 8 bits: differences of size 0.3 are rounded by up to 1e-3, and momentum adds rounds up.
+    """
+    rounds = Rounds(distribution(replicas), 0.7, 0.9, dtype=dtype)
+    weights = [np.ones(shape) for shape in SHAPES]
+    momenta = [np.zeros(shape) for shape in SHAPES]
+    for first in (0, 2, 4):
+        local = [[w.copy() for w in weights] for _ in range(replicas)]
+        examples = np.zeros(replicas)
+        for step in (first, first + 1):
+            counts = np.array([8.0, 4.0, 4.0])[:replicas]
+            changes = [draw(step, r) for r in range(replicas)]
+            rounds.step(changes, counts, np.arange(replicas) + float(step))
+            examples += counts
+            local = [[w - c for w, c in zip(ws, cs, strict=True)] for ws, cs in zip(local, changes, strict=True)]
+        for place, weight in enumerate(weights):
+            gradient = np.average([weight - local[r][place] for r in range(replicas)], 0, examples)
+            momenta[place] = 0.9 * momenta[place] + gradient
+            weights[place] = weight - 0.7 * (gradient + 0.9 * momenta[place])
+        *found, statistic = rounds.sync()
+        for a, b in zip(found, weights, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6 if dtype == "float32" or replicas == 1 else 1e-2)
+        np.testing.assert_allclose(
+            statistic, np.average(np.arange(replicas) + first + 1.0, weights=examples), rtol=1e-6
+        )
+
+
+def test_replicas_drift_between_syncs_and_nothing_else_does(distribution):
+    rounds = Rounds(distribution(2))
+    rounds.step([draw(0, 0), draw(0, 1)], [1.0, 1.0], [1.0, 2.0])
+    for variable in (*rounds.variables, rounds.statistic):
+        first, second = rounds.copies(variable)
+        assert (first != second).all()
+    rounds.sync()
+
+
+def test_a_replica_without_examples_in_a_step_changes_nothing_by_it(distribution):
+    """Neither weights nor statistics, whatever it computed; and one that saw none all round has no say."""
+    rounds = Rounds(distribution(2), 1.0, 0.0)
+    changes = draw(0, 0)
+    nothing = [np.full(shape, np.nan) for shape in SHAPES]
+    rounds.step([changes, nothing], [3.0, 0.0], [5.0, np.nan])
+    *found, statistic = rounds.sync()
+    for weight, change in zip(found, changes, strict=True):
+        np.testing.assert_allclose(weight, 1.0 - change, rtol=1e-6)
+    assert statistic == 5.0
+
+
+# -- in a run ---------------------------------------------------------------------------------------------------------
+
+
+class Normalized(Mlp):
+    """With moving statistics."""
+
+    def build_model(self):
+        return tf.keras.Sequential(
+            [tf.keras.layers.Dense(16), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(4)]
+        )
+
+
+@pytest.fixture
+def run(bench):
+    """A run of a small net, 16 by 338 examples: every 22nd batch is one of 2, of which some replicas get none."""
+
+    def make(reduction, replicas=2, trainer=None, **options):
+        trainer = trainer or Normalized()
+        return bench(trainer, four_classes(), 16, replicas, num_classes=4, reduction=reduction, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_rounds_of_one_step_with_plain_averaging_are_synchronous_training(run, replicas):
+    """For SGD, uneven batches and all: 40 steps, each rounding the weights at 1e-7."""
+
+    def curve(reduction):
+        return run(reduction, replicas, Mlp((16,)), optimizer="sgd", learning_rate=0.1).curve(40)
+
+    np.testing.assert_allclose(curve(LocalSgd(1, 1.0, 0.0)), curve(Reduction()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(run, optimizer):
+    made = run(LocalSgd(4), optimizer=optimizer, block_steps=3)
+
+    def apart():
+        variables = [*made.trainer.model.trainable_variables, *made.trainer.moving_statistics]
+        return [bool((a != b).any()) for a, b in map(made.copies, variables)]
+
+    made.strategy.run_train_steps(8)  # at most 3 a call
+    assert made.state.step == 3
+    assert not made.strategy.in_step
+    assert all(apart())
+    made.train(8)
+    assert made.strategy.in_step
+    assert not any(apart())
+    made.train(10)  # ends a round early
+    assert made.strategy.in_step
+    assert not any(apart())
+
+
+@pytest.mark.parametrize(("replicas", "jit"), [(1, True), (2, False)])
+def test_where_calls_are_cut_changes_no_bit(run, replicas, jit):
+    """Calls of 1, of 5, which do not divide rounds of 4, and of a whole epoch, which holds several."""
+    arrays = []
+    for block_steps in (1, 5, 64):
+        made = run(LocalSgd(4), replicas, jit=jit, block_steps=block_steps)
+        made.train(40)
+        arrays.append(made.arrays())
+    for others in arrays[1:]:
+        for a, b in zip(arrays[0], others, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_it_learns_what_synchronous_training_learns(run):
+    def losses(reduction):
+        made = run(reduction, learning_rate=1e-2)
+        return [total / count for total, count in (made.train(until)["loss"] for until in (24, 200, 224))]
+
+    (first, _, last), (_, _, synchronous) = losses(LocalSgd(8)), losses(Reduction())
+    assert first > 1.5 * synchronous
+    assert last < 1.05 * synchronous
+
+
+def resume(made, directory):
+    Checkpoints(directory, made.state.checkpoint, keep=None, about={}).restore()
+    made.state.restore_host_state({"jit": False})
+    return made
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, tmp_path, optimizer):
+    first = run(LocalSgd(4), optimizer=optimizer)
+    first.train(16)
+    Checkpoints(tmp_path, first.state.checkpoint, keep=None, about={}).save(16, {}, wait=True)
+    slots = [v for v in first.state.variables() if per_replica.differs(v) and v.shape.rank]
+    assert slots
+    assert all((a != b).any() for a, b in map(first.copies, slots))
+    first.train(40)
+    second = resume(run(LocalSgd(4), optimizer=optimizer), tmp_path)
+    second.train(40)
+    for a, b in zip(first.arrays(), second.arrays(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_another_number_of_replicas_goes_on_from_the_slots_mean(run, tmp_path, replicas):
+    first = run(LocalSgd(4))
+    first.train(16)
+    Checkpoints(tmp_path, first.state.checkpoint, keep=None, about={}).save(16, {}, wait=True)
+    second = resume(run(LocalSgd(4), replicas), tmp_path)
+    m = [next(iter(made.trainer.optimizer.slots.values()))["m"] for made in (first, second)]
+    for copy in second.copies(m[1]):
+        np.testing.assert_allclose(copy, np.mean(first.copies(m[0]), 0), rtol=1e-6, atol=1e-9)
+    assert second.trainer.optimizer.iterations.numpy() == 16
+    second.train(40)
+
+
+class StopAfter(Hook):
+    """Asks for the end after the first call that goes past a step, wherever that is in a round."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, moment):
+        if moment.step >= self.step:
+            moment.stop = moment.stop or "asked"
+
+
+class Weights(Periodic):
+    """What all replicas hold, where it is due and where the run ends."""
+
+    def __init__(self, made, every_steps):
+        super().__init__(every_steps)
+        self.made, self.seen = made, {}
+
+    def act(self, moment):
+        self.seen[moment.step] = self.made.copies(self.made.trainer.model.trainable_variables[0])
+
+    def end(self, moment):
+        self.act(moment)
+
+
+def test_a_run_stops_where_a_round_ends(run):
+    """So that one that was stopped and goes on has the rounds of one that was not."""
+    made = run(LocalSgd(8), block_steps=3)
+    weights = Weights(made, 0)
+    moment = loop.train(made.strategy, made.state, [StopAfter(10), weights], 100)
+    assert moment.step == 16
+    np.testing.assert_array_equal(*weights.seen[16])
+
+
+def test_the_runs_last_round_may_be_a_shorter_one(run):
+    made = run(LocalSgd(8), block_steps=64)
+    weights = Weights(made, 16)
+    loop.train(made.strategy, made.state, [weights], 35)
+    assert sorted(weights.seen) == [16, 32, 35]
+    for first, second in weights.seen.values():
+        np.testing.assert_array_equal(first, second)
