@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import queue
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from engine.health import servers
+from engine.health.peers import is_gone
 from engine.health.watchdog import LostPeerError
 from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
 
@@ -248,6 +249,8 @@ class Closures:
                 raise ClosureError(self._explain_failure(lease, None))
 
     def _explain_stuck(self, gone: list[int]) -> str:
+        if quiet := silent("ps", range(len(self._cluster.servers))):
+            return servers.explain(quiet, self._cluster.servers, self._timeout_seconds)
         at = {number: worker for worker, number in enumerate(self.board.holding.numpy().tolist()) if number > 0}
         parts = [f"{self._named(worker)} is not there" for worker in gone]
         held = {
@@ -255,7 +258,7 @@ class Closures:
         }
         parts += [f"{self._named(worker)} holds {self._describe(lease, -1)}" for worker, lease in held.items()]
         # One that was stopped before it began what it was sent holds nothing yet.
-        for worker in silent(set(range(len(self._cluster.workers))) - {*gone, *held}):
+        for worker in silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
             parts.append(f"{self._named(worker)} does not answer")
         return (
             f"no update for --step_timeout_seconds={self._timeout_seconds:g}: "
@@ -300,18 +303,6 @@ def is_server_lost(error: Exception) -> bool:
     return isinstance(error, _LOST[:2]) and "/job:ps" in text
 
 
-def is_gone(address: str) -> bool:
-    """Whether nobody listens there: its process has ended. A stopped one listens still."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS):
-            return False
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # no way to say
-        return False
-
-
 def first_line(error: Exception) -> str:
     """What TensorFlow says of an error on a worker, without its list of nodes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -340,18 +331,13 @@ def quiet_tensorflow() -> None:
     tf.get_logger().addFilter(_InOneLine())
 
 
-def silent(workers: Iterable[int]) -> list[int]:
-    """Those of the workers that do not so much as tell the time within seconds: stopped, or cut off."""
-
-    def ask(worker: int) -> None:
-        with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:worker/task:{worker}/device:CPU:0"):
-            tf.timestamp()  # without an input: a constant goes to the worker with Python's lock held
-
+def silent(job: str, tasks: Iterable[int]) -> list[int]:
+    """Those tasks of a job that do not so much as tell the time within seconds: stopped, or cut off."""
     # Daemons: one that waits for a stopped worker is not to be waited for.
-    asked = {worker: threading.Thread(target=ask, args=(worker,), daemon=True) for worker in workers}
+    asked = {task: threading.Thread(target=servers.tell_time, args=(job, task), daemon=True) for task in tasks}
     for thread in asked.values():
         thread.start()
     deadline = time.monotonic() + _ANSWER_SECONDS
     for thread in asked.values():
         thread.join(max(0.0, deadline - time.monotonic()))
-    return [worker for worker, thread in asked.items() if thread.is_alive()]
+    return [task for task, thread in asked.items() if thread.is_alive()]

@@ -44,6 +44,7 @@ def describe(variables: Mapping[str, str]) -> dict:
     Returns:
       cpu: the model's name. usable_cores: as `usable_cores`. memory_mb: of the machine, in 2**20 bytes; None where
       the system does not tell. gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
+      platform: the system and its version.
       versions: of python, tensorflow, keras, numpy, crankshaft (None where it is not installed). threads: inter_op
       and intra_op, where 0 leaves the number to TensorFlow. flags: the variables that are set for XLA, oneDNN, the
       allocator and the like.
@@ -86,7 +87,7 @@ def gpu_names() -> list[str]:
 
 
 def cpu_model(proc: Path = Path("/proc")) -> str:
-    """The processor's name as the kernel gives it; None if it gives none."""
+    """The processor's name as the kernel gives it, else its kind."""
     for line in lines(proc / "cpuinfo"):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -123,8 +123,8 @@ class StreamedFeed:
             block = first_block + number // len(replicas)
             replica = replicas.start + number % len(replicas)
             indices = self.order.examples(block)
-            size = tf.shape(indices, tf.int64)[1]
-            indices = indices[:, size * replica // n : size * (replica + 1) // n]
+            start, stop = replica_part(tf.shape(indices, tf.int64)[1], replica, n)
+            indices = indices[:, start:stop]
             return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._tensors)
 
         numbers = tf.data.Dataset.counter()

@@ -203,9 +203,10 @@ class LoopSums:
         """Name to the pair (total, count), of its kind."""
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
-            self._read, start = {}, 0
+            found, start = {}, 0
             for row_name, rows in itertools.groupby(self._names):
                 (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
                 part = array[start:stop].T if kind is Auc else map(float, array[start])
-                self._read[name], start = kind(*part), stop
+                found[name], start = kind(*part), stop
+            self._read = found  # whole: threads read it too
         return self._read

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from engine.variables import assign_local
+
 # Keras adds 1 to a generator's second word at each draw and takes it modulo 2^31 - 2. A layer may draw 256 times a
 # step before it meets the next step's numbers, and a run may last 8 million steps before the words come round.
 _DRAWS_PER_STEP = 256
@@ -45,5 +47,4 @@ def reseed(generators: list, seed: int, step: tf.Tensor, replica: tf.Tensor) -> 
     """Replica code: sets each generator for this step. Generators differ by their place in the list."""
     for salt, generator in enumerate(generators):
         state = generator.state.value
-        words = tf.cast(step_seed(seed, step, replica, salt + 1), state.dtype)
-        tf.raw_ops.AssignVariableOp(resource=state.handle, value=words)
+        assign_local(state, step_seed(seed, step, replica, salt + 1))

@@ -14,9 +14,10 @@ from engine.gradients import Gradients
 from engine.metrics import Mean
 from engine.optimizers import schedules
 from engine.optimizers.averaging import WeightAverage
-from engine.optimizers.loss_scale import DynamicLossScale, NoLossScale, assign_local
+from engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
 from engine.options import StepOptions
 from engine.reduction import ByReplica, Reduction
+from engine.variables import assign_local
 from engine.wire import Values
 
 
@@ -109,7 +110,7 @@ class Trainer(tf.Module):
     # -- the pieces of a step, for those who write their own ----------------------------------------------------------
 
     def make_optimizer(self, optimizer, variables) -> optimizers.Optimizer:
-        """Adapts a Keras optimizer if it is one, makes the slots, and starts the weights' average and loss scale."""
+        """Adapts a Keras optimizer if it is one, makes the slots, and starts the weights' average."""
         if not isinstance(optimizer, optimizers.Optimizer):
             optimizer = optimizers.KerasOptimizer(optimizer)
         with self.reduction.slot_scope():

@@ -37,3 +37,13 @@ def at_home(variable: tf.Variable):
 def tf_variable(variable):
     """The tf.Variable under a Keras variable; a tf.Variable as it is."""
     return variable.value if isinstance(variable, tf.keras.Variable) else variable
+
+
+def read_local(variable: tf.Variable) -> tf.Tensor:
+    """This replica's value. Replica code."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Assigns this replica's copy. Replica code; for values that all replicas compute alike, or that are its own."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))

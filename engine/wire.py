@@ -1,5 +1,5 @@
-"""What travels between a worker and the parameter servers: one tensor a server each way, in 16 bits if asked.
-Worker code, but for what `Pull` learns beforehand of the variables."""
+"""What travels between a worker and the parameter servers: one tensor a server each way, in 16 bits if asked, as halves
+that replicas' sums travel as too. Worker code, but for what `Pull` learns beforehand of the variables."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
             "--accumulate_steps"
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "assertion failed" in str(error):
-        return EXIT_USAGE, f"--debug: {_first_line(error)}"
+        return EXIT_USAGE, _first_line(error)
     return None
 
 

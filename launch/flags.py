@@ -175,7 +175,7 @@ def _define_how() -> None:
     )
     update(_enum, "learning_rate_schedule", "constant", "How it changes.", enum_values=SCHEDULES)
     update(_repeated, "learning_rate_schedule_arg", [], "NAME=VALUE for the schedule, e.g. decay_rate=0.9. Repeatable.")
-    update(_integer, "warmup_steps", 0, "Steps in which the rate rises linearly from 0.", **_COUNT)
+    update(_integer, "warmup_steps", 0, "Steps in which the rate rises linearly to where it begins.", **_COUNT)
     update(
         _number, "weight_decay", None, "Decoupled decay, times the rate; the optimizer's own if not given.", **_COUNT
     )

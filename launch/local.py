@@ -23,6 +23,7 @@ from absl import flags
 from launch import errors, restarts, shares
 from launch import flags as train_flags
 from launch.benchmark import drive, program
+from launch.cluster import ClusterError
 from launch.errors import UsageError, nearest
 from launch.supervisor import Spec, StartError, Supervisor
 
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         code = _run(argv, os.environ)
     except UsageError as error:
         code = errors.fail(errors.EXIT_USAGE, str(error))
-    except StartError as error:
+    except (StartError, ClusterError) as error:
         code = errors.fail(errors.EXIT_FAILED, str(error))
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")

@@ -139,9 +139,8 @@ def start_weights(session: Session) -> None:
         for name, table in session.trainer.embedding_tables.items():
             load_weights(source, table, f"trainer.{name}")
         for optimizer in session.trainer.optimizers.values():
-            average = getattr(optimizer, "weight_average", None)
-            if average is not None:
-                average.reset()  # else it would still hold the weights that the model was made with
+            if optimizer.weight_average is not None:
+                optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
         logging.info("weights taken from %s", source)
 
 

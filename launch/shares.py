@@ -7,6 +7,8 @@ import os
 import random
 import socket
 
+from launch.cluster import ClusterError
+
 LOOPBACK = "127.0.0.1"
 _PORTS = range(10_000, 60_000)
 _TRIES = 10_000
@@ -19,7 +21,7 @@ def free_ports(count: int) -> list[int]:
     in the seconds until the task listens there.
 
     Raises:
-      OSError: none was found.
+      ClusterError: there are not so many.
     """
     first, last = _ephemeral_ports()
     candidates = [port for port in _PORTS if not first <= port <= last] or list(_PORTS)
@@ -30,7 +32,7 @@ def free_ports(count: int) -> list[int]:
         if _is_free(port):
             found.append(port)
     if len(found) < count:
-        raise OSError(f"only {len(found)} of {count} ports are free")
+        raise ClusterError(f"only {len(found)} of the {count} ports that are needed are free on this machine")
     return found
 
 

@@ -49,6 +49,8 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
             code = _run(trainer_class, data, hooks)
     except UsageError as error:
         code = errors.fail(errors.EXIT_USAGE, str(error))
+    except clusters.ClusterError as error:
+        code = errors.fail(errors.EXIT_FAILED, str(error))
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     sys.stdout.flush()

@@ -5,12 +5,15 @@ A probe of about two seconds, with TensorFlow's own kernels on a run's first dev
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tensorflow as tf
+
+from engine import environment
 
 _SAMPLES = 5
 _SAMPLE_SECONDS = 0.08
@@ -43,7 +46,7 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
     began = clock()
     kind = tf.DeviceSpec.from_string(device).device_type
     size = _MATMUL_SIZE.get(kind, 4096)
-    cache_bytes = last_cache_bytes() if kind == "CPU" else None
+    cache_bytes = last_cache_bytes(environment.usable_cpus([os.getpid()])) if kind == "CPU" else None
     samples = {}
     with tf.device(device):
         for dtype in dtypes:
@@ -65,10 +68,10 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
     }
 
 
-def last_cache_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Of the largest caches that the CPU's cores have, together; 32 MiB where the system does not tell."""
+def last_cache_bytes(cpus: set[int], folder: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Of the largest caches that these CPUs have, together; 32 MiB where the system does not tell."""
     caches = {}
-    for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+    for index in (index for cpu in cpus for index in (folder / f"cpu{cpu}").glob("cache/index[0-9]*")):
         try:
             size = (index / "size").read_text(encoding="ascii").strip()
             shared = (index / "shared_cpu_list").read_text(encoding="ascii").strip()

@@ -106,23 +106,21 @@ class Checkpoints:
         """All checkpoints whose files match their manifests, the oldest first."""
         return list(self._valid())[::-1]
 
-    def restore(self, manifest: Manifest | None = None, *, strict: bool = True) -> Manifest | None:
+    def restore(self, manifest: Manifest | None = None) -> Manifest | None:
         """Gives the state's variables the values of a checkpoint, the latest one if None, and returns its manifest.
 
         Returns None when there is no valid checkpoint. Raises CheckpointError, before any variable is changed, when
         the checkpoint is broken or is not one of this state: variables missing, extra or of another shape or type.
-        Without `strict`, only the last of these is an error: what both have is restored, the rest stays as it is (a
-        process that evaluates has no optimizer).
         """
         self.wait()
         if manifest is not None:
             if problem := manifest.problem():
                 raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
-            self._restore_verified(manifest, strict)
+            self._restore_verified(manifest)
             return manifest
         while (manifest := self.latest()) is not None:
             try:
-                self._restore_verified(manifest, strict)
+                self._restore_verified(manifest)
                 return manifest
             except (tf.errors.OpError, CheckpointError):
                 # A writer elsewhere may have swept it since; then there is a newer one.
@@ -130,12 +128,12 @@ class Checkpoints:
                     raise
         return None
 
-    def _restore_verified(self, manifest: Manifest, strict: bool) -> None:
+    def _restore_verified(self, manifest: Manifest) -> None:
         try:
             comparison = snapshot.compare(manifest.prefix, self.state)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{manifest.prefix} can't be read: {_reason(error)}") from error
-        if comparison.reshaped or (strict and (comparison.missing or comparison.extra)):
+        if comparison.missing or comparison.extra or comparison.reshaped:
             raise CheckpointError(
                 f"{manifest.name} in {self.directory} is of another model or optimizer; "
                 "use another --run_dir, or take its weights only with --init_from\n" + comparison.message()
@@ -227,7 +225,7 @@ class Checkpoints:
         )
 
 
-def load_weights(path, target, name: str = "trainer.model", *, strict: bool = True) -> list[str]:
+def load_weights(path, target, name: str = "trainer.model") -> list[str]:
     """Gives `target`'s variables the values that `name` has in another run's checkpoint, and nothing else.
 
     Args:
@@ -235,10 +233,9 @@ def load_weights(path, target, name: str = "trainer.model", *, strict: bool = Tr
         checkpoint's prefix, such as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are taken too.
       target: what is tracked under `name` here: a Keras model, a tf.Module, a tf.train.Checkpoint.
       name: the attributes from the checkpoint's root to it, with dots; "" is the root.
-      strict: whether it is an error when the checkpoint lacks a variable of `target` or has more.
 
     Returns the names of the variables that were loaded. Raises CheckpointError, before any is changed, for a path
-    without a valid checkpoint, for differences, for shapes or types that differ whatever `strict` is, and when nothing
+    without a valid checkpoint, for variables that are missing, extra or of another shape or type, and when nothing
     matches.
     """
     prefix = _find_prefix(os.path.abspath(path))
@@ -247,8 +244,7 @@ def load_weights(path, target, name: str = "trainer.model", *, strict: bool = Tr
         comparison = snapshot.compare(prefix, target, at)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {_reason(error)}") from error
-    differs = comparison.missing or comparison.extra
-    if comparison.reshaped or (strict and differs) or not comparison.matched:
+    if comparison.missing or comparison.extra or comparison.reshaped or not comparison.matched:
         raise CheckpointError(
             f"the weights in {prefix} do not fit this model; use the same --model and --model_arg as that run\n"
             + comparison.message()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 _MAX_BYTES = 2048  # of a datagram; ours are under 700
 _MAX_LINE = 400  # characters of a farewell that travel
-_PROBE_SECONDS = 1.0
+_PROBE_SECONDS = 0.5
 
 
 class Heard(NamedTuple):
@@ -69,7 +69,7 @@ class Peers:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self._socket.setblocking(False)
         try:
-            self._socket.bind(("", self._split(self.worker)[1]))
+            self._socket.bind(("", _split(self._addresses[self.worker])[1]))
         except OSError:
             self.close()
             raise
@@ -104,9 +104,11 @@ class Peers:
         """Takes in what comes within that time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if not select.select([self._socket], [], [], left)[0]:
+            poll = select.poll()  # select() takes no descriptor above 1023
+            poll.register(self._socket, select.POLLIN)
+            if not poll.poll(left * 1000):
                 return
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # not ours, or told that a peer is gone
+            with contextlib.suppress(Exception):  # not ours, of whatever kind, or told that a peer is gone
                 self._take(json.loads(self._socket.recv(_MAX_BYTES)))
 
     def _take(self, message: dict) -> None:
@@ -135,25 +137,28 @@ class Peers:
 
     def gone(self, among: list[int] | None = None) -> list[int]:
         """The peers at whose address nobody listens any more: their process has ended. A stopped one listens still."""
-        return [other for other in (self._others if among is None else among) if self._is_refused(other)]
-
-    def _is_refused(self, worker: int) -> bool:
-        try:
-            with socket.create_connection(self._split(worker), timeout=_PROBE_SECONDS):
-                return False
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # no way to say
-            return False
+        return [other for other in (self._others if among is None else among) if is_gone(self._addresses[other])]
 
     def _find(self) -> None:
         for other in self._others:
-            host, port = self._split(other)
+            host, port = _split(self._addresses[other])
             with contextlib.suppress(OSError):
                 flags = socket.AI_V4MAPPED | socket.AI_ALL if self._socket.family == socket.AF_INET6 else 0
                 found = socket.getaddrinfo(host, port, self._socket.family, socket.SOCK_DGRAM, flags=flags)
                 self._where[other] = found[0][4]
 
-    def _split(self, worker: int) -> tuple[str, int]:
-        host, _, port = self._addresses[worker].rpartition(":")
-        return host.strip("[]"), int(port)
+
+def is_gone(address: str) -> bool:
+    """Whether nobody listens at host:port: the process there has ended. A stopped one listens still."""
+    try:
+        with socket.create_connection(_split(address), timeout=_PROBE_SECONDS):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no way to say
+        return False
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from engine.hooks import Moment, Periodic
 from engine.reduction import per_replica
+from engine.variables import path_of, read_local
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
 
@@ -61,7 +62,7 @@ class SyncCheck(Periodic):
             variable = self._variables[place]
             raise OutOfSyncError(
                 f"step {moment.step}: {', '.join(odd)} of {len(column)} replicas holds other values of "
-                f"{variable.name.removesuffix(':0')} {variable.shape.as_list()} than the rest; look for code that "
+                f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for code that "
                 "changes it on one replica only, or for a faulty device, and start again from the last checkpoint"
             )
 
@@ -75,6 +76,6 @@ class SyncCheck(Periodic):
 
 def _checksum(variable: tf.Variable) -> tf.Tensor:
     """Of this replica's copy, scalar int64. Replica code."""
-    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    value = read_local(variable)
     bits = tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, _BITS[value.dtype.size])
     return tf.reduce_sum(tf.cast(bits, tf.int64))

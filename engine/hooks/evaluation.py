@@ -16,9 +16,8 @@ def averaged_weights(trainer):
     """
     with contextlib.ExitStack() as stack:
         for optimizer in trainer.optimizers.values():
-            average = getattr(optimizer, "weight_average", None)
-            if average is not None:
-                stack.enter_context(average.swapped_in())
+            if optimizer.weight_average is not None:
+                stack.enter_context(optimizer.weight_average.swapped_in())
         yield
 
 

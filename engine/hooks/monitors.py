@@ -45,6 +45,7 @@ class Monitor(Periodic):
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self.window = Sums()
+        self._measured = False
 
     def is_due(self, moment: Moment) -> bool:
         return super().is_due(moment) if self.every_steps else moment.evaluation is not None
@@ -56,11 +57,12 @@ class Monitor(Periodic):
 
     def act(self, moment: Moment) -> None:
         found = moment.evaluation if self.source == "eval" else self.window.means()
+        self._measured = self._measured or self.metric in found or self.metric in self.window.values()
         self.window = Sums()
-        if self.metric not in found:
+        if not self._measured:
             names = ", ".join(f"{self.source}_{name}" for name in sorted(found))
             raise ValueError(f"monitor={self.monitor} is not measured in this run; use one of {names}")
-        value = found[self.metric]
+        value = found.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
         improved = self._is_better(value)
         if improved:
             self.best = value

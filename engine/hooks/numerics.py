@@ -13,7 +13,7 @@ from absl import logging
 from engine.hooks.base import Hook, Moment
 from engine.metrics import LoopSums
 from engine.options import StepOptions
-from engine.variables import path_of, tf_variable
+from engine.variables import own_copy, path_of, tf_variable
 
 _PIECE_BYTES = 64 << 20
 
@@ -98,8 +98,7 @@ def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
     if row_bytes * math.prod(variable.shape[:1]) <= _PIECE_BYTES:
         yield tf.convert_to_tensor(variable)
         return
-    distributed = isinstance(variable, tf.distribute.DistributedValues)
-    copy = variable.distribute_strategy.experimental_local_results(variable)[0] if distributed else variable
+    copy = own_copy(variable)
     step = max(1, _PIECE_BYTES // row_bytes)
     for first in range(0, variable.shape[0], step):
         with tf.device(copy.device):
@@ -155,9 +154,9 @@ class NanGuard(Hook):
     def _check(self, moment: Moment, first: int, last: int, sums: LoopSums) -> None:
         options = moment.state.trainer.options
         found = sums.read()
-        skipped, steps = found.get("skipped", (0.0, 0.0))
-        if steps:
-            self._count_skipped(first, last, int(skipped), int(steps), options)
+        skipped, counted = found.get("skipped", (0.0, 0.0))  # each replica counts every step
+        if counted:
+            self._count_skipped(first, last, round(skipped / counted * (last - first + 1)), options)
         if options.on_nonfinite == "skip":
             return
         for name, (total, _) in sorted(found.items()):
@@ -168,10 +167,10 @@ class NanGuard(Hook):
                 value = "nan" if math.isnan(total) else "inf"
                 raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")
 
-    def _count_skipped(self, first: int, last: int, skipped: int, steps: int, options: StepOptions) -> None:
+    def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
         # Sums say how many of a call's steps were left out, not which: a call with one good step starts anew.
         self.skipped += skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + skipped if skipped == steps else 0
+        self.skipped_in_a_row = self.skipped_in_a_row + skipped if skipped == last - first + 1 else 0
         if self.skipped_in_a_row >= self.max_skipped:
             raise NonfiniteError(
                 f"step {last}: the gradients of the last {self.skipped_in_a_row} steps were not finite, so nothing is "

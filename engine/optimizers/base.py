@@ -7,7 +7,7 @@ import re
 import tensorflow as tf
 
 from engine.gradients import Gradients, sum_duplicate_rows
-from engine.variables import at_home, path_of, tf_variable
+from engine.variables import assign_local, at_home, path_of, read_local, tf_variable
 
 
 class Optimizer(tf.Module):
@@ -36,6 +36,8 @@ class Optimizer(tf.Module):
 
     # Whether a gradient and the rate count by their product alone: then a factor of all gradients is one of the rate.
     takes_factors_as_rate = False
+    # The moving average of what it updates, an `engine.optimizers.averaging.WeightAverage`, where there is one.
+    weight_average = None
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None):
         super().__init__(name=name or type(self).__name__.lower())
@@ -85,9 +87,7 @@ class Optimizer(tf.Module):
     def read_progress(self):
         """[2] float64, iterations and learning_rate_scale: one tensor, made where both are. Replica code."""
         with at_home(self.iterations):
-            iterations = tf.raw_ops.ReadVariableOp(resource=self.iterations.handle, dtype=tf.int64)
-            scale = tf.raw_ops.ReadVariableOp(resource=self.learning_rate_scale.handle, dtype=tf.float32)
-            return tf.stack([tf.cast(iterations, tf.float64), tf.cast(scale, tf.float64)])
+            return tf.stack([tf.cast(read_local(v), tf.float64) for v in (self.iterations, self.learning_rate_scale)])
 
     def begin_step(self, progress=None):
         """Before each train step: what `read_progress` gave of late, for its first update to go by. Replica code.
@@ -185,7 +185,7 @@ class Target:
 
     def read(self):
         """This replica's value, a tensor."""
-        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.variable.dtype)
+        return read_local(self.variable)
 
     def gather(self, indices):
         """This replica's rows `indices`."""
@@ -195,8 +195,7 @@ class Target:
         """Puts a Keras variable's constraint, if it has one, on this replica's value."""
         constraint = getattr(self.given, "constraint", None)
         if constraint is not None:
-            value = tf.cast(constraint(self.read()), self.variable.dtype)
-            tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+            assign_local(self.variable, constraint(self.read()))
 
 
 class _Targets:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from engine.gradients import Gradients
+from engine.variables import assign_local
 
 
 class NoLossScale(tf.Module):
@@ -68,8 +69,3 @@ class DynamicLossScale(tf.Module):
         scale = tf.where(finite, tf.where(grow, tf.minimum(scale * 2, 2.0**24), scale), tf.maximum(scale / 2, 1.0))
         assign_local(self.value, scale)
         assign_local(self.good_steps, tf.where(grow, tf.zeros_like(good), good))
-
-
-def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns this replica's copy. Right only for values that all replicas computed alike."""
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))

@@ -1,4 +1,4 @@
-"""Sums over replicas: the one place in the engine that communicates. Replica code, called inside a train step.
+"""Sums of gradients over replicas, and of what a step shares beside them. Replica code, called inside a train step.
 
 Everything that a step has to share (gradients, the number of examples, moving statistics) leaves in one set of packs.
 """

@@ -13,10 +13,9 @@ import tensorflow as tf
 from engine.gradients import Gradients
 from engine.optimizers import Momentum
 from engine.optimizers.base import Target
-from engine.optimizers.loss_scale import assign_local
 from engine.reduction import per_replica
 from engine.reduction.all_reduce import ByReplica, Item, Reduction, assign_means, weighted
-from engine.variables import path_of, tf_variable
+from engine.variables import assign_local, path_of, tf_variable
 
 
 class LocalSgd(Reduction):

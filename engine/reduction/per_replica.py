@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.variables import tf_variable
+from engine.variables import read_local, tf_variable
 
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
 _VALUE = "VARIABLE_VALUE"
@@ -54,7 +54,7 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
             return [tf.stack([part.read_value() for part in parts(variable)]) for variable in variables]
 
     def replica_rows():
-        rows = [_local(variable)[tf.newaxis] for variable in variables]
+        rows = [read_local(variable)[tf.newaxis] for variable in variables]
         return tf.distribute.get_replica_context().all_gather(rows, axis=0)
 
     # Not eager: TensorFlow would trace each of them, and warn of it.
@@ -98,7 +98,3 @@ def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
 def parts(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     """What the replicas in this process hold of any variable, in their order; a plain one is its only part."""
     return _strategy(variable).experimental_local_results(variable)
-
-
-def _local(variable: tf.Variable) -> tf.Tensor:
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)

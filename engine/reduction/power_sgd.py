@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from engine.gradients import Gradients
 from engine.optimizers.base import Target
-from engine.optimizers.loss_scale import assign_local
 from engine.reduction import per_replica
 from engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, weighted
-from engine.variables import tf_variable
+from engine.variables import assign_local, tf_variable
 
 
 class PowerSgd(Reduction):

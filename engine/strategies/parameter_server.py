@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from engine.health import standstill
+from engine.health import servers, standstill
 from engine.health.watchdog import LostPeerError
 from engine.metrics import LoopSums, Sums
 from engine.order import Order
@@ -142,12 +142,17 @@ class ParameterServer:
     @contextlib.contextmanager
     def watch(self):
         try:
-            with standstill.watched(2 * self.step_timeout_seconds):
+            limit, addresses = self.step_timeout_seconds, self.cluster.servers
+            with standstill.watched(2 * limit), servers.watched(addresses, limit, self._ask):
                 yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             if self._closures is not None and (line := self._closures.explain_lost_server(error)):
                 raise LostPeerError(line) from error
             raise
+
+    def _ask(self, server: int) -> None:
+        if self._coordinator is not None:
+            servers.tell_time("ps", server)
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:

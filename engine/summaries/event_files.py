@@ -56,11 +56,8 @@ class EventFiles:
         self._resumed_at = resumed_at
         if self.directory is None:
             return
-        try:
-            for folder, _, _ in os.walk(self.directory):
-                cut_back(folder, -1 if resumed_at is None else resumed_at)
-        except OSError as error:
-            self._give_up(error)
+        for folder, _, _ in os.walk(self.directory):
+            self._guarded(cut_back, folder, -1 if resumed_at is None else resumed_at)
         self._thread = threading.Thread(target=self._run, name="event-files", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # after an exception nobody else may call it
@@ -117,12 +114,12 @@ class EventFiles:
             return
         try:
             write(*arguments)
-        except Exception as error:  # of whatever kind: this is a thread of its own, and a log must not end a run
+        except Exception as error:  # of whatever kind: a log must not end a run, nor the thread that writes it
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         logging.warning("TensorBoard's files in %s are no longer written: %s", self.directory, reason)
 
     def _write(self, folder: str, wall_time: float, step: int, make: Callable) -> None:

@@ -8,7 +8,7 @@ from engine.accumulation import accumulate
 from engine.embeddings import none_admitted
 from engine.strategies.stand_in import with_stand_in
 from engine.summaries.event_values import Histogram, histogram
-from engine.variables import path_of, tf_variable
+from engine.variables import assign_local, path_of, read_local, tf_variable
 
 
 class Probe:
@@ -65,7 +65,7 @@ class Probe:
         """Replica code: what a forward pass in training moves (statistics, seeds) is put back, on each replica."""
         trainer = self._trainer
         moved = [tf_variable(v) for model in trainer.models for v in model.non_trainable_variables]
-        kept = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in moved]
+        kept = [read_local(v) for v in moved]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         batch, present = with_stand_in(batch)
         trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True), present)
@@ -73,7 +73,7 @@ class Probe:
         gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
         gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
         for variable, value in zip(moved, kept, strict=True):
-            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+            assign_local(variable, value)
         paths = [path_of(v) for v in trainer.trainable_variables]
         return {
             path: histogram(g.values if isinstance(g, tf.IndexedSlices) else g)

@@ -251,7 +251,7 @@ def test_worker_in_an_endless_input_function_is_named_and_shows_where(start_work
 
 HOLD = """
 import ctypes
-from engine.watchdog import Watchdog
+from engine.health.watchdog import Watchdog
 def hold_the_lock():
     ctypes.PyDLL(None).sleep(30)  # calls through PyDLL keep Python's lock
 with Watchdog(0, ("worker 0",), ("localhost:0",), 1.0) as watchdog:

@@ -221,5 +221,6 @@ def test_last_cache_is_that_of_all_cores_together(tmp_path):
     for core, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
         cache(core, 0, 1, "32K", str(core))
         cache(core, 1, 3, "24576K", shared)
-    assert machine.last_cache_bytes(tmp_path) == 48 << 20
-    assert machine.last_cache_bytes(tmp_path / "none") == 32 << 20  # as is assumed where nothing is told
+    assert machine.last_cache_bytes({0, 1, 2, 3}, tmp_path) == 48 << 20
+    assert machine.last_cache_bytes({1}, tmp_path) == 24 << 20
+    assert machine.last_cache_bytes({0}, tmp_path / "none") == 32 << 20  # as is assumed where nothing is told

@@ -9,7 +9,7 @@ import tensorflow as tf
 from engine import Trainer, embeddings, mean
 from engine.checkpoints import Checkpoints, load_weights
 from engine.checkpoints.manifest import read_all
-from engine.embeddings import Embedding, shards_in
+from engine.embeddings import Embedding, shards_in, tables
 from engine.gradients import sum_duplicate_rows
 from engine.hooks import numerics
 from engine.hooks.evaluation import averaged_weights
@@ -48,7 +48,7 @@ def test_values_at_first_depend_on_the_row_and_not_on_the_shards(monkeypatch):
     assert np.abs(whole).max() < 0.05
     assert len(np.unique(whole)) == whole.size
     np.testing.assert_array_equal(dense(table(num_shards=3)), whole)
-    monkeypatch.setattr(embeddings, "_PIECE_BYTES", 2 * WIDTH * 4)
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 2 * WIDTH * 4)
     pieces = dense(table())
     assert len(np.unique(pieces)) == whole.size
     np.testing.assert_array_equal(dense(table(num_shards=5)), pieces)

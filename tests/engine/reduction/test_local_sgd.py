@@ -7,9 +7,9 @@ import tensorflow as tf
 from engine import loop
 from engine.checkpoints import Checkpoints
 from engine.hooks import Hook, Periodic
-from engine.optimizers.loss_scale import assign_local
 from engine.reduction import Reduction, per_replica
 from engine.reduction.local_sgd import LocalSgd
+from engine.variables import assign_local
 from models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 

@@ -1,0 +1,81 @@
+"""That a coordinator does not wait for ever for a parameter server that is there and does not answer. Host code.
+
+One that is gone refuses at once. One that is stopped, or cut off, lets TensorFlow wait: for a variable's value, for a
+checkpoint's file, for its part of an update, with nothing that could be timed from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from engine.health.watchdog import end_process
+
+_PERIOD_SECONDS = 1.0
+
+
+def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: float) -> str:
+    """One line about servers that do not answer."""
+    names = " and ".join(f"ps {server} ({addresses[server]})" for server in servers)
+    return (
+        f"{names} {'have' if len(servers) > 1 else 'has'} not answered for --step_timeout_seconds={timeout_seconds:g}: "
+        "stopped, or out of reach; start the job again: it goes on from the last checkpoint"
+    )
+
+
+def tell_time(job: str, task: int) -> None:
+    """Returns once the task has told what time it has, or could not be asked."""
+    with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{job}/task:{task}/device:CPU:0"):
+        tf.timestamp()  # without an input: a constant goes to the task with Python's lock held
+
+
+@contextlib.contextmanager
+def watched(
+    addresses: Sequence[str],
+    timeout_seconds: float,
+    ask: Callable[[int], None],
+    end: Callable[[str], None] = end_process,
+):
+    """Within, the process ends if a server does not answer for too long. Time in which it was held does not count.
+
+    Args:
+      addresses: of the servers, host:port.
+      timeout_seconds: 0 is never.
+      ask: returns once a server has answered; called again and again, in a thread of that server.
+      end: called with the line that says so.
+    """
+    if not timeout_seconds:
+        yield
+        return
+    over, period = threading.Event(), min(_PERIOD_SECONDS, timeout_seconds / 8)
+    answered = [time.monotonic()] * len(addresses)
+
+    def keep_asking(server: int) -> None:
+        while not over.wait(period):
+            ask(server)
+            answered[server] = time.monotonic()
+
+    def watch() -> None:
+        before = time.monotonic()
+        while not over.wait(period):
+            now = time.monotonic()
+            if now - before > 4 * period:
+                answered[:] = [at + now - before for at in answered]
+            before = now
+            silent = [server for server, at in enumerate(answered) if now - at > timeout_seconds]
+            if silent:
+                end(explain(silent, addresses, timeout_seconds))
+                return
+
+    # Daemons: one that waits for a stopped server is not to be waited for.
+    for server in range(len(addresses)):
+        threading.Thread(target=keep_asking, args=(server,), name=f"ask-ps-{server}", daemon=True).start()
+    threading.Thread(target=watch, name="servers", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
