@@ -86,17 +86,17 @@ def gpu_names() -> list[str]:
     return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
 
-def cpu_model(proc: Path = Path("/proc")) -> str:
+def cpu_model() -> str:
     """The processor's name as the kernel gives it, else its kind."""
-    for line in lines(proc / "cpuinfo"):
+    for line in lines(Path("/proc/cpuinfo")):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
-def memory_mb(proc: Path = Path("/proc")) -> int | None:
+def memory_mb() -> int | None:
     """The memory of the machine, in 2**20 bytes; None where /proc does not say."""
-    for line in lines(proc / "meminfo"):
+    for line in lines(Path("/proc/meminfo")):
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024 // _MEBIBYTE
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ from launch.session import Session
 _POLL_SECONDS = 1.0
 
 
-def watch(session: Session, sleep: Callable[[float], None] = time.sleep) -> int:
+def watch(session: Session) -> int:
     """Evaluates until the run's last checkpoint is evaluated, a signal comes, or the coordinator has gone for good.
 
     After a signal the newest checkpoint is still evaluated. Returns the exit code.
@@ -45,7 +45,7 @@ def watch(session: Session, sleep: Callable[[float], None] = time.sleep) -> int:
                 _evaluate(session, files, best)
             if asked or done >= end:
                 break
-            sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
     files.close()
     session.best.wait()
     return EXIT_CODES.get(request.wish, 0)

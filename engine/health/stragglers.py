@@ -1,5 +1,5 @@
-"""How the workers of a run fare, each by itself: figures for TensorBoard, and a warning that names a slow one. Host
-code; reads what the workers have told each other anyway, so it waits for nothing."""
+"""A warning that names a worker that is slow by itself. Host code; reads what the workers have told each other anyway,
+so it waits for nothing."""
 
 from __future__ import annotations
 
@@ -9,56 +9,7 @@ import time
 from absl import logging
 
 from engine.hooks import Hook, Moment
-from engine.strategies.workers import WorkerRows
-
-
-class WorkerWindow:
-    """The rows of some calls of the inner loop, added up by worker."""
-
-    IN_FLIGHT = 2  # calls that a device may be at work on yet: their rows are left unread
-
-    def __init__(self):
-        self._unread: list[WorkerRows] = []
-        self._sums: list[dict[str, float]] = []
-        self._norms: list[float] = []
-
-    def add(self, rows: WorkerRows) -> None:
-        self._unread.append(rows)
-        self._read_all_but(self.IN_FLIGHT)
-
-    def _read_all_but(self, newest: int) -> None:
-        done = len(self._unread) - newest
-        for rows in self._unread[: max(0, done)]:
-            found = rows.read()
-            self._sums = self._sums or [dict.fromkeys(row, 0.0) for row in found]
-            self._sums = [
-                {name: before[name] + row[name] for name in row} for before, row in zip(self._sums, found, strict=True)
-            ]
-            self._norms = [row["gradient_norm"] for row in found]
-        del self._unread[: max(0, done)]
-
-    def take(self) -> list[dict[str, float]]:
-        """What the window holds; it is empty afterwards. Waits for the calls that were added.
-
-        Returns:
-          A dictionary for each worker, none if no call was added: milliseconds a step `step_ms` (all of it), `own_ms`
-          (without waiting for other workers), `input_wait_ms`, `reduce_wait_ms`, and `gradient_norm`, of the newest
-          call's last step.
-        """
-        self._read_all_but(0)
-        sums, self._sums = self._sums, []
-        return [_figures(row, norm) for row, norm in zip(sums, self._norms, strict=bool(sums))]
-
-
-def _figures(sums: dict[str, float], norm: float) -> dict[str, float]:
-    a_step = 1e3 / max(1.0, sums["steps"])
-    return {
-        "step_ms": a_step * sums["seconds"],
-        "own_ms": a_step * (sums["seconds"] - sums["reduce_seconds"]),
-        "input_wait_ms": a_step * sums["input_seconds"],
-        "reduce_wait_ms": a_step * sums["reduce_seconds"],
-        "gradient_norm": norm,
-    }
+from engine.strategies.workers import WorkerWindow
 
 
 class Stragglers(Hook):

@@ -4,7 +4,7 @@ equal to Keras's own, and any other Keras optimizer by name. The rules are repli
 import numpy as np
 import tensorflow as tf
 
-from engine import names
+from engine.optimizers import names
 from engine.optimizers.base import Optimizer
 from engine.optimizers.fused import FusedOptimizer
 from engine.optimizers.keras_adapter import KerasOptimizer

@@ -3,7 +3,7 @@ all of them. Made on the host, called in replica code with the number of updates
 
 import tensorflow as tf
 
-from engine import names
+from engine.optimizers import names
 
 _keras = tf.keras.optimizers.schedules
 

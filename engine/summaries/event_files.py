@@ -25,6 +25,10 @@ _MARK = "tfevents"  # what TensorBoard knows these files by
 _START = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
 
 
+# What was put is in the file after about so long. A thread that woke at each `put` would get in the way of training.
+_WRITE_SECONDS = 2.0
+
+
 class EventFiles:
     """One event file in each of some folders, each made when something is first put there.
 
@@ -32,13 +36,10 @@ class EventFiles:
 
     Args:
       directory: the folders' parent; None writes nothing, which is for all workers but the chief.
-      write_seconds: what was put is in the file after about so many seconds. A thread that woke at each `put` would
-        get in the way of the one that trains.
     """
 
-    def __init__(self, directory: str | None, write_seconds: float = 2.0):
+    def __init__(self, directory: str | None):
         self.directory = directory
-        self._write_seconds = write_seconds
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -92,7 +93,7 @@ class EventFiles:
     def _run(self) -> None:
         closing = False
         while not closing:
-            self._wake.wait(self._write_seconds)
+            self._wake.wait(_WRITE_SECONDS)
             self._wake.clear()
             flushed = []
             while not self._queue.empty():

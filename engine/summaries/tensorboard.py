@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine.health.stragglers import WorkerWindow
 from engine.hooks import Moment, Windowed
 from engine.metrics import Sums
+from engine.strategies.workers import WorkerWindow
 from engine.summaries import event_values
 from engine.summaries.event_files import EventFiles
 from engine.summaries.probe import Probe

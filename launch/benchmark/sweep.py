@@ -11,6 +11,7 @@ from absl import flags
 
 from launch.benchmark.children import MeasurementFailed, Process, Stopped
 from launch.benchmark.program import Program
+from launch.benchmark.sections import settings as described
 from launch.benchmark.series import RATES, Series, summary
 from launch.errors import EXIT_FAILED, UsageError, nearest
 from launch.flags import GROUPS
@@ -85,7 +86,7 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
             command = program.command(settings)
             try:
                 result = benchmarks.measure(
-                    " ".join(f"{name}={value}" for name, value in settings.items()),
+                    described(settings),
                     lambda path, command=command: Process([*command, f"--result_json={path}"]),
                 )
             except MeasurementFailed as failure:
@@ -118,7 +119,7 @@ def _close_to(best: dict | None, sweep: list[dict]) -> list[str]:
     if not best or not best["interval"]:
         return []
     close = [
-        " ".join(f"{name}={value}" for name, value in point["settings"].items())
+        described(point["settings"])
         for point in sweep
         if point is not best and point["interval"] and point["interval"][1] >= best["interval"][0]
     ]

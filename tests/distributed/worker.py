@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from engine import Trainer, hooks, loop, mean
-from engine.health.stragglers import Stragglers, WorkerWindow
+from engine.health.stragglers import Stragglers
 from engine.health.sync_check import OutOfSyncError, SyncCheck
 from engine.options import StepOptions
 from engine.reduction import Reduction
@@ -24,6 +24,7 @@ from engine.state import TrainState
 from engine.strategies import devices
 from engine.strategies.multi_worker import MultiWorker, Place
 from engine.strategies.replicated import FeedOptions
+from engine.strategies.workers import WorkerWindow
 from engine.summaries import TensorBoard
 from launch import cluster as clusters
 from models.cnn import Model as Cnn

@@ -130,6 +130,15 @@ def test_own_port_in_use_is_named(where):
     cluster.check_bindable(mine)
 
 
+def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        monkeypatch.setenv("TF_CONFIG", config({"worker": [address, "localhost:1"]})["TF_CONFIG"])
+        outcome = crank("--model=mlp", "--input=digits", "--strategy=multi_worker", tensorflow=False)
+    assert outcome.code == 1
+    assert re.fullmatch(rf"error: TF_CONFIG's worker 0, this process, is at {address}.* in use.*\n", outcome.error)
+
+
 def test_port_that_lingers_is_free():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]

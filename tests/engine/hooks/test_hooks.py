@@ -251,10 +251,11 @@ def test_nan_in_the_last_step_of_a_run_without_checkpoints_is_found(mlp):
         run(mlp(with_nan(0), shuffle=False), [NanGuard()], 1)
 
 
-def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog, replicas):
     times = iter(range(100))
     guard = NanGuard(warn_seconds=4, clock=lambda: next(times))
-    bench = mlp(with_nan(0), shuffle=False, on_nonfinite="skip")
+    bench = mlp(with_nan(0), replicas, shuffle=False, on_nonfinite="skip")
     with caplog.at_level("WARNING", logger="absl"):
         run(bench, [every_steps(1, lambda *_: None), guard], 25)
     assert guard.skipped == 5  # one step of each epoch
@@ -265,10 +266,11 @@ def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog):
     assert all(np.isfinite(array).all() for array in bench.arrays())
 
 
-def test_skipping_all_steps_for_long_is_an_error(mlp):
-    bench = mlp(data(scale=np.inf), on_nonfinite="skip")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_skipping_all_steps_for_long_is_an_error(mlp, replicas):
+    bench = mlp(data(scale=np.inf), replicas, on_nonfinite="skip")
     guard = NanGuard(max_skipped=12)
-    with pytest.raises(NonfiniteError, match="nothing is learned") as error:
+    with pytest.raises(NonfiniteError, match=r"the last 1\d steps .* nothing is learned") as error:
         run(bench, [every_steps(5, lambda *_: None), guard], 1000)
     assert "on_nonfinite" not in str(error.value)  # it is what the user asked for already
     assert bench.state.step < 40

@@ -79,6 +79,14 @@ def test_better_is_by_more_than_min_delta_and_nan_never_is():
     assert monitor.best == 0.85
 
 
+def test_a_metric_that_has_no_value_now_has_not_improved():
+    """Such as the AUC of labels that are all alike."""
+    monitor = Improvements("eval_auc")
+    for evaluation in ({"auc": 0.6}, {"loss": 1.0}, {"auc": 0.7}):
+        monitor(types.SimpleNamespace(evaluation=evaluation, sums=None, step=1))
+    assert monitor.seen == [True, False, True]
+
+
 def test_monitor_without_a_source_is_refused():
     with pytest.raises(ValueError, match="monitor=val_loss is unknown; use eval_NAME or train_NAME"):
         Monitor("val_loss")

@@ -377,6 +377,21 @@ def test_files_that_cannot_be_written_are_warned_of_once_and_end_no_run(made, tm
     assert str(tmp_path) in warnings[0]
 
 
+@pytest.mark.parametrize("error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "the disk is full")])
+def test_an_event_that_fails_ends_neither_the_writers_thread_nor_the_run(tmp_path, caplog, error):
+    def fail():
+        raise error
+
+    files = EventFiles(str(tmp_path))
+    with caplog.at_level("WARNING", logger="absl"):
+        files.open(None)
+        files.put("train", 1, fail)
+        files.flush()  # returns, though nothing can be written
+        files.close()
+    (warning,) = [r.getMessage() for r in caplog.records if "no longer written" in r.getMessage()]
+    assert warning.endswith(str(error) or "MemoryError")
+
+
 def test_cutting_back_leaves_a_file_alone_that_has_nothing_to_lose(tmp_path):
     files = EventFiles(str(tmp_path))
     files.open(None)
