@@ -110,6 +110,7 @@ class Watchdog:
         self._lost = -1  # the peer for whose loss this worker ends,
         self._farewell = ""  # and what it says of it
         self._has_aborted = False
+        self._speaks = threading.Lock()  # who holds it says why this process ends: this thread, or the main one
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -207,11 +208,14 @@ class Watchdog:
             self._leave(*self._verdict(idle))
 
     def _leave(self, line: str, lost: int) -> None:
+        if not self._speaks.acquire(blocking=False):
+            return
         farewell = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
         for _ in range(3):  # a datagram may be lost
             self._say(farewell, lost)
         self._closing.set()
         self._end(line)
+        self._speaks.release()
 
     def _verdict(self, idle: float) -> tuple[str, int]:
         """What to say after so many seconds without progress, and the worker that is to blame, -1 for none."""
@@ -277,12 +281,14 @@ class Watchdog:
         """One line that names the peer whose loss TensorFlow reports by `error`; None if it reports something else.
 
         Tells the other workers, so that they do not take this one, which is about to end, for the one that was lost.
-        Takes up to two seconds.
+        Takes up to two seconds, or does not return where the watchdog is ending the process already.
         """
         if not _may_be_a_loss(error):
             return None
+        self._speaks.acquire()
         found = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
         if found is None:
+            self._speaks.release()
             return None
         self._farewell, self._lost = found
         self._say(self._farewell, self._lost)
