@@ -13,19 +13,18 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from engine.health import servers
+from engine.health import answers
 from engine.health.peers import is_gone
 from engine.health.watchdog import LostPeerError
 from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
 
 _PROBE_SECONDS = 0.5
-_ANSWER_SECONDS = 3.0  # of a worker that is asked for a number
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError)
 
@@ -249,8 +248,8 @@ class Closures:
                 raise ClosureError(self._explain_failure(lease, None))
 
     def _explain_stuck(self, gone: list[int]) -> str:
-        if quiet := silent("ps", range(len(self._cluster.servers))):
-            return servers.explain(quiet, self._cluster.servers, self._timeout_seconds)
+        if quiet := answers.silent("ps", range(len(self._cluster.servers))):
+            return answers.explain(quiet, self._cluster.servers, self._timeout_seconds)
         at = {number: worker for worker, number in enumerate(self.board.holding.numpy().tolist()) if number > 0}
         parts = [f"{self._named(worker)} is not there" for worker in gone]
         held = {
@@ -258,7 +257,7 @@ class Closures:
         }
         parts += [f"{self._named(worker)} holds {self._describe(lease, -1)}" for worker, lease in held.items()]
         # One that was stopped before it began what it was sent holds nothing yet.
-        for worker in silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
+        for worker in answers.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
             parts.append(f"{self._named(worker)} does not answer")
         return (
             f"no update for --step_timeout_seconds={self._timeout_seconds:g}: "
@@ -329,15 +328,3 @@ class _InOneLine(logging.Filter):
 def quiet_tensorflow() -> None:
     """Errors that the coordinator's threads log, each with a page of details, become a line or nothing. Once."""
     tf.get_logger().addFilter(_InOneLine())
-
-
-def silent(job: str, tasks: Iterable[int]) -> list[int]:
-    """Those tasks of a job that do not so much as tell the time within seconds: stopped, or cut off."""
-    # Daemons: one that waits for a stopped worker is not to be waited for.
-    asked = {task: threading.Thread(target=servers.tell_time, args=(job, task), daemon=True) for task in tasks}
-    for thread in asked.values():
-        thread.start()
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    for thread in asked.values():
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [task for task, thread in asked.items() if thread.is_alive()]

@@ -110,7 +110,7 @@ class Watchdog:
         self._lost = -1  # the peer for whose loss this worker ends,
         self._farewell = ""  # and what it says of it
         self._has_aborted = False
-        self._speaks = threading.Lock()  # who holds it says why this process ends: this thread, or the main one
+        self._speaks = threading.RLock()  # who holds it says why this process ends: this thread, or the main one
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from engine.health import servers, standstill
+from engine.health import answers, standstill
 from engine.health.watchdog import LostPeerError
 from engine.metrics import LoopSums, Sums
 from engine.order import Order
@@ -143,7 +143,7 @@ class ParameterServer:
     def watch(self):
         try:
             limit, addresses = self.step_timeout_seconds, self.cluster.servers
-            with standstill.watched(2 * limit), servers.watched(addresses, limit, self._ask):
+            with standstill.watched(2 * limit), answers.watched(addresses, limit, self._ask):
                 yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             if self._closures is not None and (line := self._closures.explain_lost_server(error)):
@@ -152,7 +152,7 @@ class ParameterServer:
 
     def _ask(self, server: int) -> None:
         if self._coordinator is not None:
-            servers.tell_time("ps", server)
+            answers.ask("ps", server)
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:

@@ -1,4 +1,5 @@
-"""That a coordinator does not wait for ever for a parameter server that is there and does not answer. Host code.
+"""Tasks that are there and do not answer, and that a coordinator does not wait for a parameter server that is one of
+them for ever. Host code.
 
 One that is gone refuses at once. One that is stopped, or cut off, lets TensorFlow wait: for a variable's value, for a
 checkpoint's file, for its part of an update, with nothing that could be timed from outside.
@@ -9,13 +10,32 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
 from engine.health.watchdog import end_process
 
 _PERIOD_SECONDS = 1.0
+_ANSWER_SECONDS = 3.0  # of a worker that is asked for a number
+
+
+def ask(job: str, task: int) -> None:
+    """Returns once the task has told what time it has, or could not be asked."""
+    with contextlib.suppress(Exception), tf.device(f"/job:{job}/task:{task}/device:CPU:0"):
+        tf.timestamp()  # without an input: a constant goes to the task with Python's lock held
+
+
+def silent(job: str, tasks: Iterable[int]) -> list[int]:
+    """Those tasks of a job that do not so much as tell the time within seconds: stopped, or cut off."""
+    # Daemons: one that waits for a stopped task is not to be waited for.
+    asked = {task: threading.Thread(target=ask, args=(job, task), daemon=True) for task in tasks}
+    for thread in asked.values():
+        thread.start()
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    for thread in asked.values():
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [task for task, thread in asked.items() if thread.is_alive()]
 
 
 def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: float) -> str:
@@ -27,17 +47,11 @@ def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: f
     )
 
 
-def tell_time(job: str, task: int) -> None:
-    """Returns once the task has told what time it has, or could not be asked."""
-    with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{job}/task:{task}/device:CPU:0"):
-        tf.timestamp()  # without an input: a constant goes to the task with Python's lock held
-
-
 @contextlib.contextmanager
 def watched(
     addresses: Sequence[str],
     timeout_seconds: float,
-    ask: Callable[[int], None],
+    ask_server: Callable[[int], None],
     end: Callable[[str], None] = end_process,
 ):
     """Within, the process ends if a server does not answer for too long. Time in which it was held does not count.
@@ -45,7 +59,7 @@ def watched(
     Args:
       addresses: of the servers, host:port.
       timeout_seconds: 0 is never.
-      ask: returns once a server has answered; called again and again, in a thread of that server.
+      ask_server: returns once a server has answered; called again and again, in a thread of that server.
       end: called with the line that says so.
     """
     if not timeout_seconds:
@@ -56,7 +70,7 @@ def watched(
 
     def keep_asking(server: int) -> None:
         while not over.wait(period):
-            ask(server)
+            ask_server(server)
             answered[server] = time.monotonic()
 
     def watch() -> None:
@@ -66,9 +80,9 @@ def watched(
             if now - before > 4 * period:
                 answered[:] = [at + now - before for at in answered]
             before = now
-            silent = [server for server, at in enumerate(answered) if now - at > timeout_seconds]
-            if silent:
-                end(explain(silent, addresses, timeout_seconds))
+            late = [server for server, at in enumerate(answered) if now - at > timeout_seconds]
+            if late:
+                end(explain(late, addresses, timeout_seconds))
                 return
 
     # Daemons: one that waits for a stopped server is not to be waited for.
