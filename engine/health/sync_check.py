@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from engine.hooks import Moment, Periodic
-from engine.reduction import per_replica
+from engine.reduction import collectives, per_replica
 from engine.variables import path_of, read_local
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
@@ -46,7 +46,7 @@ class SyncCheck(Periodic):
 
         def checksums():
             sums = tf.stack([_checksum(variable) for variable in self._variables])
-            return tf.distribute.get_replica_context().all_gather(sums[tf.newaxis], axis=0)
+            return collectives.all_gather(tf.distribute.get_replica_context(), sums)
 
         def on_all():
             return distribution.experimental_local_results(distribution.run(checksums))[0]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from engine.gradients import Gradients
+from engine.reduction import collectives
 from engine.wire import from_halves, to_halves
 
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
@@ -134,7 +135,7 @@ class Reduction(tf.Module):
         context, present = tf.distribute.get_replica_context(), self._present.noted()
 
         def total(x):
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, x if present is None else tf.where(present, x, 0.0))
+            return collectives.all_reduce(context, x if present is None else tf.where(present, x, 0.0))
 
         return tf.custom_gradient(lambda x: (total(x), total))(values)
 
@@ -188,7 +189,7 @@ class Reduction(tf.Module):
 
     def _all_reduce(self, context, pack: list[Item]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack], 0)
-        return _unpack(context.all_reduce(tf.distribute.ReduceOp.SUM, flat), pack)
+        return _unpack(collectives.all_reduce(context, flat), pack)
 
     def _all_gather(self, context, pack: list[Item]) -> list[tf.Tensor]:
         halves = [to_halves(item.value, self._dtype_of(item)) for item in pack]
@@ -197,7 +198,7 @@ class Reduction(tf.Module):
         odd = sum(sizes) % 2
         # int32 words: the collective kernels take no bfloat16, and words are moved, never computed with.
         words = tf.bitcast(tf.reshape(tf.pad(flat, [[0, odd]]), [-1, 2]), tf.int32)
-        gathered = context.all_gather(words[tf.newaxis], axis=0)
+        gathered = collectives.all_gather(context, words)
         replicas = context.num_replicas_in_sync
         lanes = tf.reshape(tf.bitcast(gathered, tf.uint16), [replicas, sum(sizes) + odd])
         pieces = tf.split(lanes, sizes + [1] * odd, axis=1)

@@ -96,6 +96,14 @@ def test_workers_learn_each_other_s_values_in_order(found):
     assert all(each["exchanged"] == [10**12 + i for i in range(len(found))] for each in found)
 
 
+def test_sums_are_those_of_all_workers_and_the_same_bits_on_each(found):
+    """Each sum of float32 rounds by half a unit of 2^-23 of what it has by then, at most."""
+    for size, mine in found[0]["crossed"].items():
+        assert [each["crossed"][size] for each in found] == [mine] * len(found)
+        assert mine["gathered"]
+        assert mine["error"] <= (len(found) - 1) * 2**-24
+
+
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_workers_learn_what_one_device_learns(found, model):
     """100 steps of Adam at its usual rate, within 1e-5: float32 sums in another order, 1e-7 a step."""

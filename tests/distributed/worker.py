@@ -5,6 +5,7 @@ Usage: worker.py FOLDER, with TF_CONFIG; writes FOLDER/found-INDEX.json. Example
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -19,7 +20,7 @@ from engine import Trainer, hooks, loop, mean
 from engine.health.stragglers import Stragglers
 from engine.health.sync_check import OutOfSyncError, SyncCheck
 from engine.options import StepOptions
-from engine.reduction import Reduction
+from engine.reduction import Reduction, collectives
 from engine.state import TrainState
 from engine.strategies import devices
 from engine.strategies.multi_worker import MultiWorker, Place
@@ -92,6 +93,27 @@ def seen(strategy: MultiWorker, source) -> list[list[int]]:
         local = strategy.distribution.experimental_local_results(ids)
         batches.append([int(i) for part in local for i in part.numpy()])
     return batches
+
+
+def crossed(strategy: MultiWorker) -> dict:
+    """What comes of summing and gathering values that are sent whole, that travel in pieces, and on the line."""
+    most = collectives.GATHERED_BYTES // strategy.num_hosts // 4
+    found = {}
+    for size in (1, 1001, most, most + 1, 4 * most):
+        parts = [np.random.default_rng(host).standard_normal(size, np.float32) for host in range(strategy.num_hosts)]
+
+        def cross(mine):
+            context = tf.distribute.get_replica_context()
+            return collectives.all_reduce(context, mine + 0.0), collectives.all_gather(context, mine + 0.0)
+
+        on_each = tf.function(lambda mine, cross=cross: strategy.distribution.run(cross, args=(mine,)), autograph=False)
+        total, gathered = (each.numpy() for each in on_each(tf.constant(parts[strategy.host])))
+        found[str(size)] = {
+            "gathered": bool(np.array_equal(gathered, parts)),
+            "error": float(np.max(np.abs(total - np.sum(parts, 0, np.float64)) / np.sum(np.abs(parts), 0))),
+            "bits": hashlib.sha256(total.tobytes()).hexdigest(),
+        }
+    return found
 
 
 def evaluated(strategy: MultiWorker) -> dict:
@@ -195,6 +217,7 @@ def main() -> None:
         found["feeds"][name] = seen(MultiWorker(plain.distribution, place, options), source)
     found["evaluations"] = evaluated(plain)
     found["exchanged"] = plain.exchange(10**12 + place.worker)
+    found["crossed"] = crossed(plain)
     found["mlp"] = curve(plain, Mlp((32,)), 100)
     found["cnn"] = curve(plain, Cnn(), 100)
     found["agreement"] = agreement(plain)
