@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from engine.errors import reason
 from engine.health import answers
 from engine.health.peers import is_gone
 from engine.health.watchdog import LostPeerError
@@ -273,7 +274,7 @@ class Closures:
             step = lease.first + int(board.counts.numpy()[board.steps_at(lease.slot)]) - lease.steps_before
             where = f"worker {board.takers.numpy()[lease.slot]}"
         times = self._failures[lease.number]
-        what = f"{type(error).__name__}: {first_line(error)}" if error else "the worker's own output may say why"
+        what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
             f"{where} failed {times} time{'s' * (times > 1)} on {self._describe(lease, step)}: "
             f"{what}; correct the model or the data, or raise --max_closure_retries"
@@ -300,15 +301,6 @@ def is_server_lost(error: Exception) -> bool:
     """Whether a closure's or an operation's error is a parameter server's death."""
     text = str(error)
     return isinstance(error, _LOST[:2]) and "/job:ps" in text
-
-
-def first_line(error: Exception) -> str:
-    """What TensorFlow says of an error on a worker, without its list of nodes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    around = ("Graph execution error", "Detected at node", "File ", "From /job", "in user code", "<stack traces")
-    lines = [line for line in lines if not line.startswith(around) and "root error(s) found" not in line]
-    line = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]", "", lines[0] if lines else type(error).__name__)
-    return re.sub(r"^\(\d+\) [A-Z_]+: +", "", line.strip())
 
 
 class _InOneLine(logging.Filter):

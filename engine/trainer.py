@@ -16,9 +16,9 @@ from engine.optimizers import schedules
 from engine.optimizers.averaging import WeightAverage
 from engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
 from engine.options import StepOptions
+from engine.pull import Values
 from engine.reduction import ByReplica, Reduction
 from engine.variables import assign_local
-from engine.wire import Values
 
 
 class Trainer(tf.Module):

@@ -1,17 +1,12 @@
-"""What travels between a worker and the parameter servers: one tensor a server each way, in 16 bits if asked, as halves
-that replicas' sums travel as too. Worker code, but for what `Pull` learns beforehand of the variables."""
+"""Tensors as they travel, between replicas or between workers and parameter servers: many as one, in 16 bits if asked.
+Device code.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import tensorflow as tf
-
-from engine.optimizers.base import Optimizer
-from engine.variables import server_of, tf_variable
-
-_PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
 
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -39,12 +34,12 @@ def send(exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, dtyp
     Returns:
       (exact, rounded), float32, on the server.
     """
-    flat = _packed(exact, rounded, dtype)
+    flat = pack(exact, rounded, dtype)
     with tf.device(server):
-        return _unpacked(flat, [tf.TensorShape([])] * len(exact), shapes, dtype)
+        return unpack(flat, [tf.TensorShape([])] * len(exact), shapes, dtype)
 
 
-def _packed(exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tf.Tensor:
+def pack(exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tf.Tensor:
     """float32 tensors as one vector, some as they are and some in `dtype`: of float32, or where that has 16 bits of
     uint16."""
     if dtype == tf.float32:
@@ -53,8 +48,8 @@ def _packed(exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tf.Tensor:
     return tf.concat(halves + [to_halves(tensor, dtype) for tensor in rounded], 0)
 
 
-def _unpacked(flat: tf.Tensor, exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tuple[list, list]:
-    """What `_packed` was given, float32, where this is called; `exact` and `rounded` are the shapes."""
+def unpack(flat: tf.Tensor, exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tuple[list, list]:
+    """What `pack` was given, float32, where this is called; `exact` and `rounded` are the shapes."""
     kinds, shapes = [tf.float32] * len(exact) + [dtype] * len(rounded), [*exact, *rounded]
     lanes = [1 if dtype == tf.float32 else kind.size // 2 for kind in kinds]
     sizes = [n * _num_elements(shape) for n, shape in zip(lanes, shapes, strict=True)]
@@ -80,116 +75,3 @@ def fetch(rows: tf.Tensor, server: str, dtype: tf.DType) -> tf.Tensor:
         return tf.cast(small, tf.float32)
 
     return tf.grad_pass_through(travel)(rows)
-
-
-class Pull:
-    """Reads Keras variables from their servers, all that one server has as one vector, and how far optimizers are.
-
-    Args:
-      variables: Keras variables; those that are on no server are left out.
-      dtype: what float32 travels as.
-      optimizers: the engine's.
-      together: an optimizer's progress travels with the variables of its server; else it is asked for by itself.
-    """
-
-    def __init__(
-        self,
-        variables: Sequence[tf.keras.Variable],
-        dtype: tf.DType,
-        optimizers: Sequence[Optimizer] = (),
-        together: bool = True,
-    ):
-        self._dtype = dtype
-        self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
-        self._aboard: dict[tuple[str, tf.DType], list[Optimizer]] = {}
-        for each in variables:
-            variable = tf_variable(each)
-            if server := server_of(variable):
-                self._groups.setdefault((server, variable.dtype), []).append(each)
-        self._alone = [] if together else list(optimizers)
-        for optimizer in optimizers if together else ():
-            group = server_of(optimizer.iterations), tf.float32
-            self._groups.setdefault(group, [])
-            self._aboard.setdefault(group, []).append(optimizer)
-
-    def progress(self) -> list[tf.Tensor]:
-        """How far the optimizers are now that are not in `packs`, each: `Optimizer.read_progress`."""
-        return [optimizer.read_progress() for optimizer in self._alone]
-
-    def packs(self) -> list[tf.Tensor]:
-        """The variables as they are now: a vector for each server and dtype, with the progress that goes with it."""
-        packs = []
-        for group, variables in self._groups.items():
-            server, dtype = group
-            with tf.device(server):
-                reads = [tf.raw_ops.ReadVariableOp(resource=tf_variable(v).handle, dtype=dtype) for v in variables]
-                if dtype == tf.float32:
-                    progress = [tf.bitcast(each.read_progress(), dtype) for each in self._aboard.get(group, ())]
-                    packs.append(_packed(progress, reads, self._dtype))
-                else:
-                    packs.append(tf.concat([tf.reshape(read, [-1]) for read in reads], 0))
-        return packs
-
-    def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
-        """The variables' values in `packs`, and the optimizers' progress, there or in what `progress` gave."""
-        pairs, known = [], dict(zip(map(id, self._alone), progress, strict=bool(progress)))
-        for (group, variables), pack in zip(self._groups.items(), packs, strict=True):
-            shapes = [tf.TensorShape(v.shape) for v in variables]
-            if group[1] == tf.float32:
-                aboard = self._aboard.get(group, ())
-                told, parts = _unpacked(pack, [_PROGRESS] * len(aboard), shapes, self._dtype)
-                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in zip(aboard, told, strict=True)}
-            else:
-                parts = tf.split(pack, [shape.num_elements() for shape in shapes])
-                parts = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-            pairs += zip(variables, parts, strict=True)
-        return Values(pairs, known)
-
-
-class Values:
-    """Values of Keras variables that a step computes with instead of reading each of them; none by default.
-
-    A class of its own, because a list on a `tf.Module` would put the variables into the checkpoint.
-
-    Args:
-      pairs: Keras variables with their values.
-      progress: of optimizers, by id: what `Optimizer.begin_step` takes.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = (), progress: dict | None = None):
-        self._pairs = pairs
-        self._progress = progress or {}
-
-    def progress_of(self, optimizer: Optimizer) -> tf.Tensor | None:
-        return self._progress.get(id(optimizer))
-
-    @contextlib.contextmanager
-    def in_use(self, variables: Sequence = (), tape: tf.GradientTape | None = None):
-        """Within, Keras layers compute with the values. What they assign is assigned in the end.
-
-        Yields:
-          What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.
-        """
-        if not self._pairs:
-            yield variables
-            return
-        with _Scope(self._pairs) as scope:
-            found = {id(variable): value for variable, value in self._pairs}
-            sources = [found.get(id(variable), variable) for variable in variables]
-            if tape is not None:
-                tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
-            yield sources
-        for variable, value in scope.assigned.values():
-            variable.assign(value)
-
-
-class _Scope(tf.keras.StatelessScope):
-    """Keras's way to compute with given values, which keeps what is assigned meanwhile to itself."""
-
-    def __init__(self, pairs):
-        super().__init__(pairs, collect_losses=True, initialize_variables=False)
-        self.assigned = {}
-
-    def add_update(self, update):
-        super().add_update(update)
-        self.assigned[id(update[0])] = update

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 
@@ -26,7 +25,7 @@ def explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):
         return EXIT_USAGE, " ".join(str(error).split())
     place = _users_place(error)
-    what = f"{type(error).__name__}: {_first_line(error)}"
+    what = f"{type(error).__name__}: {_reason(error)}"
     if place is None:
         # A value that TensorFlow or Keras refused, it will refuse again.
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}; --debug shows where"
@@ -62,21 +61,20 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_FAILED, line
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
         return EXIT_FAILED, (
-            f"out of memory ({_first_line(error)}); lower --global_batch_size or --resident_data_mb, or raise "
+            f"out of memory ({_reason(error)}); lower --global_batch_size or --resident_data_mb, or raise "
             "--accumulate_steps"
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "assertion failed" in str(error):
-        return EXIT_USAGE, _first_line(error)
+        return EXIT_USAGE, _reason(error)
     return None
 
 
-def _first_line(error: Exception) -> str:
-    """The line of a message that says what is wrong: TensorFlow and Keras put others around it."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras writes in bold
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    around = ("in user code", "File ", "Detected at node", "Exception enc", "Graph execution error")
-    lines = [line for line in lines if not line.startswith(around)]
-    return lines[0] if lines else "no message"
+def _reason(error: Exception) -> str:
+    if "tensorflow" in sys.modules:
+        from engine.errors import reason
+
+        return reason(error)
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
 
 
 def _is_our_check(error: Exception) -> bool:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from engine.benchmark.length import ENDLESS
+from engine.errors import reason
 from engine.state import TrainState
 from engine.strategies.closures import COUNT_SCOPE
 
@@ -104,7 +105,7 @@ def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
     while not strategy.in_step:
         strategy.run_train_steps(1)
     if failed:
-        raise NoTraceError((str(failed[0]) or type(failed[0]).__name__).splitlines()[0]) from failed[0]
+        raise NoTraceError(reason(failed[0])) from failed[0]
 
 
 def _steps_in(space: xplane_pb2.XSpace) -> int:

@@ -14,7 +14,6 @@ import contextlib
 import datetime
 import json
 import os
-import re
 import shutil
 import threading
 
@@ -25,6 +24,7 @@ from engine import environment
 from engine.checkpoints import manifest as manifests
 from engine.checkpoints import snapshot
 from engine.checkpoints.manifest import CheckpointError, Manifest
+from engine.errors import reason
 
 # Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
 _NICENESS = 15
@@ -132,7 +132,7 @@ class Checkpoints:
         try:
             comparison = snapshot.compare(manifest.prefix, self.state)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{manifest.prefix} can't be read: {_reason(error)}") from error
+            raise CheckpointError(f"{manifest.prefix} can't be read: {reason(error)}") from error
         if comparison.missing or comparison.extra or comparison.reshaped:
             raise CheckpointError(
                 f"{manifest.name} in {self.directory} is of another model or optimizer; "
@@ -182,8 +182,9 @@ class Checkpoints:
                     _remove(manifest.prefix + manifests.SUFFIX)
             self._current_step = step
         except Exception as error:  # whatever it is, it has to reach wait()
+            why = getattr(error, "strerror", None) or reason(error)  # the directory's name is there already
             self._error = CheckpointError(
-                f"ckpt-{step} could not be written to {self.directory}: {_reason(error)}; "
+                f"ckpt-{step} could not be written to {self.directory}: {why}; "
                 "make room or mend the directory, or use another --run_dir"
             )
             self._error.__cause__ = error
@@ -243,7 +244,7 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
     try:
         comparison = snapshot.compare(prefix, target, at)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{prefix} can't be read as a checkpoint: {_reason(error)}") from error
+        raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     if comparison.missing or comparison.extra or comparison.reshaped or not comparison.matched:
         raise CheckpointError(
             f"the weights in {prefix} do not fit this model; use the same --model and --model_arg as that run\n"
@@ -287,13 +288,6 @@ def _jsonable(name: str, value: dict) -> dict:
         return json.loads(json.dumps(value, default=scalar))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{name}={value!r} can't be kept in a manifest: {error}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what went wrong, without the names of TensorFlow's nodes."""
-    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]", "", text).strip() or type(error).__name__
-    return text.splitlines()[0].strip()
 
 
 def _remove(path: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from engine.errors import reason
 from engine.strategies import parameter_server
 from engine.strategies.multi_worker import MultiWorker, Place, connect
 from engine.strategies.parameter_server import ParameterServer, ServerOptions
@@ -116,9 +117,9 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
         return min(int(line) for line in printed.split("\n") if line.strip())
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        reason = (getattr(error, "stderr", None) or str(error)).strip().split("\n")[0]
+        said = (getattr(error, "stderr", None) or "").strip().split("\n")[0] or reason(error)
         raise DeviceError(
-            f"--num_virtual_devices: {command[0]} did not say how much memory the GPU has free ({reason}); "
+            f"--num_virtual_devices: {command[0]} did not say how much memory the GPU has free ({said}); "
             "install it, or leave --num_virtual_devices out"
         ) from None
 
@@ -135,8 +136,8 @@ def _tpu(address: str) -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, tf.errors.OpError, OSError) as error:
-        reason = str(error).strip().split("\n")[0].split(". ")[0]
+        found = reason(error).split(". ")[0]
         raise DeviceError(
-            f"--strategy=tpu found no TPU at {address or 'this host'} ({reason}); "
+            f"--strategy=tpu found no TPU at {address or 'this host'} ({found}); "
             "run on a TPU host, give its --tpu_address, or use --strategy=one_device or mirrored"
         ) from None

@@ -8,6 +8,7 @@ import time
 import tensorflow as tf
 from absl import logging
 
+from engine.errors import reason
 from engine.state import TrainState
 
 _TIMED_SECONDS = 0.25
@@ -45,7 +46,7 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
             if not jit:
                 raise
             why_not = "it cannot compile this step"
-            logging.info("jit=auto: XLA cannot compile this step (%s)", str(error).strip().split("\n")[0])
+            logging.info("jit=auto: XLA cannot compile this step (%s)", reason(error))
     # The first to be timed has paid for memory that both use, and whatever disturbs one only slows it.
     if len(measured) == 2:
         for jit, (rate, loop) in measured.items():

@@ -19,12 +19,12 @@ from engine.health.watchdog import LostPeerError
 from engine.metrics import LoopSums, Sums
 from engine.order import Order
 from engine.placement import Placement, Rule
+from engine.pull import Pull
 from engine.state import TrainState
 from engine.strategies.closures import ClosureLoop, Lease, Staleness, UpdateLoop
 from engine.strategies.inner_loop import LoopResult
 from engine.strategies.replicated import FeedOptions, Stop
 from engine.strategies.workers_feed import RepeatedWorkersFeed, WorkersFeed
-from engine.wire import Pull
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _CLOSURE_SECONDS = 0.25  # of a closure: to start one and to take it back costs about 10 ms

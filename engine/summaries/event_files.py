@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 from absl import logging
 
+from engine.errors import reason
+
 Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary
 
@@ -120,8 +122,7 @@ class EventFiles:
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        logging.warning("TensorBoard's files in %s are no longer written: %s", self.directory, reason)
+        logging.warning("TensorBoard's files in %s are no longer written: %s", self.directory, reason(error))
 
     def _write(self, folder: str, wall_time: float, step: int, make: Callable) -> None:
         made = make()

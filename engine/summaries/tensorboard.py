@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from engine.errors import reason
 from engine.hooks import Moment, Windowed
 from engine.metrics import Sums
 from engine.strategies.workers import WorkerWindow
@@ -130,7 +131,7 @@ class TensorBoard(Windowed):
         try:
             graph = forward.get_concrete_function(tf.nest.map_structure(_spec, trainer.example[0])).graph
         except (TypeError, ValueError, tf.errors.OpError) as error:  # it takes other inputs than the features
-            logging.info("no graph of %s for TensorBoard: %s", model.name, str(error).splitlines()[0])
+            logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
         self._files.put_graph("train", lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from engine import wire
+from engine.pull import PROGRESS
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
@@ -21,8 +22,8 @@ def test_exact_values_keep_all_bits_beside_rounded_ones(dtype):
     for found, sent in zip(tensors, rounded, strict=True):
         np.testing.assert_array_equal(found, tf.cast(tf.cast(sent, dtype), tf.float32))
         assert found.shape == sent.shape
-    flat = wire._packed(exact, rounded, dtype)
-    kept, _ = wire._unpacked(flat, [x.shape for x in exact], [x.shape for x in rounded], dtype)
+    flat = wire.pack(exact, rounded, dtype)
+    kept, _ = wire.unpack(flat, [x.shape for x in exact], [x.shape for x in rounded], dtype)
     for found, sent in zip(kept, exact, strict=True):
         assert found.numpy().tobytes() == sent.numpy().tobytes()
 
@@ -31,7 +32,7 @@ def test_exact_values_keep_all_bits_beside_rounded_ones(dtype):
 def test_an_optimizers_progress_travels_exactly(dtype):
     """More updates than float32 can count, as `Pull` packs them beside variables."""
     progress = tf.constant([2.0**40 + 1, 0.1], tf.float64)
-    flat = wire._packed([tf.bitcast(progress, tf.float32)], [tf.constant([1.5, -2.0])], dtype)
-    (lanes,), (values,) = wire._unpacked(flat, [wire._PROGRESS], [tf.TensorShape([2])], dtype)
+    flat = wire.pack([tf.bitcast(progress, tf.float32)], [tf.constant([1.5, -2.0])], dtype)
+    (lanes,), (values,) = wire.unpack(flat, [PROGRESS], [tf.TensorShape([2])], dtype)
     np.testing.assert_array_equal(tf.bitcast(lanes, tf.float64), progress)
     np.testing.assert_array_equal(values, [1.5, -2.0])

@@ -1,0 +1,19 @@
+"""What an exception says, in one line. Host code."""
+
+from __future__ import annotations
+
+import re
+
+# TensorFlow and Keras put such lines around what is wrong: where an operation was made, and how many have failed.
+_AROUND = ("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack")
+_NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]"  # of nodes
+_BOLD = r"\x1b\[[0-9;]*m"
+_NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
+
+
+def reason(error: BaseException) -> str:
+    """The line of an error's message that says what is wrong; the name of its class where there is none."""
+    lines = [line.strip() for line in re.sub(_BOLD, "", str(error)).splitlines()]
+    lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
+    found = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
+    return re.sub(_NUMBER, "", found) or type(error).__name__
