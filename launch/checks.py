@@ -6,6 +6,8 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 from launch import cluster as clusters
 from launch import config as configs
@@ -26,24 +28,30 @@ def check(config: Config) -> None:
         _check_checkpoints(config)
     if config.run_dir:
         _check_run_dir(config)
-    _check_results(config)
+    check_results(config.values)
     if config.mode == "export":
-        _check_writable("export_dir", config.export_folder)
+        _check_export(config)
     _check_init_from(config)
     if config.data_dir and not os.path.exists(config.data_dir):
         raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
 
 
-def _check_results(config: Config) -> None:
-    if config.result_html and config.mode != "benchmark":
-        raise UsageError(
-            f"--result_html={config.result_html} is for --mode=benchmark, and --mode={config.mode}; leave it out"
-        )
+def check_results(values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` where the values of the flags name files for results that can't be written."""
     for name in ("result_json", "result_jsonl", "result_html"):
-        if path := config.values[name]:
+        if path := values[name]:
             if os.path.isdir(path):
                 raise UsageError(f"--{name}={path} is a folder; give the path of a file")
-            _check_writable(name, os.path.dirname(os.path.abspath(path)))
+            check_writable(name, os.path.dirname(os.path.abspath(path)))
+
+
+def _check_export(config: Config) -> None:
+    if config.cluster:
+        raise UsageError(
+            f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; use python -m "
+            "launch.train without TF_CONFIG"
+        )
+    check_writable("export_dir", config.export_folder)
 
 
 def check_batch(global_batch_size: int, replicas: int) -> None:
@@ -58,11 +66,13 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
 def _check_strategy(config: Config) -> None:
     if config.cluster:
         clusters.check_bindable(config.cluster)
+    if config.looks_on and not config.run_dir:
+        raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
     if config.strategy == "multi_worker":
         check_batch(config.global_batch_size, config.cluster.num_workers)
     if config.strategy == "parameter_server":
         _check_servers(config)
-    elif config.pull_every_steps > 1:
+    elif config.pull_every_steps > 1 and config.mode not in ("eval", "export"):  # which have it from their run
         raise UsageError(
             f"--pull_every_steps={config.pull_every_steps} has no use with --strategy={config.strategy}, which pulls "
             "nothing; leave it out"
@@ -180,11 +190,20 @@ def _check_monitor(config: Config) -> None:
     source, _, metric = config.monitor.partition("_")
     if source not in ("eval", "train") or not metric:
         raise UsageError(f"--monitor={config.monitor} is no metric's name; use e.g. eval_loss or train_loss")
+    if source == "train" or config.mode not in ("train", "train_and_eval"):
+        return
+    if config.mode == "train":
+        why, instead = "--mode=train makes no evaluations", " or --mode=train_and_eval"
+        if config.cluster and config.cluster.job("evaluator"):
+            why, instead = "the evaluator's are not known to the run", ""
+    elif config.eval_every_steps == 0:
+        why, instead = "--eval_every_steps=0 makes none before the end", " or evaluate more often"
+    else:
+        return
     for flag in ("early_stopping_patience", "reduce_lr_patience"):
-        if config.mode == "train" and source == "eval" and getattr(config, flag):
+        if getattr(config, flag):
             raise UsageError(
-                f"--{flag} watches --monitor={config.monitor}, and --mode=train makes no evaluations; "
-                f"use --monitor=train_{metric} or --mode=train_and_eval"
+                f"--{flag} watches --monitor={config.monitor}, and {why}; use --monitor=train_{metric}{instead}"
             )
 
 
@@ -221,7 +240,7 @@ def _check_init_from(config: Config) -> None:
 
 def _check_run_dir(config: Config) -> None:
     if config.trains:
-        _check_writable("run_dir", config.run_dir)
+        check_writable("run_dir", config.run_dir)
     before = configs.read(config.run_dir)
     if before is None or config.allow_changed_config or config.mode == "benchmark":
         return
@@ -239,7 +258,8 @@ def _check_benchmark(config: Config) -> None:
     _check_part(config)
 
 
-def _check_writable(flag: str, folder: str) -> None:
+def check_writable(flag: str, folder: str) -> None:
+    """Raises `UsageError` if no file can be made in a folder, which is made if it is not there."""
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

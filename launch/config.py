@@ -31,9 +31,8 @@ PERIODS = (
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
-    "mode run_dir result_json result_html progress export_dir eval_checkpoint debug check_numerics init_from "
-    "allow_changed_config"
-).split()
+    "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config"
+).split() + GROUPS["Benchmark mode"]
 _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
 # Schedules that reach their end at the run's end: for them its length decides too.
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
@@ -134,11 +133,11 @@ class Config:
             values["input_arg"] = {**self.input_entry.defaults, **self.input_arg}
         if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
-        return json.loads(json.dumps(values))
+        return _plain(values)
 
     def about(self) -> dict[str, Any]:
         """All values, and those that decide. Plain JSON: what config.json holds."""
-        return json.loads(json.dumps({"flags": self.values, "deciding": self.deciding()}))
+        return _plain({"flags": self.values, "deciding": self.deciding()})
 
 
 def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[str, str]) -> Config:
@@ -150,6 +149,12 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
       environment: the process's variables, where a cluster is described.
     """
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
+    for name in GROUPS["Benchmark mode"]:
+        if flags.FLAGS[name].present and values["mode"] != "benchmark" and name != "result_jsonl":
+            raise UsageError(
+                f"--{name}={values[name]} is for --mode=benchmark, and --mode={values['mode']}; add --mode=benchmark, "
+                f"or leave --{name} out"
+            )
     if values["mode"] in ("eval", "export"):
         _fill_from_run(values, environment)
     cluster = None
@@ -192,6 +197,17 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
     return Config(values, model, data, cluster)
 
 
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as they are read back from JSON; what JSON has no words for, as its name, alike in each process."""
+
+    def name(value) -> str:
+        if hasattr(value, "__qualname__"):
+            return f"{value.__module__}.{value.__qualname__}"
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+    return json.loads(json.dumps(values, default=name))
+
+
 def whole_rounds(steps: int, round_steps: int) -> int:
     """The next multiple of a round's steps."""
     return -(-steps // round_steps) * round_steps
@@ -220,6 +236,8 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str]) -> No
     given = {name for name in values if flags.FLAGS[name].present} | set(_OF_THIS_CALL)
     if run["flags"].get("strategy") in _CLUSTERED and "TF_CONFIG" not in environment:
         given.add("strategy")  # one process can read what several have written
+    if "strategy" in given and values["strategy"] != run["flags"].get("strategy"):
+        given.add("num_virtual_devices")  # of the other
     length = {"train_steps", "train_epochs"}  # either one says it
     if given & length:
         given |= length

@@ -13,6 +13,8 @@ from launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 
+_LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+
 
 def explain(error: Exception) -> tuple[int, str]:
     """(exit code, line). The code is 2 where the same command would fail again for the same reason."""
@@ -29,7 +31,9 @@ def explain(error: Exception) -> tuple[int, str]:
     if place is None:
         # A value that TensorFlow or Keras refused, it will refuse again.
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}; --debug shows where"
-    return EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
+    # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
+    passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
+    return EXIT_FAILED if passes else EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -11,7 +11,14 @@ from typing import Any
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Writes a file in UTF-8 beside `path`, and puts it in its place once all of it is on the disk."""
+    """Writes a file in UTF-8 beside `path`, and puts it in its place once all of it is on the disk.
+
+    What is there and is no file (a pipe, a terminal, /dev/null) is written to.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return
     temporary = f"{os.fspath(path)}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -31,6 +38,9 @@ def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None
     What a writer that was killed has left of a line stays as it is, on a line of its own. Several processes may write.
     """
     line = json.dumps(values).encode() + b"\n"
+    if os.path.exists(path) and not os.path.isfile(path):
+        write_text(path, line.decode())
+        return
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

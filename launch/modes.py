@@ -128,7 +128,8 @@ def compose_hooks(
     if config.mode == "train_and_eval":
         hooks.append(evaluation.Evaluation(_eval_period(session)))
     # Without evaluations, a metric of the training data is looked at each epoch.
-    period = {} if config.mode == "train_and_eval" else {"every_steps": session.epoch_period}
+    evaluates = config.mode == "train_and_eval" and _eval_period(session)
+    period = {} if evaluates else {"every_steps": session.epoch_period}
     if config.early_stopping_patience:
         hooks.append(EarlyStopping(config.monitor, config.early_stopping_patience, **period))
     if config.reduce_lr_patience:
@@ -217,27 +218,33 @@ def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
 
     One that a live run sweeps meanwhile is left out; for `latest` and `best` there is a newer one then.
     """
-    config, state = session.config, session.state
+    config = session.config
     which = "latest" if (config.mode, config.eval_checkpoint) == ("export", "all") else config.eval_checkpoint
     restored = 0
     if which in ("latest", "best"):
         checkpoints = session.checkpoints if which == "latest" else session.best
-        if newest := _newest(session, checkpoints):
-            restored += 1
-            yield saving.restore(checkpoints, state, manifest=newest)
+        while newest := _newest(session, checkpoints):
+            if manifest := _restored_unless_swept(session, checkpoints, newest):
+                restored += 1
+                yield manifest
+                break
     else:
         for manifest in _listed_checkpoints(session, which):
-            try:
-                saving.restore(session.checkpoints, state, manifest=manifest)
-            except (CheckpointError, tf.errors.OpError):
-                if manifest.problem(content=False) is None:
-                    raise
-                logging.warning("%s was removed before it could be read", manifest.name)
-                continue
-            restored += 1
-            yield manifest
+            if _restored_unless_swept(session, session.checkpoints, manifest):
+                restored += 1
+                yield manifest
     if not restored:
         raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); train first")
+
+
+def _restored_unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
+    try:
+        return saving.restore(checkpoints, session.state, manifest=manifest)
+    except (CheckpointError, tf.errors.OpError):
+        if manifest.problem(content=False) is None:
+            raise
+        logging.warning("%s was removed before it could be read", manifest.name)
+        return None
 
 
 def _listed_checkpoints(session: Session, which: str) -> list[Manifest]:

@@ -130,8 +130,15 @@ class Signals:
         if not self._requested:
             self._requested = True
             self._request(signal.Signals(number).name)
+        _show_cursor()  # a second signal ends the process as it is
         for each in _EXIT_CODES:
             signal.signal(each, signal.SIG_DFL)
+
+
+def _show_cursor() -> None:
+    """Shows a terminal's cursor again, which a progress bar hides."""
+    if os.isatty(1):
+        os.write(1, b"\x1b[?25h")
 
 
 def _end_at_second(reading: int) -> None:
@@ -144,8 +151,7 @@ def _end_at_second(reading: int) -> None:
     while number := os.read(reading, 1):
         seen += number[0] in _EXIT_CODES
         if seen > 1:
-            if os.isatty(1):
-                os.write(1, b"\x1b[?25h\n")  # the cursor, which a progress bar hides
+            _show_cursor()
             os._exit(_EXIT_CODES[signal.Signals(number[0])])
     os.close(reading)
 

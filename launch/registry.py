@@ -26,12 +26,14 @@ class Entry:
       summary: the first line of its documentation.
       defaults: argument name -> default value.
       required: arguments without a default.
+      fault: why its module can't be read, if it can't.
     """
 
     name: str
     summary: str
     defaults: dict[str, Any]
     required: tuple[str, ...] = ()
+    fault: str = ""
 
 
 def models() -> dict[str, Entry]:
@@ -50,6 +52,8 @@ def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
         raise UsageError(f"--{kind} is not given; use one of {', '.join(sorted(entries))}")
     if name not in entries:
         raise UsageError(f"--{kind}={name} is unknown; {nearest(name, entries)}")
+    if fault := entries[name].fault:
+        raise UsageError(f"--{kind}={name} can't be read: {fault}; mend it")
     return entries[name]
 
 
@@ -116,7 +120,13 @@ def _by_looks(text: str) -> Any:
 def _entries(package: str, arguments) -> dict[str, Entry]:
     found = {}
     for path in sorted((_ROOT / package).glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError) as error:
+            line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+            fault = f"{path.relative_to(_ROOT)}{line}: {getattr(error, 'msg', error)}"
+            found[path.stem] = Entry(path.stem, f"(not readable: {fault})", {}, fault=fault)
+            continue
         function = arguments(tree)
         if function is not None:
             summary = (ast.get_docstring(tree) or "").split("\n")[0]
@@ -144,8 +154,8 @@ def _load_arguments(tree: ast.Module):
 def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(defaults, required) of a model's constructor or of an input's keyword-only arguments."""
     is_method = args.args[:1] and args.args[0].arg == "self"
-    positional = args.args[1:] if is_method else []
-    pairs = list(zip(positional, [None] * (len(positional) - len(args.defaults)) + args.defaults, strict=True))
+    positional, given = (args.args[1:], args.defaults) if is_method else ([], [])
+    pairs = list(zip(positional, [None] * (len(positional) - len(given)) + given, strict=True))
     pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)
     defaults = {arg.arg: _literal(default) for arg, default in pairs if default is not None}
     return defaults, tuple(arg.arg for arg, default in pairs if default is None)

@@ -93,7 +93,7 @@ def _run(trainer_class, data, hooks) -> int:
     if asked.tune_allocator:
         process.tune_allocator()
     if asked.serves:
-        return servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug)
+        return _serve(asked)
     with contextlib.ExitStack() as stack:
         if asked.writes_run:
             stack.enter_context(process.lock(asked.run_dir))
@@ -117,6 +117,13 @@ def _run(trainer_class, data, hooks) -> int:
         if asked.coordinates:  # a worker may be down
             process.leave(code)
         return code
+
+
+def _serve(asked: config.Config) -> int:
+    try:
+        return servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug)
+    except Exception as error:  # as in _run
+        return _explain(error, asked.debug)
 
 
 def _start(asked: config.Config):

@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import flags
 
-from launch import errors, files
+from launch import checks, errors, files
 from launch import flags as our_flags
 from launch.benchmark import report, schema
 from launch.benchmark.children import Stopped, stoppable, untuned
@@ -78,10 +78,7 @@ def _parse(argv: list[str]) -> None:
         raise UsageError(f"--workloads= leaves nothing to measure; use some of {', '.join(WORKLOADS)}")
     if not math.isfinite(_FLAGS.seconds):
         raise UsageError(f"--seconds={_FLAGS.seconds} is not finite; use a number that is")
-    try:
-        os.makedirs(_FLAGS.output_dir, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output_dir={_FLAGS.output_dir} can't be made ({error.strerror}); use another") from None
+    checks.check_writable("output_dir", _FLAGS.output_dir)
 
 
 def _run(environment: Mapping[str, str]) -> int:

@@ -64,10 +64,13 @@ def stoppable() -> Iterator[None]:
     """Within, SIGTERM and Ctrl-C raise `Stopped`, so that what has been measured can still be said."""
     codes = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGINT: EXIT_INTERRUPTED}
 
+    before = {number: signal.getsignal(number) for number in codes}
+
     def stop(number, _frame):
+        for each, handler in before.items():  # a second one ends at once
+            signal.signal(each, handler)
         raise Stopped(codes[number])
 
-    before = {number: signal.getsignal(number) for number in codes}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:  # a job in the background hears no Ctrl-C
             signal.signal(number, stop)

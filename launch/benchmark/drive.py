@@ -14,7 +14,7 @@ from launch import checks, errors, explanations, results
 from launch import config as configs
 from launch.benchmark import program as programs
 from launch.benchmark import scaling, schema, sweep, table, turns
-from launch.benchmark.children import stoppable
+from launch.benchmark.children import Stopped, stoppable
 from launch.benchmark.program import Program
 from launch.benchmark.series import Series
 from launch.errors import UsageError
@@ -65,6 +65,7 @@ def run_local(
 
 def run(program: Program) -> int:
     """Does what the flags ask for, prints and writes the result. Returns the exit code; raises `UsageError`."""
+    checks.check_results(flags.FLAGS.flag_values_dict())
     result, code = _measure(_DRIVERS[_driver()], program)
     if result is None:
         return code
@@ -101,5 +102,8 @@ def _measure(driver: Callable, program: Program) -> tuple[dict[str, Any], int]:
     def series(count: int) -> Series:
         return Series(count, os.environ, quiet=flags.FLAGS.progress == "off")
 
-    with stoppable():
-        return driver(program, series)
+    try:
+        with stoppable():
+            return driver(program, series)
+    except Stopped as stopped:  # while it summed up
+        return None, stopped.code

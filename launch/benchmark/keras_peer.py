@@ -42,7 +42,7 @@ def measure(name: str, setting: str, precision: str, seconds: float, quality_ste
     shown = {"batch_size": BATCH_SIZE, "verbose": "auto" if setting == "fit" else 2}  # a bar has its price
     model.fit(tf.nest.map_structure(lambda array: array[:few], x), y[:few], **shown)
     loss, metric = model.evaluate(*data.eval, batch_size=BATCH_SIZE, verbose=0)
-    watch = _stopwatch(seconds, SETTINGS[setting].get("steps_per_execution", 1))
+    watch = _stopwatch(seconds)
     model.fit(x, y, epochs=1_000_000, callbacks=[watch], **shown)
     return {
         "steps_per_sec": watch.rate,
@@ -52,28 +52,27 @@ def measure(name: str, setting: str, precision: str, seconds: float, quality_ste
     }
 
 
-def _stopwatch(seconds: float, stride: int):
-    """A callback that ends fit after `seconds` of steady state. `stride` is the steps between two calls of it.
+def _stopwatch(seconds: float):
+    """A callback that ends fit after `seconds` of steady state.
 
-    Ends of epochs that fall into the span count: they are part of what fit costs.
+    Ends of epochs that fall into the span count: they are part of what fit costs. Steps are counted by the optimizer,
+    since the last call of an epoch may do fewer than the others.
     """
     import tensorflow as tf
 
     class Stopwatch(tf.keras.callbacks.Callback):
         started = None
-        steps = 0
 
         def on_train_begin(self, logs=None):
             self.begun = time.perf_counter()
 
         def on_train_batch_end(self, batch, logs=None):
             now = time.perf_counter()
-            if self.started is None:
-                self.started = now if now - self.begun >= _WARM_UP_SECONDS else None
-                return
-            self.steps += stride
-            if now - self.started >= seconds:
-                self.rate = self.steps / (now - self.started)
+            if self.started is None and now - self.begun >= _WARM_UP_SECONDS:
+                self.first, self.started = int(self.model.optimizer.iterations), time.perf_counter()
+            elif self.started is not None and now - self.started >= seconds:
+                steps = int(self.model.optimizer.iterations) - self.first  # waits for them
+                self.rate = steps / (time.perf_counter() - self.started)
                 self.model.stop_training = True
 
     return Stopwatch()

@@ -21,8 +21,8 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
     """Times the training loop or a part of it, from new weights; nothing of the run_dir is read or changed, but that
     --profile adds a trace."""
     config = session.config
-    measured = _measure(session, variables)
     work = baseline.work_asked(config)
+    measured = _measure(session, variables)
     result = {**schema.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}
     code = 0
     if config.is_chief and config.baseline:

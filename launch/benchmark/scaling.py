@@ -138,7 +138,8 @@ class _Place:
         self._check()
         self._gpus = visible_gpus(environment) if self._strategy == "mirrored" else []
         self._cores = shares.usable_cores()
-        self._cores_each = len(self._cores) // most
+        others = sum(count for kind, count in program.tasks.items() if kind != "worker")
+        self._cores_each = len(self._cores) // (most + others)
         self._most = most
 
     def _check(self) -> None:

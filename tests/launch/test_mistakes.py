@@ -56,7 +56,7 @@ MISTAKES = {
     "a rate that is no number": ([*RUN, "--learning_rate=nan"], ["--learning_rate=nan is not finite"]),
     "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0 trains nothing", "1 or more"]),
     "a benchmark of steps and seconds": (
-        [*RUN, "--benchmark_steps=3", "--benchmark_seconds=2"],
+        [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
         ["--benchmark_steps and --benchmark_seconds", "use one"],
     ),
     "a benchmark of no time": ([*RUN, "--mode=benchmark", "--benchmark_seconds=0"], ["--benchmark_seconds=0", "more"]),
@@ -125,6 +125,14 @@ MISTAKES = {
     "a plateau without evaluations": (
         [*RUN, "--mode=train", "--reduce_lr_patience=2", "--monitor=eval_accuracy"],
         ["--reduce_lr_patience", "--monitor=train_accuracy or --mode=train_and_eval"],
+    ),
+    "a plateau of a single evaluation": (
+        [*RUN, "--reduce_lr_patience=2", "--eval_every_steps=0"],
+        ["--eval_every_steps=0 makes none before the end", "--monitor=train_loss or evaluate more often"],
+    ),
+    "a comparison without a benchmark": (
+        [*RUN, "--baseline=old.json", "--fail_below=0.95"],
+        ["--baseline=old.json is for --mode=benchmark, and --mode=train_and_eval", "add --mode=benchmark"],
     ),
     "evaluation of no run": ([*RUN, "--mode=eval"], ["--mode=eval needs --run_dir"]),
     "export of no run": ([*RUN, "--mode=export"], ["--mode=export needs --run_dir"]),

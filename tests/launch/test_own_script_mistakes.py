@@ -202,6 +202,30 @@ def test_a_bug_in_the_data_function_names_its_file_and_line(inside):
     assert "no/such/file.npy" in outcome.error
 
 
+def test_a_network_that_is_down_may_be_up_the_next_time(inside):
+    """So the code is not the one that says: do not start this again."""
+
+    def broken():
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    outcome = inside(*RUN, trainer=Line, data=broken)
+    assert outcome.code == 1
+    assert place_of(broken) in outcome.error
+
+
+def test_a_default_that_is_no_json_is_kept_by_its_name(inside, tmp_path):
+    """Alike in each process: the run resumes."""
+
+    class Bent(Line):
+        def __init__(self, activation=tf.nn.relu, dtype=tf.float32):
+            super().__init__()
+
+    run = (*RUN, f"--run_dir={tmp_path}")
+    inside(*run, trainer=Bent, data=data).ok()
+    assert "relu" in (tmp_path / "config.json").read_text()
+    assert "complete" in inside(*run, trainer=Bent, data=data).ok().out
+
+
 def test_a_classifier_on_data_without_classes_says_so(inside):
     outcome = inside("--model=logistic", *RUN, data=data)
     assert outcome.code == 2

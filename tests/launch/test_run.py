@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 import shlex
 import shutil
@@ -221,6 +222,48 @@ def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_
     assert inside("--mode=benchmark", *MLP, "--train_steps=0", "--warmup_steps=3", "--benchmark_steps=3").ok()
 
 
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("pull_every_steps", 4),
+        ("result_jsonl", "all.jsonl"),
+        ("strategy", "mirrored"),
+        ("strategy", "parameter_server"),
+    ],
+)
+def test_eval_by_one_process_of_what_others_have_trained(digits_run, inside, tmp_path, flag, values):
+    """What only they had use for, or wrote to, is left out; a number of devices belongs to its strategy."""
+    shutil.copytree(digits_run[0], tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["flags"] |= {flag: values, "num_virtual_devices": 2 if values == "mirrored" else 0}
+    if flag in config["deciding"]:
+        config["deciding"][flag] = values
+    path.write_text(json.dumps(config))
+    inside(
+        "--mode=eval", f"--run_dir={tmp_path}/run", *(["--strategy=one_device"] if values == "mirrored" else [])
+    ).ok()
+    assert not pathlib.Path("all.jsonl").exists()
+
+
+def test_eval_takes_the_newer_one_of_the_best_that_is_removed_meanwhile(digits_run, inside, tmp_path, monkeypatch):
+    shutil.copytree(digits_run[0], tmp_path / "run")
+    latest, asked = Checkpoints.latest, []
+
+    def and_then_removed(self):
+        found = latest(self)
+        asked.append(found.step)
+        if len(asked) == 1:
+            for path in (tmp_path / "run" / "checkpoints").glob(f"{found.name}.*"):
+                path.unlink()
+        return found
+
+    monkeypatch.setattr(Checkpoints, "latest", and_then_removed)
+    outcome = inside("--mode=eval", f"--run_dir={tmp_path}/run").ok()
+    assert asked == [50, 40]
+    assert "ckpt-50 was removed" in outcome.err
+
+
 def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
     run = (*MLP, "--mode=train", "--learning_rate_schedule=cosine", f"--run_dir={tmp_path}")
     inside(*run, "--train_steps=2").ok()
@@ -260,9 +303,10 @@ def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_fol
     assert result(tmp_path)["jit"] is True
 
 
-def test_train_mode_can_stop_by_the_training_loss(inside, tmp_path):
+@pytest.mark.parametrize("how", [("--mode=train",), ("--eval_every_steps=0",)])
+def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path, how):
     stopping = ("--monitor=train_loss", "--early_stopping_patience=1", "--learning_rate=0")
-    outcome = inside(*MLP, *stopping, "--mode=train", "--train_epochs=9", f"--run_dir={tmp_path}").ok()
+    outcome = inside(*MLP, *stopping, *how, "--train_epochs=9", f"--run_dir={tmp_path}").ok()
     assert re.search(r"stopped at step \d+: train_loss has not improved for 1 evaluations", outcome.out)
     assert result(tmp_path)["step"] < 9 * 23
 
