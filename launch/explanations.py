@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 
+from engine.errors import reason
 from input.splits import InputError
 from launch.cluster import ClusterError
 from launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
@@ -27,7 +28,7 @@ def explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):
         return EXIT_USAGE, " ".join(str(error).split())
     place = _users_place(error)
-    what = f"{type(error).__name__}: {_reason(error)}"
+    what = f"{type(error).__name__}: {reason(error)}"
     if place is None:
         # A value that TensorFlow or Keras refused, it will refuse again.
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}; --debug shows where"
@@ -65,20 +66,12 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_FAILED, line
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
         return EXIT_FAILED, (
-            f"out of memory ({_reason(error)}); lower --global_batch_size or --resident_data_mb, or raise "
+            f"out of memory ({reason(error)}); lower --global_batch_size or --resident_data_mb, or raise "
             "--accumulate_steps"
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "assertion failed" in str(error):
-        return EXIT_USAGE, _reason(error)
+        return EXIT_USAGE, reason(error)
     return None
-
-
-def _reason(error: Exception) -> str:
-    if "tensorflow" in sys.modules:
-        from engine.errors import reason
-
-        return reason(error)
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
 
 
 def _is_our_check(error: Exception) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from absl import flags
 
+from engine import cpus
 from launch import errors, restarts, shares
 from launch import flags as train_flags
 from launch.benchmark import drive, program
@@ -181,12 +182,14 @@ def _specs(environment: Mapping[str, str]) -> list[Spec]:
     """The tasks, each with its share of the machine. Raises `UsageError`."""
     kinds = [(kind, index) for kind, count in _tasks().items() for index in range(count)]
     cores, tasks = shares.usable_cores(), len(kinds)
-    per_task = _FLAGS.cores_per_task or max(1, len(cores) // tasks)
-    if per_task > len(cores):
-        raise UsageError(f"--cores_per_task={per_task} is more than the {len(cores)} cores there are; use fewer")
+    usable = int(max(1, min(len(cores), cpus.quota_cores())))
+    per_task = _FLAGS.cores_per_task or max(1, usable // tasks)
+    if per_task > usable:
+        raise UsageError(f"--cores_per_task={per_task} is more than the {usable} cores there are; use fewer")
     # As many threads as cores: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
-    own = shares.divide_cores(cores, tasks, per_task)
+    # Under a quota all cores of the machine are seen, and those with low numbers would be everybody's.
+    own = shares.divide_cores(cores, tasks, per_task) if usable == len(cores) else [None] * tasks
     # A server's tables are read and written at random: in huge pages (glibc 2.35, malloc's tunables) that misses the
     # processor's cache of page addresses less, the larger the table the more.
     pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import math
 import os
 import re
 import signal
 import sys
 import tempfile
 import threading
+from collections.abc import MutableMapping
 from typing import NoReturn
 
 from absl import logging
@@ -23,6 +25,8 @@ _MALLOPT = {
     "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # freed memory stays in the process
     "M_TOP_PAD": (-2, 64 << 20),  # the heap grows by 64 MiB at a time
 }
+# What says how many threads there are: TensorFlow's (its process_util.cc, local_device.cc), and other libraries'.
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 EXIT_CODES = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}  # after the run was saved
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
@@ -46,6 +50,23 @@ def tune_allocator() -> bool:
     done = {name: bool(mallopt(*setting)) for name, setting in _MALLOPT.items()}
     logging.debug("allocator tuned: %s", done)
     return all(done.values())
+
+
+def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) -> None:
+    """As many threads as a CPU quota leaves cores; TensorFlow and other libraries take one for each core they see.
+
+    More would use the quota up and then stand still, all at once. Has to run before TensorFlow starts.
+
+    Args:
+      variables: the process's environment variables; what they say stays.
+      usable: cores that the process may use; a part of one counts as one.
+      cores: those that it sees.
+    """
+    threads = math.ceil(usable)
+    if threads < cores:
+        logging.debug("a CPU quota leaves %g of %d cores: %d threads", usable, cores, threads)
+        for name in _THREADS:
+            variables.setdefault(name, str(threads))
 
 
 def keep_allocator_tuned() -> None:

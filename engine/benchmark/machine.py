@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from engine import environment
+from engine import cpus
 
 _SAMPLES = 5
 _SAMPLE_SECONDS = 0.08
@@ -46,7 +46,7 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
     began = clock()
     kind = tf.DeviceSpec.from_string(device).device_type
     size = _MATMUL_SIZE.get(kind, 4096)
-    cache_bytes = last_cache_bytes(environment.usable_cpus([os.getpid()])) if kind == "CPU" else None
+    cache_bytes = last_cache_bytes(cpus.usable_cpus([os.getpid()])) if kind == "CPU" else None
     samples = {}
     with tf.device(device):
         for dtype in dtypes:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine import environment
+from engine import cpus
 from engine.benchmark import intervals
 
 NOTICED = 0.02  # a share of the machine below this is a quiet machine's own housekeeping
@@ -39,9 +39,9 @@ class Reading(NamedTuple):
 def read(pids: Iterable[int], proc: Path = Path("/proc")) -> Reading:
     """Reads the counters; takes about a millisecond. `pids` are the benchmark's processes on this host."""
     pids = list(pids)
-    cpus = environment.usable_cpus(pids)
-    own = environment.cpu_seconds(pids, proc)
-    return Reading(len(cpus), time.monotonic(), _busy_seconds(cpus, proc), own, environment.throttled_seconds())
+    usable = cpus.usable_cpus(pids)
+    own = cpus.cpu_seconds(pids, proc)
+    return Reading(len(usable), time.monotonic(), _busy_seconds(usable, proc), own, cpus.throttled_seconds())
 
 
 class Noise(NamedTuple):
@@ -117,11 +117,11 @@ def _other_cores(start: Reading, end: Reading) -> float | None:
     return others / (end.clock - start.clock) if end.clock > start.clock else 0.0
 
 
-def _busy_seconds(cpus: Iterable[int], proc: Path) -> float | None:
+def _busy_seconds(usable: Iterable[int], proc: Path) -> float | None:
     """CPU time of all processes on these CPUs; None where the system does not count it."""
-    mine = {f"cpu{number}" for number in cpus}
+    mine = {f"cpu{number}" for number in usable}
     ticks = 0
-    for line in environment.lines(proc / "stat"):
+    for line in cpus.lines(proc / "stat"):
         name, *counts = line.split()
         if name in mine:
             user, nice, system, _, _, *rest = map(int, counts[:8])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from engine import environment
+from engine import cpus, environment
 from engine.benchmark import intervals, noise
 from engine.benchmark.length import Length
 from engine.benchmark.statistics import Call, columns, describe_round, summarize
@@ -80,7 +80,7 @@ def run(
         described.append(describe_round(calls))
         steps = length.agreed_steps(strategy, described[-1]["steps_per_sec"])
         at_round(described, steps)
-    disturbed = noise.between(start, first_round, noise.read(processes()), environment.quota_cores())
+    disturbed = noise.between(start, first_round, noise.read(processes()), cpus.quota_cores())
     return {
         **_figures(rounds, disturbed, strategy.round_steps),
         "train": {name: value for name, pair in sums.items() if (value := pair.value()) is not None},

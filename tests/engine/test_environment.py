@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from engine import environment
+from engine import cpus, environment
 
 
 def test_environment_names_versions_and_the_flags_that_tune():
@@ -35,5 +35,5 @@ def test_cpu_quota_bounds_usable_cores(tmp_path, membership, files, cores):
     for path, text in {"proc/self/cgroup": membership, **{f"fs/{name}": text for name, text in files.items()}}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text + "\n", encoding="utf-8")
-    affinity = environment.usable_cores(tmp_path / "none", cgroups)
-    assert environment.usable_cores(proc, cgroups) == (cores or affinity)
+    affinity = cpus.usable_cores(tmp_path / "none", cgroups)
+    assert cpus.usable_cores(proc, cgroups) == (cores or affinity)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from engine import environment
+from engine import cpus
 from engine.benchmark import intervals, noise
 from engine.benchmark.noise import Noise, Reading
 
@@ -178,11 +178,11 @@ def test_another_process_is_seen_and_one_of_the_job_is_not():
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         jobs = ([os.getpid()], [os.getpid(), other.pid])
-        before = environment.cpu_seconds([other.pid])
+        before = cpus.cpu_seconds([other.pid])
         starts = [noise.read(pids) for pids in jobs]
         time.sleep(1.0)
         ends = [noise.read(pids) for pids in jobs]
-        used = environment.cpu_seconds([other.pid]) - before
+        used = cpus.cpu_seconds([other.pid]) - before
     finally:
         other.kill()
         other.wait()

@@ -1,0 +1,80 @@
+"""The CPUs that this process may use, and what of them was used: its affinity, control groups, /proc. Host code, no
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that this process may use: its affinity, or less where a control group (v1 or v2) has a CPU quota."""
+    return min(float(len(usable_cpus([os.getpid()]))), quota_cores(proc, cgroups))
+
+
+def usable_cpus(pids: Iterable[int]) -> set[int]:
+    """The numbers of the CPUs that these processes may run on, by their affinity."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set(range(os.cpu_count() or 1))
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            found |= os.sched_getaffinity(pid)
+    return found
+
+
+def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that a control group's (v1 or v2) CPU quota leaves this process; infinity without one."""
+    return min(map(_quota_cores, _control_groups(proc, cgroups)), default=math.inf)
+
+
+def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """For how long, so far, CPU quotas have kept threads of this process's control groups from running, added up over
+    CPUs; 0 where there are none."""
+    counted = (line.split() for folder in _control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
+    units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of v2 and of v1
+    return sum(float(value) * units[name] for name, value in counted if name in units)
+
+
+def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
+    """CPU time that these processes have used so far, with the children that they have waited for."""
+    ticks = 0
+    for pid in pids:
+        for line in lines(proc / str(pid) / "stat"):
+            ticks += sum(map(int, line.rpartition(")")[2].split()[11:15]))  # after the name: utime to cstime, proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _control_groups(proc: Path, cgroups: Path) -> Iterator[Path]:
+    """The folders of the control groups (v1 or v2) that may bound this process's CPU time, from its own upwards."""
+    for line in lines(proc / "self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root = cgroups
+        elif "cpu" in controllers.split(","):
+            root = cgroups / "cpu"
+        else:
+            continue
+        # A group's quota binds those below it; in a container the path may be the host's, and the root is ours.
+        group = Path(path.lstrip("/"))
+        yield from (root / folder for folder in (group, *group.parents))
+
+
+def _quota_cores(folder: Path) -> float:
+    limits = lines(folder / "cpu.max")  # v2: "quota period", in microseconds
+    limits = limits[0].split() if limits else lines(folder / "cpu.cfs_quota_us") + lines(folder / "cpu.cfs_period_us")
+    if len(limits) < 2 or limits[0] in ("max", "-1"):
+        return math.inf
+    return int(limits[0]) / int(limits[1])
+
+
+def lines(path: Path) -> list[str]:
+    """A file's lines; none where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not this system's way to tell
+        return []

@@ -1,0 +1,31 @@
+"""The process that a run lives in."""
+
+import subprocess
+import sys
+
+import pytest
+
+from launch import process
+
+
+@pytest.mark.parametrize(
+    ("usable", "cores", "threads"), [(8.0, 8, None), (2.0, 8, "2"), (1.5, 8, "2"), (0.25, 8, "1"), (7.5, 8, None)]
+)
+def test_there_are_as_many_threads_as_a_quota_leaves_cores(usable, cores, threads):
+    variables = {}
+    process.fit_threads(variables, usable, cores)
+    assert set(variables.values()) == ({threads} if threads else set())
+
+
+def test_a_number_of_threads_that_was_given_stays():
+    variables = {"TF_NUM_INTRAOP_THREADS": "3"}
+    process.fit_threads(variables, 1.0, 4)
+    assert variables["TF_NUM_INTRAOP_THREADS"] == "3"
+    assert variables["TF_NUM_INTEROP_THREADS"] == "1"
+
+
+def test_what_is_used_before_tensorflow_starts_does_not_start_it():
+    """A start takes seconds, which a mistake on the command line is not to wait for."""
+    modules = "launch.train, launch.local, engine.cpus, engine.errors"
+    code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
