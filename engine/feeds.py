@@ -184,6 +184,11 @@ class DatasetFeed:
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:
             self._iterator = iter(self._batches_from(step))
+        if self.order.ends_smaller:
+            # Rows that replicas gather are as many at each step of a call, as TensorFlow's collectives ask: an epoch's
+            # last step is a call of its own.
+            before_last = -(step + 1) % self.order.steps_per_epoch
+            limit = min(limit, before_last) if before_last else 1
         self._next_step = step + limit
         return Run((self._iterator,), 0, limit)
 

@@ -39,6 +39,8 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
         )
         for hook in hooks:
             hook(moment)
+        if moment.stop:
+            strategy.wind_up()
         before = clock()  # what hooks take is theirs, not the steps'
     for hook in hooks:
         hook.end(moment)

@@ -56,6 +56,11 @@ class Order:
     def steps_per_epoch(self) -> int:
         return self.whole_steps + (1 if self.remainder else 0)
 
+    @property
+    def ends_smaller(self) -> bool:
+        """Whether the last batch of an epoch is smaller than the others."""
+        return self.remainder > 0
+
     def examples_before(self, step: int) -> int:
         """Examples in the first `step` steps."""
         an_epoch = self.whole_steps * self.batch_size + self.remainder
@@ -130,6 +135,10 @@ class SharedOrder(Order):
     @property
     def steps_per_epoch(self) -> int:
         return math.ceil(max(self.shares) / self.share_size)
+
+    @property
+    def ends_smaller(self) -> bool:
+        return any(share % self.share_size for share in self.shares)
 
     def examples_before(self, step: int) -> int:
         epochs, in_epoch = divmod(step, self.steps_per_epoch)

@@ -5,6 +5,8 @@ The methods up to `build` are host code, run once in the strategy's scope; the s
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from engine import optimizers, randomness
@@ -279,24 +281,29 @@ class Trainer(tf.Module):
         self.build()
         updated = [v for each in self.optimizers.values() for v in each.updated_variables]
         self.reduction.build(updated, self.moving_statistics)
-        self._generators = [g for model in self.models for g in randomness.seed_generators(model)]
+        layers = self._held(tf.keras.layers.Layer).values()  # models are layers
+        self._generators = list({id(g): g for layer in layers for g in randomness.seed_generators(layer)}.values())
 
     @property
     def models(self) -> list[tf.keras.Model]:
         """The Keras models among this object's attributes, in the order of their names."""
-        return [m for _, m in sorted(vars(self).items()) if isinstance(m, tf.keras.Model)]
+        return list(self._held(tf.keras.Model).values())
 
     @property
     def embedding_tables(self) -> dict[str, Embedding]:
-        """The embeddings among this object's attributes, and in lists and dictionaries there, by path, in order."""
+        """The embeddings among this object's attributes."""
+        return self._held(Embedding)
+
+    def _held(self, kind: type) -> dict[str, Any]:
+        """What is of a kind among this object's attributes, and in lists and dictionaries there, by path, in order."""
         found = {}
         for name, value in sorted(vars(self).items()):
             if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
                 continue
             inside = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
-            found |= {f"{name}.{key}": each for key, each in inside if isinstance(each, Embedding)}
-            if isinstance(value, Embedding):
-                found[name] = value
+            for path, each in [(name, value), *((f"{name}.{key}", each) for key, each in inside)]:
+                if isinstance(each, kind) and not any(each is other for other in found.values()):
+                    found[path] = each
         return found
 
     def table_figures(self) -> dict[str, tf.Tensor]:
@@ -328,8 +335,8 @@ class Trainer(tf.Module):
 
     @property
     def optimizers(self) -> dict[str, optimizers.Optimizer]:
-        """The engine's optimizers among this object's attributes, by attribute name, in order."""
-        return {name: value for name, value in sorted(vars(self).items()) if isinstance(value, optimizers.Optimizer)}
+        """The engine's optimizers among this object's attributes, by path, in order."""
+        return self._held(optimizers.Optimizer)
 
     @property
     def steady_variables(self) -> list[tf.keras.Variable]:
@@ -361,6 +368,7 @@ class Trainer(tf.Module):
         `present` is a scalar bool, whether this replica has examples at all; None if it always has. `pulled` are
         `Values` to compute with; None reads the variables.
         """
+        self.loss_scale.begin_step()
         scale = self.loss_scale.scale(tf.ones([])) if self.loss_scale.dynamic else None
         self.reduction.begin_step(present, scale, observed)
         for table in self.embedding_tables.values():

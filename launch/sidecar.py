@@ -30,9 +30,13 @@ def watch(session: Session) -> int:
     config, end = session.config, session.train_steps
     request = StopRequest()
     files = EventFiles(os.path.join(config.run_dir, "tensorboard", "eval"))
-    best = BestCheckpoint(session.best, config.monitor)
     session.best.clean()
-    best.begin(_moment(session))
+    best = None
+    if config.monitor.startswith("eval_"):
+        best = BestCheckpoint(session.best, config.monitor)
+        best.begin(_moment(session))
+    else:
+        session.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
     coordinator = clusters.Presence(config.cluster.job("chief")[0], config.cluster_timeout_seconds)
     done = -1
     with Signals(request.request):
@@ -67,11 +71,12 @@ def _restored(session: Session, newer_than: int) -> Iterator[Manifest]:
             yield manifest
 
 
-def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint) -> None:
+def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) -> None:
     found = evaluation.evaluate(session.strategy, session.trainer)
     session.say(f"evaluation at step {session.state.step}: {as_line(found)}")
     files.put("", session.state.step, lambda: event_values.scalars(found))
-    best(_moment(session, found))
+    if best:
+        best(_moment(session, found))
 
 
 def _moment(session: Session, found: dict | None = None) -> Moment:

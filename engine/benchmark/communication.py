@@ -69,8 +69,8 @@ def figures(reduction: Reduction, variables: list[tf.Variable], replicas: int, m
 
     Returns:
       bytes: of one replica's gradients in the dtype that they travel in; gb_per_sec: 1e9 of them a second;
-      bus_gb_per_sec: what each replica's link carries: times 2 (n-1) / n for an all-reduce (float32), times n-1 for an
-      all-gather (16 bits).
+      bus_gb_per_sec: what each replica's link carries: times 2 (n-1) / n for an all-reduce (float32; from three CPU
+      workers on, small packs that are gathered carry more), times n-1 for an all-gather (16 bits).
     """
     travels = _travels(reduction, variables)
     rate = travels / (1e6 * ms_per_step)

@@ -156,7 +156,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
             continue
         matched_keys[id(node)] = key
         here, there = _form_here(node), _form(shapes[key], dtypes[key])
-        if per_replica.differs(node):  # the number of rows is the number of replicas that the run had
+        if per_replica.differs(node) and shapes[key]:  # the number of rows is the number of replicas that the run had
             there = _form(_any_rows(shapes[key][1:]), dtypes[key])
         name = _readable(at + path)
         if here != there:

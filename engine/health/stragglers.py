@@ -1,5 +1,5 @@
 """A warning that names a worker that is slow by itself. Host code; reads what the workers have told each other anyway,
-so it waits for nothing."""
+and waits, each few seconds, for the devices to come to the newest of it."""
 
 from __future__ import annotations
 

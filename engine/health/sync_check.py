@@ -23,9 +23,9 @@ class OutOfSyncError(Exception):
 class SyncCheck(Periodic):
     """Compares a checksum of every variable over all replicas, and raises `OutOfSyncError` where one differs.
 
-    Variables that are meant to differ by replica are left out: those of `engine.reduction.per_replica`, and counters of
-    random generators. The checksum is the sum of the values' bits as integers, modulo 2**64: it finds a single value
-    that has changed in any bit, not values that have changed places.
+    Variables that are meant to differ by replica are left out: those of `engine.reduction.per_replica`. The checksum is
+    the sum of the values' bits as integers, modulo 2**64: it finds a single value that has changed in any bit, not
+    values that have changed places.
 
     Args:
       every_steps: the period; 0 is never.
@@ -42,7 +42,7 @@ class SyncCheck(Periodic):
 
     def begin(self, moment: Moment) -> None:
         distribution = moment.strategy.distribution
-        self._variables = [v for v in moment.state.variables() if not per_replica.differs(v) and v.dtype != tf.uint32]
+        self._variables = [v for v in moment.state.variables() if not per_replica.differs(v)]
 
         def checksums():
             sums = tf.stack([_checksum(variable) for variable in self._variables])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from engine.gradients import Gradients
+from engine.reduction import ByReplica
 from engine.variables import assign_local
 
 
@@ -20,6 +21,9 @@ class NoLossScale(tf.Module):
     dynamic = False
 
     def build(self) -> None:
+        pass
+
+    def begin_step(self) -> None:
         pass
 
     def scale(self, total: tf.Tensor) -> tf.Tensor:
@@ -45,6 +49,7 @@ class DynamicLossScale(tf.Module):
     def __init__(self, initial: float = 2.0**15, growth_steps: int = 2000):
         super().__init__(name="loss_scale")
         self.initial = initial
+        self._of_step = ByReplica()
         self.growth_steps = growth_steps
 
     def build(self) -> None:
@@ -53,12 +58,16 @@ class DynamicLossScale(tf.Module):
         self.value = tf.Variable(self.initial, dtype=tf.float32, name="loss_scale", **kind)
         self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)
 
+    def begin_step(self) -> None:
+        """Reads the scale, for all of a step: around parameter servers another worker may change it meanwhile."""
+        self._of_step.note(tf.convert_to_tensor(self.value))
+
     def scale(self, total: tf.Tensor) -> tf.Tensor:
-        return total * tf.cast(self.value, total.dtype)
+        return total * tf.cast(self._of_step.noted(), total.dtype)
 
     def unscale(self, gradients: Sequence) -> Gradients:
         """Gradients of the true loss, in float32; overflows stay inf or nan."""
-        return Gradients(gradients).times(1.0 / tf.convert_to_tensor(self.value))
+        return Gradients(gradients).times(1.0 / self._of_step.noted())
 
     def update(self, finite: tf.Tensor) -> None:
         """After a step: `finite` is a scalar bool, whether all its gradients were finite."""

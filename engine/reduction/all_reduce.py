@@ -23,10 +23,11 @@ class Reduction(tf.Module):
 
     A `tf.Module`, so that what a subclass keeps from step to step is in the trainer's checkpoints.
 
-    With float32 on the wire a pack is all-reduced. With a 16-bit dtype a pack is all-gathered as it is and summed in
-    float32 by every replica, in the order of the replicas: no rounding but the one before sending, and the same bits
-    on each. Values that must not be rounded (counts, moving statistics) ride in the same pack as two 16-bit halves.
-    An all-gather moves (n-1) x 2 bytes a value where a float32 ring moves 8 (n-1)/n: fewer up to n = 3 replicas.
+    With float32 on the wire a pack is summed by `collectives.all_reduce`. With a 16-bit dtype it is all-gathered as it
+    is and summed in float32 by every replica, in the order of the replicas: no rounding but the one before sending, and
+    the same bits on each. Values that must not be rounded (counts, moving statistics) ride in the same pack as two
+    16-bit halves. An all-gather moves (n-1) x 2 bytes a value where a float32 ring moves 8 (n-1)/n: fewer up to n = 3
+    replicas.
 
     Args:
       dtype: what gradients travel as: "float32", "bfloat16" or "float16".
@@ -214,10 +215,15 @@ class Reduction(tf.Module):
     def _gather_slices(self, context, gradient, count):
         if not isinstance(gradient, tf.IndexedSlices) or context.num_replicas_in_sync == 1:
             return gradient
-        values = of_examples(tf.cast(gradient.values, tf.float32), count)
+        values, indices, present = gradient.values, gradient.indices, self._present.noted()
+        if present is not None:
+            # Rows that stand-ins for examples have touched are nobody's: optimizers move each row that is named.
+            rows = tf.where(present, tf.shape(indices)[0], 0)
+            values, indices = values[:rows], indices[:rows]
+        values = of_examples(tf.cast(values, tf.float32), count)
         if self.wire_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
             values = tf.cast(tf.cast(values, self.wire_dtype), tf.float32)
-        values, indices = context.all_gather([values, gradient.indices], axis=0)
+        values, indices = context.all_gather([values, indices], axis=0)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

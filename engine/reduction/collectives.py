@@ -9,13 +9,13 @@ GATHERED_BYTES = 1 << 20
 
 
 def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
-    """The sum over replicas of a value of static shape, the same bits on each.
+    """The sum over replicas, the same bits on each.
 
     Of n replicas a ring makes each wait for 2 (n - 1) messages of 1/n of the bytes, one after the other, and gathering
     for n - 1 with all of them. A message takes 0.3 ms between two processes on a CPU before it has a byte, so a small
     value travels faster whole (as in Thakur, Rabenseifner & Gropp 2005, https://doi.org/10.1177/1094342005051521).
     """
-    if _between_hosts(context) and _on_cpu(value) and context.num_replicas_in_sync * _bytes(value) <= GATHERED_BYTES:
+    if _between_hosts(context) and _is_small(value, context.num_replicas_in_sync):
         return tf.add_n(tf.unstack(all_gather(context, value)))
     return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
@@ -35,9 +35,11 @@ def _between_hosts(context) -> bool:
     return isinstance(context.strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
+def _is_small(value: tf.Tensor, replicas: int) -> bool:
+    if not _on_cpu(value) or not value.shape.is_fully_defined():
+        return False
+    return replicas * value.shape.num_elements() * value.dtype.size <= GATHERED_BYTES
+
+
 def _on_cpu(value: tf.Tensor) -> bool:
     return tf.DeviceSpec.from_string(value.device).device_type in (None, "CPU")
-
-
-def _bytes(value: tf.Tensor) -> int:
-    return value.shape.num_elements() * value.dtype.size

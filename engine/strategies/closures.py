@@ -123,6 +123,11 @@ class Board:
     def release(self, worker: tf.Tensor) -> None:
         _put(self.holding, worker, tf.constant(0, tf.int64))
 
+    def let_go(self) -> None:
+        """Nobody is at anything, where no closure runs. Coordinator's code."""
+        holding = self.holding.read_value()
+        self.holding.assign(tf.where(holding == DEAD, holding, tf.zeros_like(holding)))
+
     def steps_at(self, slot):
         return 1 + slot
 

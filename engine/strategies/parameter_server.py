@@ -136,8 +136,10 @@ class ParameterServer:
         return [value]
 
     def agree_to_stop(self, wish: str | None) -> Stop | None:
-        self._ending |= bool(wish)
         return Stop(wish) if wish else None
+
+    def wind_up(self) -> None:
+        self._ending = True
 
     @contextlib.contextmanager
     def watch(self):

@@ -123,6 +123,9 @@ class Replicated:
         """
         return contextlib.nullcontext()
 
+    def wind_up(self) -> None:
+        """The run is to end as soon as replicas are in step: nothing that can wait is begun any more."""
+
     def agree_to_stop(self, wish: str | None) -> Stop | None:
         """What all processes know of a wish to stop, at the same step; `wish` is this one's own reason, or None."""
         return Stop(wish) if wish else None

@@ -141,6 +141,31 @@ def curve(strategy: MultiWorker, trainer: Trainer, steps: int) -> list[float]:
     return values
 
 
+class Words(Trainer):
+    """Learns from the rows of ids: a sparse gradient."""
+
+    def build_model(self):
+        layers = [tf.keras.layers.Embedding(30, 4), tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)]
+        return tf.keras.Sequential([tf.keras.Input([3], dtype="int32"), *layers])
+
+    def loss(self, outputs, batch):
+        return mean((outputs[:, 0] - batch[1]) ** 2)
+
+
+def words(strategy: MultiWorker, steps: int) -> list[float]:
+    """The weights after some epochs of a dataset, several steps a call; the last batch of an epoch is smaller."""
+    ids = np.random.default_rng(0).integers(0, 30, (254, 3)).astype(np.int32)
+    dataset = tf.data.Dataset.from_tensor_slices((ids, ids.sum(1).astype(np.float32) / 30))
+    with strategy.scope():
+        state = TrainState(Words())
+        state.trainer.prepare(StepOptions(), Reduction(), (ids[:1], np.zeros(1, np.float32)), None)
+        state.build()
+    strategy.bind(state, strategy.feed(dataset, 12, 0))
+    while state.step < steps:
+        strategy.run_train_steps(steps - state.step).sums.read()
+    return [float(x) for variable in state.trainer.trainable_variables for x in np.ravel(variable.numpy())]
+
+
 def pictures(examples=254, size=12):
     """Four classes of noisy stripes: learnt in some tens of steps, not in one. 254 by 12 leaves 2."""
     rng = np.random.default_rng(0)
@@ -218,6 +243,7 @@ def main() -> None:
     found["evaluations"] = evaluated(plain)
     found["exchanged"] = plain.exchange(10**12 + place.worker)
     found["crossed"] = crossed(plain)
+    found["words"] = words(plain, 100)
     found["mlp"] = curve(plain, Mlp((32,)), 100)
     found["cnn"] = curve(plain, Cnn(), 100)
     found["agreement"] = agreement(plain)

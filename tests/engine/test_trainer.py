@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
+from engine import StepOptions, Trainer, mean
+from engine.reduction import Reduction
 from models.cnn import Model as Cnn
 from models.mlp import Model as Mlp
 
@@ -166,6 +167,32 @@ def test_without_skipping_it_shows_in_the_weights(bench):
     made = bench(Cnn(), poisoned_images(), 4, num_classes=3, shuffle=False)
     made.train(2)
     assert np.isnan(made.trainer.model.trainable_variables[0].numpy()).any()
+
+
+class Towers(Trainer):
+    """Two models in a list, optimizers in a dictionary, and a layer by itself; each is there a second time."""
+
+    def build(self):
+        layers = tf.keras.layers
+        self.drop = layers.Dropout(0.5, seed=1)
+        self.towers = [tf.keras.Sequential([layers.Dense(3), layers.Dropout(0.5)]) for _ in range(2)]
+        for tower in self.towers:
+            tower.build([None, 2])
+        self.zero = self.towers[0]
+        self.by_name = {
+            name: self.make_optimizer(self.build_optimizer(), tower.trainable_variables)
+            for name, tower in zip("ab", self.towers, strict=True)
+        }
+
+
+def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
+    trainer = Towers()
+    trainer.prepare(StepOptions(), Reduction(), (np.zeros([1, 2], np.float32), np.zeros(1, np.int32)), 3)
+    assert trainer.models == trainer.towers
+    assert list(trainer.optimizers) == ["by_name.a", "by_name.b"]
+    assert len(trainer.all_weights) == 4
+    drawn = [trainer.drop.seed_generator, *(tower.layers[-1].seed_generator for tower in trainer.towers)]
+    assert {id(generator) for generator in trainer._generators} == {id(generator) for generator in drawn}
 
 
 class Gan(Trainer):

@@ -264,6 +264,16 @@ def test_eval_takes_the_newer_one_of_the_best_that_is_removed_meanwhile(digits_r
     assert "ckpt-50 was removed" in outcome.err
 
 
+def test_a_checkpoint_without_replicas_of_their_own_is_refused_by_one_that_has_them(inside, tmp_path):
+    run = (*MLP, "--mode=train", "--strategy=mirrored", "--num_virtual_devices=2", "--optimizer=sgd")
+    run = (*run, f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=2").ok()
+    outcome = inside(*run, "--train_steps=4", "--sync_every_steps=2", "--allow_changed_config")
+    assert outcome.code == 2
+    assert "is of another model or optimizer" in outcome.error
+    assert "iterations: [None] int64 here, [] int64 in the checkpoint" in outcome.err
+
+
 def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
     run = (*MLP, "--mode=train", "--learning_rate_schedule=cosine", f"--run_dir={tmp_path}")
     inside(*run, "--train_steps=2").ok()

@@ -34,6 +34,7 @@ def test_stays_between_1_and_2_to_the_24():
 def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():
     scale = DynamicLossScale(initial=1024.0)
     scale.build()
+    scale.begin_step()
     gradient = tf.constant([1.0 / 3, -7.0])
     slices = tf.IndexedSlices(gradient[:, tf.newaxis], tf.constant([4, 2]), tf.constant([6, 1]))
     dense, sparse, absent, infinite = scale.unscale(
@@ -43,6 +44,19 @@ def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():
     np.testing.assert_array_equal(sparse.values[:, 0], gradient)
     assert absent is None
     assert np.isinf(infinite)
+
+
+def test_a_step_has_one_scale_whoever_changes_it_meanwhile():
+    """Around parameter servers another worker's step may overflow between this one's forward pass and its update."""
+    scale = DynamicLossScale(initial=1024.0)
+    scale.build()
+    scale.begin_step()
+    scaled = scale.scale(tf.constant([3.0]))
+    scale.update(tf.constant(False))
+    (gradient,) = scale.unscale([scaled])
+    np.testing.assert_array_equal(gradient, [3.0])
+    scale.begin_step()
+    np.testing.assert_array_equal(scale.scale(tf.constant(1.0)), 512.0)
 
 
 def images(examples=64):
