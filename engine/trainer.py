@@ -156,12 +156,22 @@ class Trainer(tf.Module):
             loss = self.checked_loss(outputs, batch)
             total = loss.total
             if added := self.model.losses if hasattr(self, "model") else ():
+                self._check_added()
                 total += loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added])
             total = self.loss_scale.scale(total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
         gradients = tape.gradient(total, sources)
         gradients = Gradients(gradients, (loss.count,) if alone else ())
         return gradients, {"loss": loss, **self.metrics(outputs, batch)}
+
+    def _check_added(self) -> None:
+        """What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one."""
+        if self.reduction.met_midway and any(layer._get_own_losses() for layer in self.model._flatten_layers()):
+            raise ValueError(
+                f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum up "
+                "statistics over replicas of one process; leave one of them out, or use a process for each replica "
+                "(--strategy=multi_worker)"
+            )
 
     def checked_loss(self, outputs, batch) -> Mean:
         """`loss`, which has to be a (total, count) pair; its values are checked where `options.debug` asks for it."""

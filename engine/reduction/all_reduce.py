@@ -35,6 +35,8 @@ class Reduction(tf.Module):
 
     Attributes:
       watched: note each replica's own `figures`. Set before a step is traced.
+      met_midway: whether the step that is traced has summed statistics in its forward pass, over replicas that are
+        traced in threads of one process: from there on layers may hold what another replica has put into them.
     """
 
     # A run may begin or cease to keep such state: a checkpoint of the other kind is none of another model.
@@ -47,6 +49,7 @@ class Reduction(tf.Module):
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
         self.watched = False
+        self.met_midway = False
         self._present = ByReplica()
         self._scale = ByReplica()
         self._observed = ByReplica()
@@ -79,6 +82,7 @@ class Reduction(tf.Module):
           scale: scalar float32, what this step's losses are multiplied by (the loss scale); None is 1.
           observed: scalar bool, whether this step's costly figures will be looked at; None is never.
         """
+        self.met_midway = False
         self._present.note(present)
         self._scale.note(scale)
         self._observed.note(observed)
@@ -134,6 +138,7 @@ class Reduction(tf.Module):
         if self.alone():
             return values
         context, present = tf.distribute.get_replica_context(), self._present.noted()
+        self.met_midway = len(context.strategy.extended.worker_devices) > 1
 
         def total(x):
             return collectives.all_reduce(context, x if present is None else tf.where(present, x, 0.0))

@@ -32,6 +32,21 @@ class Normalised(Classifier):
         return tf.keras.Model(inputs, layers.Dense(self.num_classes)(x))
 
 
+class Penalised(Normalised):
+    """And a layer before that adds to the loss."""
+
+    def build_model(self):
+        inputs = tf.keras.Input([6, 6, 3])
+        start = tf.keras.layers.ActivityRegularization(l2=0.1)
+        return tf.keras.Model(inputs, super().build_model()(start(inputs)))
+
+
+def test_what_layers_add_is_refused_where_replicas_take_turns(bench):
+    run(bench, Penalised(), 1, steps=1)
+    with pytest.raises(ValueError, match=r"Penalised: its layers add to the loss .* leave one of them out"):
+        run(bench, Penalised(), 2, steps=1)
+
+
 def run(bench, trainer, replicas, steps=12, **options):
     made = bench(trainer, images(), 9, replicas, num_classes=4, optimizer="momentum", learning_rate=0.05, **options)
     return made.curve(steps), made
