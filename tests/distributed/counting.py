@@ -1,14 +1,18 @@
-"""A small run that counts, on the servers, how often each example was trained on. --poison: one example is refused."""
+"""A small run that counts, on the servers, how often each example was trained on. --poison: one example is refused.
+--enough: a hook that is never due ends the run after so many steps.
+"""
 
 import numpy as np
 import tensorflow as tf
 from absl import flags
 
 import engine
+from engine.hooks import Hook
 from launch import train
 
 EXAMPLES = 1000
 flags.DEFINE_bool("poison", False, "One example raises.")
+flags.DEFINE_integer("enough", None, "Steps after which a hook ends the run.")
 
 
 class Counting(engine.Trainer):
@@ -31,6 +35,14 @@ class Counting(engine.Trainer):
         return found
 
 
+class Enough(Hook):
+    name = "enough"
+
+    def __call__(self, moment):
+        if flags.FLAGS.enough and moment.step >= flags.FLAGS.enough:
+            moment.stop = "it is enough"
+
+
 def data():
     random = np.random.RandomState(0)
     features = random.rand(EXAMPLES, 20).astype(np.float32)
@@ -41,4 +53,4 @@ def data():
 
 
 if __name__ == "__main__":
-    train.main(Counting, data=data)
+    train.main(Counting, data=data, hooks=[Enough()])

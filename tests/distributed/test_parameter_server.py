@@ -148,6 +148,15 @@ def test_one_core_is_enough_for_a_task(start, monkeypatch):
     check_updates(job, STEPS_PER_EPOCH)
 
 
+def test_a_hook_that_is_never_due_ends_a_run_in_which_nothing_is(start):
+    """What is handed out by then is done, and no more is."""
+    never = ("--checkpoint_every_steps=0", "--summary_every_steps=0", "--steps_per_loop=4")
+    job = start("run", "--mode=train", "--train_steps=1000000", "--enough=100", *never, local=("--workers=1",)).ok()
+    assert 100 <= job.result["step"] < 10_000  # a second of steps, at most, is under way when a tenth of one is read
+    assert "it is enough" in job.output
+    check_updates(job, job.result["step"])
+
+
 def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_missing(start):
     steps = 60 * STEPS_PER_EPOCH
     job = start("run", "--mode=train", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
