@@ -241,7 +241,8 @@ def _restored_unless_swept(session: Session, checkpoints: Checkpoints, manifest:
     try:
         return saving.restore(checkpoints, session.state, manifest=manifest)
     except (CheckpointError, tf.errors.OpError):
-        if manifest.problem(content=False) is None:
+        # Several workers that evaluate together have all to restore it, or none.
+        if manifest.problem(content=False) is None or session.strategy.num_hosts > 1:
             raise
         logging.warning("%s was removed before it could be read", manifest.name)
         return None

@@ -19,10 +19,14 @@ def manifests(run_dir: pathlib.Path, folder: str = "checkpoints") -> list[dict]:
     return sorted(found, key=lambda manifest: manifest["serial"])
 
 
+def steps(run_dir: pathlib.Path, folder: str = "checkpoints") -> list[int]:
+    """Of all checkpoints that have a manifest, the oldest first."""
+    return [manifest["step"] for manifest in manifests(run_dir, folder)]
+
+
 def newest(run_dir: pathlib.Path) -> int:
     """The step of the newest checkpoint; 0 if there is none."""
-    found = manifests(run_dir)
-    return found[-1]["step"] if found else 0
+    return max(steps(run_dir)[-1:], default=0)
 
 
 def tensors(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
@@ -32,9 +36,14 @@ def tensors(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in names if not name.startswith("save_counter")}
 
 
+def result(run_dir: pathlib.Path) -> dict:
+    """What the run has left of its result."""
+    return json.loads((run_dir / "result.json").read_text())
+
+
 def metrics(run_dir: pathlib.Path, *splits: str) -> dict[str, dict[str, float]]:
     """The result's metrics, by split (train, eval)."""
-    found = json.loads((run_dir / "result.json").read_text())
+    found = result(run_dir)
     return {split: found[split] for split in splits}
 
 

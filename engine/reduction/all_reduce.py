@@ -138,7 +138,8 @@ class Reduction(tf.Module):
         if self.alone():
             return values
         context, present = tf.distribute.get_replica_context(), self._present.noted()
-        self.met_midway = len(context.strategy.extended.worker_devices) > 1
+        one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # a TPU's share one trace
+        self.met_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
         def total(x):
             return collectives.all_reduce(context, x if present is None else tf.where(present, x, 0.0))

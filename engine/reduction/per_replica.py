@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from engine.reduction import collectives
 from engine.variables import read_local, tf_variable
 
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
@@ -54,8 +55,8 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
             return [tf.stack([part.read_value() for part in parts(variable)]) for variable in variables]
 
     def replica_rows():
-        rows = [read_local(variable)[tf.newaxis] for variable in variables]
-        return tf.distribute.get_replica_context().all_gather(rows, axis=0)
+        context = tf.distribute.get_replica_context()
+        return [collectives.all_gather(context, read_local(variable)) for variable in variables]
 
     # Not eager: TensorFlow would trace each of them, and warn of it.
     rows = tf.function(lambda: strategy.run(replica_rows), autograph=False)()

@@ -10,6 +10,7 @@ from tensorflow.python.eager import context
 
 from engine.health.watchdog import Arrivals, LostPeerError, Watchdog
 from engine.metrics import Mean
+from engine.reduction import collectives
 from engine.state import TrainState
 from engine.strategies.inner_loop import InnerLoop, LoopResult
 from engine.strategies.replicated import FeedOptions, Replicated, Stop
@@ -90,7 +91,7 @@ class MultiWorker(Replicated):
             def share(values):
                 context = tf.distribute.get_replica_context()
                 first = tf.equal(context.replica_id_in_sync_group % (self.num_replicas // self.num_hosts), 0)
-                return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, values, 0))
+                return collectives.all_reduce(context, tf.where(first, values, 0))
 
             self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
         mine = tf.one_hot(self.host, self.num_hosts, tf.constant(value, tf.int64), tf.constant(0, tf.int64))

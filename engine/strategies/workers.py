@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from engine.metrics import LoopSums
+from engine.reduction import collectives
 from engine.strategies.inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
@@ -150,7 +151,7 @@ class WorkersLoop(InnerLoop):
             context = tf.distribute.get_replica_context()
             # One of this worker's replicas brings what the loop has summed over all of them.
             local = context.replica_id_in_sync_group % (context.num_replicas_in_sync // self._num_workers)
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(tf.equal(local, 0), mine, 0.0))
+            return collectives.all_reduce(context, tf.where(tf.equal(local, 0), mine, 0.0))
 
         merged = self._strategy.experimental_local_results(self._strategy.run(replica))[0]
         size = sums.shape.num_elements()

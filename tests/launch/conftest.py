@@ -1,5 +1,5 @@
-"""What tests of the launcher share: `crank`, the program as a process, `inside`, the same main in this process, and
-`terminal`, one to write to."""
+"""What tests of the launcher share: `crank`, the program as a process, `inside`, the same main in this process,
+`digits_run`, a run that has ended, and `terminal`, one to write to."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tests.launch.local_tasks import TASK
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SECONDS = 90  # a process that takes longer hangs: start and compilation are about five seconds
+DIGITS = ("--input=digits", "--jit=off")
+MLP = ("--model=mlp", "--model_arg=hidden_units=16", *DIGITS)
 _WITHOUT_TENSORFLOW = "raise ImportError('TensorFlow was started')\n"
 
 
@@ -165,6 +167,22 @@ def inside(capfd):
     # What a run sets for its process, and a process has for itself.
     tf.keras.config.set_dtype_policy("float32")
     logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """A finished run of 50 steps, two epochs of 23 and a bit: (run_dir, standard output). A process, as users have."""
+    run_dir = tmp_path_factory.mktemp("runs") / "deep" / "er"
+    command = [sys.executable, "-m", "launch.train", *MLP, "--train_steps=50", "--checkpoint_every_steps=20"]
+    done = subprocess.run(
+        [*command, f"--run_dir={run_dir}", f"--result_json={run_dir}/copy.json", "--summary_every_steps=10"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return run_dir, done
 
 
 @pytest.fixture

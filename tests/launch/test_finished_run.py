@@ -1,0 +1,192 @@
+"""What is done with a run that is there: it is evaluated, exported, and gives its weights to another."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine.checkpoints import Checkpoints
+from tests import runs
+from tests.launch.conftest import DIGITS, MLP
+
+
+@pytest.mark.parametrize("which", ["latest", "best", "all", "20"])
+def test_eval_takes_the_run_as_it_is_and_agrees_with_it(digits_run, inside, tmp_path, which):
+    run_dir, done = digits_run
+    # No --model, no --input: they are in the run's config.json.
+    to = tmp_path / "eval.json"
+    outcome = inside("--mode=eval", f"--run_dir={run_dir}", f"--eval_checkpoint={which}", f"--result_json={to}").ok()
+    found = json.loads(to.read_text())
+    assert found["mode"] == "eval"
+    assert found["model"] == "mlp"
+    shown = re.findall(r"^evaluation at step (\d+): accuracy \S+, loss \S+$", outcome.out, re.MULTILINE)
+    assert [int(step) for step in shown] == {"all": [20, 40, 50], "20": [20]}.get(which, [50])
+    assert found["step"] == int(shown[-1])
+    if which == "all":
+        assert list(found["evals"]) == ["20", "40", "50"]
+    if which != "20":
+        loss, accuracy = re.findall(r"step 50/50  evaluation  loss (\S+)  accuracy (\S+)", done.stdout)[0]
+        assert f"{found['eval']['loss']:.4f}" == loss
+        assert f"{found['eval']['accuracy']:.4f}" == accuracy
+
+
+def test_eval_is_over_every_example_whatever_the_batch(digits_run, inside, tmp_path):
+    run_dir, _ = digits_run
+    found = []
+    for batch in (7, 360):
+        to = tmp_path / f"{batch}.json"
+        inside("--mode=eval", f"--run_dir={run_dir}", f"--eval_batch_size={batch}", f"--result_json={to}").ok()
+        found.append(json.loads(to.read_text())["eval"])
+    assert found[0]["accuracy"] == found[1]["accuracy"]
+    # The same float32 losses, summed in another order.
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-6)
+
+
+def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tmp_path):
+    run_dir, _ = digits_run
+    outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served").ok()
+    folder = tmp_path / "served" / "50"
+    assert f"SavedModel of step 50: {folder}" in outcome.out
+    readme = (folder / "README.md").read_text()
+    assert "serving_default" in readme
+    command = re.search(r"^python (-c '.*') \| curl -d @- http", readme, re.MULTILINE)[1]
+    request = subprocess.run([sys.executable, *shlex.split(command)], capture_output=True, timeout=30, check=True)
+    assert np.shape(json.loads(request.stdout)["inputs"]["features"]) == (1, 28, 28, 1)
+    snippet = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
+    exec(snippet, {"FOLDER": str(folder), "print": lambda outputs: np.testing.assert_equal(outputs.shape, (1, 10))})
+    features = np.random.default_rng(0).random((5, 28, 28, 1), np.float32)
+    np.save(tmp_path / "features.npy", features)
+    asking = (
+        "import sys, numpy as np, tensorflow as tf\n"
+        "serve = tf.saved_model.load(sys.argv[1]).signatures['serving_default']\n"
+        "for batch in np.split(np.load(sys.argv[2]), [1]):\n"
+        "    print(*serve(features=tf.constant(batch))['outputs'].numpy().ravel(), sep='\\n')\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", asking, folder, tmp_path / "features.npy"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    served = np.array(process.stdout.split(), np.float32).reshape(5, 10)
+    weights = runs.tensors(run_dir)
+    layer = "trainer/model/_functional/_operations/{}/{}/.ATTRIBUTES/VARIABLE_VALUE"
+    hidden, logits = (
+        (weights[layer.format(number, "_kernel")], weights[layer.format(number, "bias")]) for number in (2, 3)
+    )
+    batches = [batch.reshape(len(batch), -1) for batch in np.split(features, [1])]
+    expected = [tf.nn.relu(batch @ tf.constant(hidden[0]) + hidden[1]) @ logits[0] + logits[1] for batch in batches]
+    np.testing.assert_allclose(served, np.concatenate(expected), rtol=1e-6, atol=1e-6)
+
+    again = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served")
+    assert again.code == 2
+    assert f"{folder} exists; remove it" in again.error
+
+
+def test_a_model_that_gained_a_layer_is_not_evaluated_with_random_weights(digits_run, inside):
+    run_dir, _ = digits_run
+    wider = ("--model_arg=hidden_units=16,16", "--allow_changed_config")
+    for mode in ("eval", "export"):
+        outcome = inside(f"--mode={mode}", f"--run_dir={run_dir}", *wider)
+        assert outcome.code == 2
+        assert "ckpt-50" in outcome.error
+        assert "is of another model or optimizer" in outcome.error
+
+
+def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_path):
+    source, _ = digits_run
+    run = (*MLP, "--mode=train", f"--run_dir={tmp_path}/run")
+    shutil.copytree(source, tmp_path / "source")
+    inside(*run, "--train_steps=2", f"--init_from={tmp_path}/source").ok()
+    shutil.rmtree(tmp_path / "source")
+    # The source has done its work; the run has weights of its own. The length may be said in the other unit.
+    inside("--mode=eval", f"--run_dir={tmp_path}/run", "--train_epochs=3").ok()
+    inside("--mode=eval", f"--run_dir={tmp_path}/run", "--train_steps=0").ok()
+    again = inside(*run, "--train_steps=4", f"--init_from={tmp_path}/source").ok()
+    assert "resumed at step 2 of 4" in again.out
+    assert inside("--mode=benchmark", *MLP, "--train_steps=0", "--warmup_steps=3", "--benchmark_steps=3").ok()
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("pull_every_steps", 4),
+        ("result_jsonl", "all.jsonl"),
+        ("strategy", "mirrored"),
+        ("strategy", "parameter_server"),
+    ],
+)
+def test_eval_by_one_process_of_what_others_have_trained(digits_run, inside, tmp_path, flag, values):
+    """What only they had use for, or wrote to, is left out; a number of devices belongs to its strategy."""
+    shutil.copytree(digits_run[0], tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["flags"] |= {flag: values, "num_virtual_devices": 2 if values == "mirrored" else 0}
+    if flag in config["deciding"]:
+        config["deciding"][flag] = values
+    path.write_text(json.dumps(config))
+    inside(
+        "--mode=eval", f"--run_dir={tmp_path}/run", *(["--strategy=one_device"] if values == "mirrored" else [])
+    ).ok()
+    assert not pathlib.Path("all.jsonl").exists()
+
+
+def test_eval_takes_the_one_before_where_the_newest_is_removed_meanwhile(digits_run, inside, tmp_path, monkeypatch):
+    shutil.copytree(digits_run[0], tmp_path / "run")
+    latest, asked = Checkpoints.latest, []
+
+    def and_then_removed(self):
+        found = latest(self)
+        asked.append(found.step)
+        if len(asked) == 1:
+            for path in (tmp_path / "run" / "checkpoints").glob(f"{found.name}.*"):
+                path.unlink()
+        return found
+
+    monkeypatch.setattr(Checkpoints, "latest", and_then_removed)
+    outcome = inside("--mode=eval", f"--run_dir={tmp_path}/run").ok()
+    assert asked == [50, 40]
+    assert "ckpt-50 was removed" in outcome.err
+
+
+def test_eval_leaves_out_a_checkpoint_that_a_live_run_removes_meanwhile(digits_run, inside, tmp_path, monkeypatch):
+    source, _ = digits_run
+    shutil.copytree(source, tmp_path / "run")
+    listed = Checkpoints.all
+
+    def and_then_removed(self):
+        found = listed(self)
+        for path in (tmp_path / "run" / "checkpoints").glob("ckpt-20.*"):
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Checkpoints, "all", and_then_removed)
+    to = tmp_path / "eval.json"
+    flags = ("--mode=eval", f"--run_dir={tmp_path}/run", "--eval_checkpoint=all", f"--result_json={to}")
+    outcome = inside(*flags).ok()
+    assert list(json.loads(to.read_text())["evals"]) == ["40", "50"]
+    assert "ckpt-20 was removed" in outcome.err
+
+
+def test_init_from_takes_the_weights_and_nothing_else(digits_run, inside, tmp_path):
+    source, _ = digits_run
+    flags = (*MLP, "--mode=train", "--learning_rate=0", "--train_steps=1", "--optimizer=sgd")
+    inside(*flags, f"--init_from={source}", f"--run_dir={tmp_path}").ok()
+    old, new = runs.tensors(source), runs.tensors(tmp_path)
+    weights = [name for name in old if name.startswith("trainer/model/")]
+    assert len(weights) == 4
+    assert all(np.array_equal(old[name], new[name]) for name in weights)
+    assert new["step/.ATTRIBUTES/VARIABLE_VALUE"] == 1
+    outcome = inside("--model=logistic", *DIGITS, f"--init_from={source}")
+    assert outcome.code == 2
+    assert "do not fit this model" in outcome.error
