@@ -32,6 +32,14 @@ def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     return min(map(_quota_cores, _control_groups(proc, cgroups)), default=math.inf)
 
 
+def features(proc: Path = Path("/proc")) -> set[str]:
+    """What this machine's CPUs can do, by the kernel's names (`flags` of /proc/cpuinfo); none where it does not say."""
+    for line in lines(proc / "cpuinfo"):
+        if line.startswith("flags"):
+            return set(line.partition(":")[2].split())
+    return set()
+
+
 def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """For how long, so far, CPU quotas have kept threads of this process's control groups from running, added up over
     CPUs; 0 where there are none."""

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Container, MutableMapping
 from typing import NoReturn
 
 from absl import logging
@@ -27,6 +27,7 @@ _MALLOPT = {
 }
 # What says how many threads there are: TensorFlow's (its process_util.cc, local_device.cc), and other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+_VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 EXIT_CODES = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}  # after the run was saved
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
@@ -67,6 +68,22 @@ def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) 
         logging.debug("a CPU quota leaves %g of %d cores: %d threads", usable, cores, threads)
         for name in _THREADS:
             variables.setdefault(name, str(threads))
+
+
+def widen_vectors(variables: MutableMapping[str, str], features: Container[str]) -> None:
+    """Has XLA compile loops for vectors of 512 bits; it takes 256 of itself, also where CPUs have fast ones of 512.
+
+    Not on the first CPUs with AVX-512 (Skylake, Cascade Lake), which lower their clock for it (Intel's optimization
+    manual, "Skylake Server Power Management"): they lack VBMI2. Has to run before XLA compiles.
+
+    Args:
+      variables: the process's environment variables; a width that they ask for stays.
+      features: of the CPU, as `cpus.features`.
+    """
+    given = variables.get("XLA_FLAGS", "")
+    if "avx512_vbmi2" in features and _VECTOR_WIDTH not in given:
+        variables["XLA_FLAGS"] = f"{given} {_VECTOR_WIDTH}=512".lstrip()
+        logging.debug("XLA_FLAGS=%s", variables["XLA_FLAGS"])
 
 
 def keep_allocator_tuned() -> None:

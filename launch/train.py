@@ -92,6 +92,7 @@ def _run(trainer_class, data, hooks) -> int:
     if asked.strategy == "parameter_server":
         servers.fail_fast()
     process.fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
+    process.widen_vectors(os.environ, cpus.features())
     if asked.tune_allocator:
         process.tune_allocator()
     if asked.serves:

@@ -55,9 +55,11 @@ class Peer:
 
 
 _TUNED, _KERAS = (("GLIBC_TUNABLES", ALLOCATOR),), (("KERAS_BACKEND", "jax"),)
+_VECTORS = (("XLA_FLAGS", "--xla_cpu_prefer_vector_width=512"),)  # as Crankshaft has them, on CPUs with AVX-512
 JAX = {
     "jax_scan": Peer("jax", "jax_scan.py", (f"--steps_per_call={CALL}",)),
     "jax_scan_allocator": Peer("jax", "jax_scan.py", (f"--steps_per_call={CALL}",), _TUNED),
+    "jax_scan_vectors": Peer("jax", "jax_scan.py", (f"--steps_per_call={CALL}",), _TUNED + _VECTORS),
     # XLA's loops keep its convolutions to one core, so that one step a call, or steps without a loop, may be faster.
     "jax_unrolled": Peer("jax", "jax_scan.py", ("--steps_per_call=10", "--unroll=10"), _TUNED),
     "jax_step": Peer("jax", "jax_scan.py", ("--steps_per_call=1",), _TUNED),

@@ -3,7 +3,8 @@
 Run as a script: `python tests/benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
 the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps,
 progress, guards), and with checkpoints each 200. What benchmark mode costs is little beside the drift of a machine, so
-there many short pieces take turns, and the cost is said with an interval. `--measuring` measures that alone.
+there pieces of a tenth of a second take turns, and the cost is said with an interval. `--measuring` measures that
+alone.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import time
 
 from absl import flags
 
-from engine import loop
+from engine import cpus, loop
 from engine.benchmark.rounds import timed_round
 from engine.hooks import Hook, StopRequest
 from launch import checks, config, modes, process, session
@@ -37,8 +38,9 @@ class Stopwatch(Hook):
         self.ended = time.perf_counter()
 
 
-_PIECES = 20  # of a round
-WORKLOADS = {"mlp 784-128-10": ("128", 40_000), "mlp 784-2048-2048-10": ("2048,2048", 3000)}
+_PIECES = 200  # of a round, with and without
+# Name: hidden units, steps, steps of a piece.
+WORKLOADS = {"mlp 784-128-10": ("128", 40_000, 400), "mlp 784-2048-2048-10": ("2048,2048", 3000, 5)}
 
 
 def make(units: str, run_dir: str) -> session.Session:
@@ -65,13 +67,24 @@ def bare_rate(made: session.Session, steps: int) -> float:
     return steps / (time.perf_counter() - began)
 
 
-def benchmark_rate(made: session.Session, steps: int) -> float:
-    """The same, as benchmark mode does it with its bar in a terminal. By the clock around it, not by its own."""
-    with Live("bar", 1, sys.stderr) as live:
-        live.at_round([], steps)
+class Measuring:
+    """The same, as benchmark mode does it with its bar in a terminal: all pieces are of one round of it. By the clock
+    around it, not by its own."""
+
+    def __init__(self, live: Live):
+        live.at_round([], 1_000_000_000)
+        self._draw = live.watcher.at_call
+        self._steps, self._seconds = 0, 0.0
+
+    def rate(self, made: session.Session, steps: int) -> float:
         began = time.perf_counter()
-        timed_round(made.strategy, made.state, steps, at_call=live.watcher.at_call)
-        return steps / (time.perf_counter() - began)
+        timed_round(made.strategy, made.state, steps, at_call=self._at_call)
+        seconds = time.perf_counter() - began
+        self._steps, self._seconds = self._steps + steps, self._seconds + seconds
+        return steps / seconds
+
+    def _at_call(self, steps: int, seconds: float) -> None:
+        self._draw(self._steps + steps, self._seconds + seconds)
 
 
 def rate(made: session.Session, steps: int, hooks: list) -> float:
@@ -81,16 +94,16 @@ def rate(made: session.Session, steps: int, hooks: list) -> float:
     return steps / (watch.ended - watch.began)
 
 
-def measure_measuring(units: str, steps: int, rounds: int) -> dict[str, list[float]]:
-    """With nothing around them and in benchmark mode, a tenth of the steps each time, in turn, and first in turn."""
+def measure_measuring(units: str, steps: int, piece: int, rounds: int) -> dict[str, list[float]]:
+    """With nothing around them and in benchmark mode, in pieces, in turn, and first in turn."""
     rates: dict[str, list[float]] = {"alone": [], "benchmark mode": []}
-    ways = {"alone": bare_rate, "benchmark mode": benchmark_rate}
-    with tempfile.TemporaryDirectory() as run_dir:
+    with tempfile.TemporaryDirectory() as run_dir, Live("bar", 1, sys.stderr) as live:
         made = make(units, run_dir)
+        ways = {"alone": bare_rate, "benchmark mode": Measuring(live).rate}
         bare_rate(made, steps)
         for number in range(_PIECES * rounds):
             for name in sorted(ways, reverse=bool(number % 2)):
-                rates[name].append(ways[name](made, steps // 10))
+                rates[name].append(ways[name](made, piece))
     return rates
 
 
@@ -129,11 +142,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--measuring", action="store_true", help="benchmark mode alone")
     arguments = parser.parse_args()
-    process.tune_allocator()  # as every run does
+    process.tune_allocator()  # as every run does, and the next
+    process.widen_vectors(os.environ, cpus.features())
     logging.getLogger("absl").setLevel(logging.ERROR)
     print("| workload | steps/s | alone | cost |\n|---|---|---|---|")
-    for name, (units, steps) in WORKLOADS.items():
-        print_rows(name, measure_measuring(units, steps, arguments.rounds))
+    for name, (units, steps, piece) in WORKLOADS.items():
+        print_rows(name, measure_measuring(units, steps, piece, arguments.rounds))
         if not arguments.measuring:
             print_rows(name, measure(units, steps, arguments.rounds))
 

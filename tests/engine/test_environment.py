@@ -37,3 +37,17 @@ def test_cpu_quota_bounds_usable_cores(tmp_path, membership, files, cores):
         (tmp_path / path).write_text(text + "\n", encoding="utf-8")
     affinity = cpus.usable_cores(tmp_path / "none", cgroups)
     assert cpus.usable_cores(proc, cgroups) == (cores or affinity)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("processor: 0\nflags\t\t: fpu avx2 avx512f\n", {"fpu", "avx2", "avx512f"}),
+        ("Features: neon\n", set()),
+        (None, set()),
+    ],
+)
+def test_cpu_features_are_those_of_the_kernel(tmp_path, text, found):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
+    assert cpus.features(tmp_path) == found

@@ -24,6 +24,21 @@ def test_a_number_of_threads_that_was_given_stays():
     assert variables["TF_NUM_INTEROP_THREADS"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("given", "features", "flags"),
+    [
+        (None, {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=512"),
+        ("--xla_dump_to=x", {"avx512f", "avx512_vbmi2"}, "--xla_dump_to=x --xla_cpu_prefer_vector_width=512"),
+        ("--xla_cpu_prefer_vector_width=128", {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=128"),
+        (None, {"avx2", "avx512f"}, None),
+    ],
+)
+def test_xla_has_wide_vectors_where_the_cpu_has_fast_ones(given, features, flags):
+    variables = {} if given is None else {"XLA_FLAGS": given}
+    process.widen_vectors(variables, features)
+    assert variables.get("XLA_FLAGS") == flags
+
+
 def test_what_is_used_before_tensorflow_starts_does_not_start_it():
     """A start takes seconds, which a mistake on the command line is not to wait for."""
     modules = "launch.train, launch.local, engine.cpus, engine.errors"
