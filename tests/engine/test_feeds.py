@@ -184,6 +184,20 @@ def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
         assert made.strategy.evaluate().values() == {"loss": (ids.sum(), 25), "square": ((ids**2).sum(), 25)}
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_large_arrays_are_kept_on_devices_as_they_are(bench, replicas):
+    """Those of 2 MiB go to pages of that size."""
+    source = arrays(1 << 18)
+    streamed, resident = (bench(Recorder(), source, 6, replicas, feed=feed) for feed in (STREAMED, RESIDENT))
+    for made in (streamed, resident):
+        made.train(4)
+    assert seen(resident) == seen(streamed)
+    features, ids = resident.strategy.train_feed.take(4, 1).operands[0]
+    for given, kept in [(source[1], ids), (source[0]["value"], features["value"])]:
+        for copy in resident.strategy.distribution.experimental_local_results(kept):
+            np.testing.assert_array_equal(copy.numpy(), given)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_streamed_arrays_are_in_no_graph(bench, replicas):
     """An array in a graph is a copy of it, and a graph takes none of 2 GiB; this one has 8 MB."""
