@@ -8,21 +8,19 @@ alone.
 """
 
 import argparse
-import logging
-import os
 import statistics
 import sys
 import tempfile
 import time
 
-from absl import flags
+import bare
+import turns
 
-from engine import cpus, loop
+from engine import loop
 from engine.benchmark.rounds import timed_round
 from engine.hooks import Hook, StopRequest
-from launch import checks, config, modes, process, session
+from launch import modes, session
 from launch.benchmark.live import Live
-from launch.data import load
 
 
 class Stopwatch(Hook):
@@ -43,33 +41,12 @@ _PIECES = 200  # of a round, with and without
 WORKLOADS = {"mlp 784-128-10": ("128", 40_000, 400), "mlp 784-2048-2048-10": ("2048,2048", 3000, 5)}
 
 
-def make(units: str, run_dir: str) -> session.Session:
-    """A session as `launch.train` makes it, in a run_dir of its own."""
-    flags.FLAGS.unparse_flags()
-    of_the_run = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain"]
-    of_the_work = ["--model=mlp", f"--model_arg=hidden_units={units}", "--input=synthetic"]
-    flags.FLAGS(["overhead", *of_the_run, *of_the_work, "--input_arg=examples=60032"])
-    asked = config.from_flags(None, False, os.environ)
-    checks.check(asked)
-    strategy = session.make_strategy(asked)
-    made = session.create(asked, None, load(asked), strategy)
-    print(session.choose_jit(made), file=sys.stderr)
-    return made
-
-
-def bare_rate(made: session.Session, steps: int) -> float:
-    """Steps a second of `steps` more steps, with nothing around them."""
-    strategy, state = made.strategy, made.state
-    began, end = time.perf_counter(), state.step + steps
-    while state.step < end:
-        result = strategy.run_train_steps(end - state.step)
-    result.sums.read()
-    return steps / (time.perf_counter() - began)
+FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
 
 
 class Measuring:
-    """The same, as benchmark mode does it with its bar in a terminal: all pieces are of one round of it. By the clock
-    around it, not by its own."""
+    """`bare.rate`, but as benchmark mode does it with its bar in a terminal: all pieces are of one round of it. By the
+    clock around it, not by its own."""
 
     def __init__(self, live: Live):
         live.at_round([], 1_000_000_000)
@@ -98,9 +75,9 @@ def measure_measuring(units: str, steps: int, piece: int, rounds: int) -> dict[s
     """With nothing around them and in benchmark mode, in pieces, in turn, and first in turn."""
     rates: dict[str, list[float]] = {"alone": [], "benchmark mode": []}
     with tempfile.TemporaryDirectory() as run_dir, Live("bar", 1, sys.stderr) as live:
-        made = make(units, run_dir)
-        ways = {"alone": bare_rate, "benchmark mode": Measuring(live).rate}
-        bare_rate(made, steps)
+        made = bare.make(run_dir, *FLAGS, f"--model_arg=hidden_units={units}")
+        ways = {"alone": bare.rate, "benchmark mode": Measuring(live).rate}
+        bare.rate(made, steps)
         for number in range(_PIECES * rounds):
             for name in sorted(ways, reverse=bool(number % 2)):
                 rates[name].append(ways[name](made, piece))
@@ -111,10 +88,10 @@ def measure(units: str, steps: int, rounds: int) -> dict[str, list[float]]:
     names = ("alone", "all hooks", "all hooks, checkpoints")
     rates: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as run_dir:
-        made = make(units, run_dir)
-        bare_rate(made, steps)
+        made = bare.make(run_dir, *FLAGS, f"--model_arg=hidden_units={units}")
+        bare.rate(made, steps)
         for _ in range(rounds):
-            rates["alone"].append(bare_rate(made, steps))
+            rates["alone"].append(bare.rate(made, steps))
             for name, every in (("all hooks", 0), ("all hooks, checkpoints", 200 if steps < 5000 else 5000)):
                 made.config.values["checkpoint_every_steps"] = every
                 hooks = modes.compose_hooks(made, [], modes.TrainMetrics(500), StopRequest())
@@ -122,18 +99,12 @@ def measure(units: str, steps: int, rounds: int) -> dict[str, list[float]]:
     return rates
 
 
-def interval(costs: list[float]) -> tuple[float, float]:
-    """95 % for the median of independent costs: of the sorted ones, those that binomial chance leaves outside."""
-    costs, half = sorted(costs), 0.98 * len(costs) ** 0.5  # Conover 1999, Practical Nonparametric Statistics, 3.2
-    return costs[max(0, round(len(costs) / 2 - half))], costs[min(len(costs) - 1, round(len(costs) / 2 + half))]
-
-
 def print_rows(name: str, measured: dict[str, list[float]]) -> None:
     alone = measured.pop("alone")
     for what, with_it in measured.items():
         costs = [a / b - 1 for a, b in zip(alone, with_it, strict=True)]
         rates = f"{statistics.median(with_it):,.0f} | {statistics.median(alone):,.0f}"
-        sure = "" if len(costs) < _PIECES else " ({:.1%} to {:.1%})".format(*interval(costs))
+        sure = "" if len(costs) < _PIECES else " ({:.1%} to {:.1%})".format(*turns.interval(costs))
         print(f"| {name}, {what} | {rates} | {statistics.median(costs):.1%}{sure} |", flush=True)
 
 
@@ -142,9 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--measuring", action="store_true", help="benchmark mode alone")
     arguments = parser.parse_args()
-    process.tune_allocator()  # as every run does, and the next
-    process.widen_vectors(os.environ, cpus.features())
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    bare.tune()
     print("| workload | steps/s | alone | cost |\n|---|---|---|---|")
     for name, (units, steps, piece) in WORKLOADS.items():
         print_rows(name, measure_measuring(units, steps, piece, arguments.rounds))

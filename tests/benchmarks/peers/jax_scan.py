@@ -21,6 +21,7 @@ import optax
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from race import parse_peer_arguments, write_result
+from turns import take_turns
 
 from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
 
@@ -82,7 +83,7 @@ def batches(examples: int) -> Iterator[np.ndarray]:
 
 
 def main() -> None:
-    arguments = parse_peer_arguments(__doc__, steps_per_call=50, unroll=1)
+    arguments = parse_peer_arguments(__doc__, steps_per_call=50, unroll=1, turns=0)
     splits = WORKLOADS[arguments.workload].load()
     data = jax.device_put(splits.train)
     params = init(WORKLOADS[arguments.workload], 0)
@@ -106,6 +107,9 @@ def main() -> None:
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
     quality = {"loss": float(loss), "accuracy": float((logits.argmax(-1) == y).mean())}
     run(arguments.warm_up_steps)
+    if arguments.turns:
+        take_turns(run)
+        return
     versions = {"jax": jax.__version__, "optax": optax.__version__}
     write_result(arguments.result_json, {"steps_per_sec": run(arguments.steps), **quality, "versions": versions})
 

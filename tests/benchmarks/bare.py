@@ -1,0 +1,64 @@
+"""Nothing but calls of the inner loop, for comparisons: a session as `launch.train` makes it, and its rate.
+
+As a program it is a peer that takes turns (`turns.py`): `python tests/benchmarks/bare.py` with flags of launch.train.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from absl import flags
+
+from engine import cpus
+from launch import checks, config, process, session
+from launch.data import load
+
+
+def tune() -> None:
+    """What every run does before TensorFlow starts."""
+    process.tune_allocator()
+    process.widen_vectors(os.environ, cpus.features())
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+def make(run_dir: str, *more: str) -> session.Session:
+    """A session in a run_dir of its own; `more` are flags of launch.train."""
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["bare", "--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more])
+    asked = config.from_flags(None, False, os.environ)
+    checks.check(asked)
+    strategy = session.make_strategy(asked)
+    made = session.create(asked, None, load(asked), strategy)
+    print(session.choose_jit(made), file=sys.stderr)
+    return made
+
+
+def rate(made: session.Session, steps: int) -> float:
+    """Steps a second of `steps` more steps, with nothing around them, until the device is done."""
+    strategy, state = made.strategy, made.state
+    began, end = time.perf_counter(), state.step + steps
+    while state.step < end:
+        result = strategy.run_train_steps(end - state.step)
+    result.sums.read()
+    return steps / (time.perf_counter() - began)
+
+
+def main() -> None:
+    from turns import take_turns
+
+    tune()
+    with tempfile.TemporaryDirectory() as run_dir:
+        made = make(run_dir, *sys.argv[1:])
+        take_turns(lambda steps: rate(made, steps))
+
+
+if __name__ == "__main__":
+    main()
