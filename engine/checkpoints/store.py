@@ -1,7 +1,8 @@
 """Checkpoints of everything a run needs to go on: written beside training, verified, kept, restored. Host code.
 
 The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk; then the manifest, renamed
-into place; then the sweep of the oldest. The manifests alone decide what there is: TensorFlow's `checkpoint` file,
+into place. The oldest are swept before that as far as two whole ones stay, and after it for the rest: the disk has room
+for `keep`, not one more, and the system writes into the memory of the files just removed. The manifests alone decide what there is: TensorFlow's `checkpoint` file,
 which a killed process leaves stale, is written anew from them before each save and read by nobody here.
 
 Saving is asynchronous, by a snapshot and a thread of our own. TensorFlow's own way,
@@ -28,6 +29,8 @@ from engine.errors import reason
 
 # Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
 _NICENESS = 15
+# Were the newest found to be broken, there is one more.
+_LEFT_WHILE_WRITING = 2
 
 
 class Checkpoints:
@@ -171,11 +174,12 @@ class Checkpoints:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             os.makedirs(self.directory, exist_ok=True)
+            self._make_room()
             manager = self._manager(snapshot.to_checkpoint(tree))
             options = tf.train.CheckpointOptions(
                 experimental_write_callbacks=[lambda prefix: self._seal(prefix, step, record)]
             )
-            # Writes, calls _seal, and only then sweeps.
+            # Writes, calls _seal, and only then sweeps what _make_room had to leave.
             manager.save(checkpoint_number=step, options=options)
             for manifest in manifests.read_all(self.directory)[0]:
                 if manifest.gone():
@@ -192,11 +196,24 @@ class Checkpoints:
                 for name in manifests.leftovers(self.directory):
                     _remove(os.path.join(self.directory, name))  # gives back the room that it took
 
-    def _manager(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
-        """A manager that knows the checkpoints by their manifests, those to be swept first coming first."""
+    def _make_room(self) -> None:
+        """Sweeps what will be one too many, but for the last two."""
+        if self.keep is None:
+            return
+        known = self._known()
+        for manifest in known[: max(0, len(known) - max(self.keep - 1, _LEFT_WHILE_WRITING))]:
+            for name in manifest.files:
+                _remove(os.path.join(self.directory, name))
+            _remove(manifest.prefix + manifests.SUFFIX)
+
+    def _known(self) -> list[Manifest]:
+        """The checkpoints on the disk, those to be swept first coming first: broken ones, then the oldest."""
         known = [each for each in manifests.read_all(self.directory)[0] if not each.gone()]
-        known.sort(key=lambda each: (each.problem(content=False) is None, each.serial))
-        prefixes = [each.prefix for each in known]
+        return sorted(known, key=lambda each: (each.problem(content=False) is None, each.serial))
+
+    def _manager(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
+        """A manager that knows the checkpoints by their manifests."""
+        prefixes = [each.prefix for each in self._known()]
         if prefixes:
             # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
             lines = [f"model_checkpoint_path: {json.dumps(os.path.basename(prefixes[-1]))}"]

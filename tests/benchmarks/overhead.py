@@ -2,12 +2,14 @@
 
 Run as a script: `python tests/benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
 the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps,
-progress, guards), and with checkpoints each 200. What benchmark mode costs is little beside the drift of a machine, so
-there pieces of a tenth of a second take turns, and the cost is said with an interval. `--measuring` measures that
-alone.
+progress, guards), and with a checkpoint at the start of each piece. What they cost is little beside the drift of a
+machine, so pieces of a tenth of a second to a few seconds take turns within one process, and the cost is said with an
+interval. `--measuring` measures benchmark mode alone. Checkpoints are measured once as many are on the disk as stay:
+from then on each takes the room of one that is swept.
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import tempfile
@@ -18,27 +20,15 @@ import turns
 
 from engine import loop
 from engine.benchmark.rounds import timed_round
-from engine.hooks import Hook, StopRequest
+from engine.hooks import Periodic, StopRequest, saving
 from launch import modes, session
 from launch.benchmark.live import Live
 
-
-class Stopwatch(Hook):
-    """Stands last among the hooks: what they do before the first step is not timed, what they have to finish is."""
-
-    name = "stopwatch"
-
-    def begin(self, moment):
-        self.began = time.perf_counter()
-
-    def end(self, moment):
-        moment.sums.read()
-        self.ended = time.perf_counter()
-
-
-_PIECES = 200  # of a round, with and without
-# Name: hidden units, steps, steps of a piece.
-WORKLOADS = {"mlp 784-128-10": ("128", 40_000, 400), "mlp 784-2048-2048-10": ("2048,2048", 3000, 5)}
+# Name: hidden units; steps of a piece and pieces of a round for benchmark mode, and the same for hooks and checkpoints.
+WORKLOADS = {
+    "mlp 784-128-10": ("128", (400, 200), (5000, 20)),
+    "mlp 784-2048-2048-10": ("2048,2048", (5, 200), (200, 6)),
+}
 
 
 FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
@@ -64,48 +54,79 @@ class Measuring:
         self._draw(self._steps + steps, self._seconds + seconds)
 
 
-def rate(made: session.Session, steps: int, hooks: list) -> float:
-    """Steps a second of `steps` more steps with these hooks, from the first to the last of them done."""
-    watch = Stopwatch()
-    loop.train(made.strategy, made.state, [*hooks, watch], made.state.step + steps)
-    return steps / (watch.ended - watch.began)
+class Pieces(Periodic):
+    """Stands last among a run's hooks. Of the loop around it, every other piece begins with a checkpoint; between two
+    of them a piece of nothing but steps is run here, within the hook.
+    """
+
+    name = "pieces"
+
+    def __init__(self, made: session.Session, steps: int, hooks: list):
+        super().__init__(steps)
+        self._made, self._hooks = made, hooks
+        self._saves = False
+        self.rates: dict[str, list[float]] = {"alone": [], "all hooks": [], "all hooks, a checkpoint": []}
+
+    def begin(self, moment):
+        self._begin_piece(moment)
+
+    def act(self, moment):
+        moment.sums.read()
+        self._made.checkpoints.wait()  # a piece's checkpoint is written within it, or the wait counts
+        seconds = time.perf_counter() - self._began
+        self.rates["all hooks, a checkpoint" if self._saves else "all hooks"].append(self.every_steps / seconds)
+        self.rates["alone"].append(bare.rate(self._made, self.every_steps))
+        self._saves = not self._saves
+        self._begin_piece(moment)
+
+    def _begin_piece(self, moment):
+        self._began = time.perf_counter()
+        if self._saves:
+            saving.save(self._made.checkpoints, dataclasses.replace(moment, step=self._made.state.step), self._hooks)
 
 
-def measure_measuring(units: str, steps: int, piece: int, rounds: int) -> dict[str, list[float]]:
+def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:
     """With nothing around them and in benchmark mode, in pieces, in turn, and first in turn."""
     rates: dict[str, list[float]] = {"alone": [], "benchmark mode": []}
-    with tempfile.TemporaryDirectory() as run_dir, Live("bar", 1, sys.stderr) as live:
-        made = bare.make(run_dir, *FLAGS, f"--model_arg=hidden_units={units}")
+    with Live("bar", 1, sys.stderr) as live:
         ways = {"alone": bare.rate, "benchmark mode": Measuring(live).rate}
-        bare.rate(made, steps)
-        for number in range(_PIECES * rounds):
+        for number in range(pieces):
             for name in sorted(ways, reverse=bool(number % 2)):
-                rates[name].append(ways[name](made, piece))
+                rates[name].append(ways[name](made, steps))
     return rates
 
 
-def measure(units: str, steps: int, rounds: int) -> dict[str, list[float]]:
-    names = ("alone", "all hooks", "all hooks, checkpoints")
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as run_dir:
-        made = bare.make(run_dir, *FLAGS, f"--model_arg=hidden_units={units}")
-        bare.rate(made, steps)
-        for _ in range(rounds):
-            rates["alone"].append(bare.rate(made, steps))
-            for name, every in (("all hooks", 0), ("all hooks, checkpoints", 200 if steps < 5000 else 5000)):
-                made.config.values["checkpoint_every_steps"] = every
-                hooks = modes.compose_hooks(made, [], modes.TrainMetrics(500), StopRequest())
-                rates[name].append(rate(made, steps, hooks if every else hooks[:-1]))
-    return rates
+def measure_hooks(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:
+    """With nothing around them, with a run's hooks, and with those and a checkpoint, in pieces, in turn."""
+    hooks = modes.compose_hooks(made, [], modes.TrainMetrics(500), StopRequest())[:-1]  # but for what saves
+    watch = Pieces(made, steps, hooks)
+    while len(made.checkpoints.all()) < made.config.keep_checkpoints:
+        bare.rate(made, 1)
+        made.checkpoints.save(made.state.step, {}, wait=True)
+    bare.rate(made, -made.state.step % steps)
+    loop.train(made.strategy, made.state, [*hooks, watch], made.state.step + 4 * pieces * steps)
+    return watch.rates
 
 
 def print_rows(name: str, measured: dict[str, list[float]]) -> None:
     alone = measured.pop("alone")
-    for what, with_it in measured.items():
-        costs = [a / b - 1 for a, b in zip(alone, with_it, strict=True)]
-        rates = f"{statistics.median(with_it):,.0f} | {statistics.median(alone):,.0f}"
-        sure = "" if len(costs) < _PIECES else " ({:.1%} to {:.1%})".format(*turns.interval(costs))
-        print(f"| {name}, {what} | {rates} | {statistics.median(costs):.1%}{sure} |", flush=True)
+    for number, (what, with_it) in enumerate(measured.items()):
+        # Ways that take turns have each their own pieces of nothing but steps, those that followed theirs.
+        beside = alone[number :: len(measured)]
+        costs = [a / b - 1 for a, b in zip(beside, with_it, strict=True)]
+        rates = f"{statistics.median(with_it):,.0f} | {statistics.median(beside):,.0f}"
+        sure = "{:.1%} to {:.1%}".format(*turns.interval(costs))
+        print(f"| {name}, {what} | {rates} | {statistics.median(costs):.1%} ({sure}) |", flush=True)
+
+
+def measure(name: str, rounds: int, hooks: bool) -> None:
+    units, (steps, pieces), (hook_steps, hook_pieces) = WORKLOADS[name]
+    with tempfile.TemporaryDirectory() as run_dir:
+        made = bare.make(run_dir, *FLAGS, f"--model_arg=hidden_units={units}")
+        bare.rate(made, hook_steps)
+        print_rows(name, measure_measuring(made, steps, rounds * pieces))
+        if hooks:
+            print_rows(name, measure_hooks(made, hook_steps, rounds * hook_pieces))
 
 
 def main() -> None:
@@ -115,10 +136,8 @@ def main() -> None:
     arguments = parser.parse_args()
     bare.tune()
     print("| workload | steps/s | alone | cost |\n|---|---|---|---|")
-    for name, (units, steps, piece) in WORKLOADS.items():
-        print_rows(name, measure_measuring(units, steps, piece, arguments.rounds))
-        if not arguments.measuring:
-            print_rows(name, measure(units, steps, arguments.rounds))
+    for name in WORKLOADS:
+        measure(name, arguments.rounds, hooks=not arguments.measuring)
 
 
 if __name__ == "__main__":

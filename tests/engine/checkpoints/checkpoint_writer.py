@@ -19,7 +19,7 @@ def write_for_ever(directory: str) -> None:
     variables = [tf.Variable(tf.zeros([LENGTH])) for _ in range(VARIABLES)]
     step = tf.Variable(0, dtype=tf.int64)
     state = tf.train.Checkpoint(variables=variables, step=step)
-    checkpoints = Checkpoints(directory, state, keep=2, about={})
+    checkpoints = Checkpoints(directory, state, keep=3, about={})
     checkpoints.clean()
     manifest = checkpoints.restore()
     first = manifest.step if manifest else 0

@@ -156,6 +156,30 @@ def test_the_newest_are_kept_and_nothing_of_the_others(tmp_path):
     assert checkpoints.clean() == []
 
 
+@pytest.mark.parametrize(("keep", "left"), [(1, [2, 3]), (2, [2, 3]), (3, [2, 3]), (4, [1, 2, 3])])
+def test_room_is_made_before_a_write_but_two_stay_until_it_is_whole(tmp_path, monkeypatch, keep, left):
+    state, checkpoints = saved(tmp_path, [1, 2, 3], keep=3)
+    checkpoints = make(tmp_path, state, keep)
+    at_write, write = [], manifests.write
+
+    def spy(manifest):
+        at_write.append([step for step in (1, 2, 3, 4) if data_file(tmp_path, step).exists()])
+        write(manifest)
+
+    monkeypatch.setattr(manifests, "write", spy)
+    checkpoints.save(4, {}, wait=True)
+    assert at_write == [[*left, 4]]
+    assert [manifest.step for manifest in checkpoints.all()] == [1, 2, 3, 4][-keep:]
+
+
+def test_what_is_broken_makes_room_first(tmp_path):
+    state, _ = saved(tmp_path, [1, 2, 3], keep=3)
+    data_file(tmp_path, 3).write_bytes(b"cut")
+    checkpoints = make(tmp_path, state, keep=3)
+    checkpoints.save(4, {}, wait=True)
+    assert [manifest.step for manifest in checkpoints.all()] == [1, 2, 4]
+
+
 @pytest.mark.parametrize("keep", [None, 0])
 def test_without_keep_all_stay(tmp_path, keep):
     _, checkpoints = saved(tmp_path, [1, 2, 3, 4], keep=keep)
