@@ -2,8 +2,9 @@
 
 The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk; then the manifest, renamed
 into place. The oldest are swept before that as far as two whole ones stay, and after it for the rest: the disk has room
-for `keep`, not one more, and the system writes into the memory of the files just removed. The manifests alone decide what there is: TensorFlow's `checkpoint` file,
-which a killed process leaves stale, is written anew from them before each save and read by nobody here.
+for `keep`, not one more, and the system writes into the memory of the files just removed. The manifests alone decide
+what there is: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew from them before
+each save and read by nobody here.
 
 Saving is asynchronous, by a snapshot and a thread of our own. TensorFlow's own way,
 `CheckpointOptions(experimental_enable_async_checkpoint=True)`, can't be had with Keras 3 variables: its second save
