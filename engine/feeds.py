@@ -9,7 +9,6 @@ epoch's smaller last batch has a compiled program of its own.
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 from typing import Any, NamedTuple
 
@@ -324,7 +323,8 @@ def _no_example(spec: tf.TensorSpec) -> tf.Tensor:
 
 def _as_rows(array):
     """[examples, ...] as [examples, size]: XLA for CPUs copies rows of two dimensions twice as fast as images."""
-    return array if array.ndim < 3 else array.reshape(len(array), math.prod(array.shape[1:]))
+    is_array = isinstance(array, np.ndarray)  # what is only like one may have no other shape to give
+    return array.reshape(len(array), -1) if is_array and array.ndim > 2 and array.size else array
 
 
 def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -333,12 +333,12 @@ def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
 
 
 def on_each_device(strategy: tf.distribute.Strategy, arrays):
-    """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share them."""
+    """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share large ones."""
     on_host = tf.nest.map_structure(_on_host, arrays)
     copies = []
     for device in strategy.extended.worker_devices:
         with tf.device(device):
-            copies.append(tf.nest.map_structure(tf.identity, on_host))
+            copies.append(tf.nest.map_structure(_here, on_host))
     if len(copies) == 1:
         return copies[0]
 
@@ -349,9 +349,14 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
     return tf.nest.map_structure(per_replica, *copies)
 
 
+def _here(array):
+    """On the device of the scope, where TensorFlow puts a constant of that kind."""
+    return tf.identity(array) if tf.is_tensor(array) else tf.constant(array)
+
+
 def _on_host(array):
     """A large array of numbers as a tensor in pages of 2 MiB: rows read in any order then miss fewer page addresses."""
-    numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biufc" and array.dtype.isnative
+    numbers = isinstance(array, np.ndarray) and array.dtype.kind in "iufc" and array.dtype.isnative
     if not numbers or array.nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return array
     memory = mmap.mmap(-1, array.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from absl import logging
 
+from engine import cpus
 from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 
 # mallopt(3), glibc's <malloc.h>: parameter, value.
@@ -53,6 +54,14 @@ def tune_allocator() -> bool:
     return all(done.values())
 
 
+def prepare(tunes_allocator: bool) -> None:
+    """What this process's environment is to say before TensorFlow starts: threads, vectors, the allocator if asked."""
+    fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
+    widen_vectors(os.environ, cpus.features())
+    if tunes_allocator:
+        tune_allocator()
+
+
 def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) -> None:
     """As many threads as a CPU quota leaves cores; TensorFlow and other libraries take one for each core they see.
 
@@ -77,11 +86,12 @@ def widen_vectors(variables: MutableMapping[str, str], features: Container[str])
     manual, "Skylake Server Power Management"): they lack VBMI2. Has to run before XLA compiles.
 
     Args:
-      variables: the process's environment variables; a width that they ask for stays.
+      variables: the process's environment variables; a width that they ask for stays, and so does the name of a file,
+        which XLA reads where XLA_FLAGS does not begin with a flag.
       features: of the CPU, as `cpus.features`.
     """
     given = variables.get("XLA_FLAGS", "")
-    if "avx512_vbmi2" in features and _VECTOR_WIDTH not in given:
+    if "avx512_vbmi2" in features and _VECTOR_WIDTH not in given and given.lstrip()[:1] in ("", "-"):
         variables["XLA_FLAGS"] = f"{given} {_VECTOR_WIDTH}=512".lstrip()
         logging.debug("XLA_FLAGS=%s", variables["XLA_FLAGS"])
 

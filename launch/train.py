@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from engine import cpus
 from launch import checks, config, errors, explanations, process, results, servers
 from launch import cluster as clusters
 from launch import data as datas
@@ -91,10 +90,7 @@ def _run(trainer_class, data, hooks) -> int:
     checks.check(asked)
     if asked.strategy == "parameter_server":
         servers.fail_fast()
-    process.fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
-    process.widen_vectors(os.environ, cpus.features())
-    if asked.tune_allocator:
-        process.tune_allocator()
+    process.prepare(asked.tune_allocator)
     if asked.serves:
         return _serve(asked)
     with contextlib.ExitStack() as stack:

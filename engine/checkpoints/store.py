@@ -1,10 +1,10 @@
 """Checkpoints of everything a run needs to go on: written beside training, verified, kept, restored. Host code.
 
 The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk; then the manifest, renamed
-into place. The oldest are swept before that as far as two whole ones stay, and after it for the rest: the disk has room
-for `keep`, not one more, and the system writes into the memory of the files just removed. The manifests alone decide
-what there is: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew from them before
-each save and read by nobody here.
+into place. The oldest are swept before that as far as two others stay, so that from `keep=3` on the disk holds no more
+than `keep`, and the system writes into the memory of the files just removed; the rest are swept after it. The manifests
+alone decide what there is: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew from
+them at each save and read by nobody here.
 
 Saving is asynchronous, by a snapshot and a thread of our own. TensorFlow's own way,
 `CheckpointOptions(experimental_enable_async_checkpoint=True)`, can't be had with Keras 3 variables: its second save
@@ -30,7 +30,7 @@ from engine.errors import reason
 
 # Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
 _NICENESS = 15
-# Were the newest found to be broken, there is one more.
+# Besides the one being written: were the newest found to be broken, there is one more.
 _LEFT_WHILE_WRITING = 2
 
 
@@ -175,17 +175,17 @@ class Checkpoints:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             os.makedirs(self.directory, exist_ok=True)
-            self._make_room()
-            manager = self._manager(snapshot.to_checkpoint(tree))
+            if self.keep:
+                self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=step)
+            self._write_state_file()
+            manager = tf.train.CheckpointManager(snapshot.to_checkpoint(tree), self.directory, max_to_keep=None)
             options = tf.train.CheckpointOptions(
                 experimental_write_callbacks=[lambda prefix: self._seal(prefix, step, record)]
             )
-            # Writes, calls _seal, and only then sweeps what _make_room had to leave.
             manager.save(checkpoint_number=step, options=options)
-            for manifest in manifests.read_all(self.directory)[0]:
-                if manifest.gone():
-                    _remove(manifest.prefix + manifests.SUFFIX)
             self._current_step = step
+            if self.keep and self._sweep(self.keep):
+                self._write_state_file()
         except Exception as error:  # whatever it is, it has to reach wait()
             why = getattr(error, "strerror", None) or reason(error)  # the directory's name is there already
             self._error = CheckpointError(
@@ -197,36 +197,39 @@ class Checkpoints:
                 for name in manifests.leftovers(self.directory):
                     _remove(os.path.join(self.directory, name))  # gives back the room that it took
 
-    def _make_room(self) -> None:
-        """Sweeps what will be one too many, but for the last two."""
-        if self.keep is None:
-            return
-        known = self._known()
-        for manifest in known[: max(0, len(known) - max(self.keep - 1, _LEFT_WHILE_WRITING))]:
+    def _sweep(self, left: int, writing: int | None = None) -> bool:
+        """Removes the oldest, broken ones before all, until `left` are there; returns whether there were any.
+
+        The one of the step that is about to be written, maybe again, does not count; the one that this object saved or
+        restored last, and so knows to be whole, stays.
+        """
+        known = [each for each in self._known() if each.step != writing]
+        swept = [each for each in known[: max(0, len(known) - left)] if each.step != self._current_step]
+        for manifest in swept:
             for name in manifest.files:
                 _remove(os.path.join(self.directory, name))
             _remove(manifest.prefix + manifests.SUFFIX)
+        return bool(swept)
 
     def _known(self) -> list[Manifest]:
-        """The checkpoints on the disk, those to be swept first coming first: broken ones, then the oldest."""
+        """The checkpoints on the disk, those to be swept first coming first: broken ones, by size, then the oldest."""
         known = [each for each in manifests.read_all(self.directory)[0] if not each.gone()]
         return sorted(known, key=lambda each: (each.problem(content=False) is None, each.serial))
 
-    def _manager(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
-        """A manager that knows the checkpoints by their manifests."""
-        prefixes = [each.prefix for each in self._known()]
-        if prefixes:
-            # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
-            lines = [f"model_checkpoint_path: {json.dumps(os.path.basename(prefixes[-1]))}"]
-            lines += [f"all_model_checkpoint_paths: {json.dumps(os.path.basename(p))}" for p in prefixes]
-            lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(prefixes))]
-            path = os.path.join(self.directory, "checkpoint")
-            with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-                file.write("\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
-            os.replace(f"{path}.tmp", path)
-        else:
-            _remove(os.path.join(self.directory, "checkpoint"))
-        return tf.train.CheckpointManager(checkpoint, self.directory, max_to_keep=self.keep)
+    def _write_state_file(self) -> None:
+        """TensorFlow's `checkpoint` file, for its own tools: what there is by the manifests, the newest last."""
+        path = os.path.join(self.directory, "checkpoint")
+        names = [json.dumps(each.name) for each in self._known()]
+        if not names:
+            _remove(path)
+            return
+        # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
+        lines = [f"model_checkpoint_path: {names[-1]}"]
+        lines += [f"all_model_checkpoint_paths: {name}" for name in names]
+        lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(names))]
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write("\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
+        os.replace(f"{path}.tmp", path)
 
     def _seal(self, prefix: str, step: int, record: dict) -> None:
         """Writes the manifest of the files that TensorFlow has just finished."""

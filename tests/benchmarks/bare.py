@@ -17,15 +17,13 @@ if __name__ == "__main__":
 
 from absl import flags
 
-from engine import cpus
 from launch import checks, config, process, session
 from launch.data import load
 
 
 def tune() -> None:
     """What every run does before TensorFlow starts."""
-    process.tune_allocator()
-    process.widen_vectors(os.environ, cpus.features())
+    process.prepare(tunes_allocator=True)
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
@@ -36,13 +34,14 @@ def make(run_dir: str, *more: str) -> session.Session:
     asked = config.from_flags(None, False, os.environ)
     checks.check(asked)
     strategy = session.make_strategy(asked)
+    process.keep_allocator_tuned()
     made = session.create(asked, None, load(asked), strategy)
     print(session.choose_jit(made), file=sys.stderr)
     return made
 
 
 def rate(made: session.Session, steps: int) -> float:
-    """Steps a second of `steps` more steps, with nothing around them, until the device is done."""
+    """Steps a second of `steps` more steps, one or more, with nothing around them, until the device is done."""
     strategy, state = made.strategy, made.state
     began, end = time.perf_counter(), state.step + steps
     while state.step < end:

@@ -103,7 +103,8 @@ def measure_hooks(made: session.Session, steps: int, pieces: int) -> dict[str, l
     while len(made.checkpoints.all()) < made.config.keep_checkpoints:
         bare.rate(made, 1)
         made.checkpoints.save(made.state.step, {}, wait=True)
-    bare.rate(made, -made.state.step % steps)
+    if short := -made.state.step % steps:
+        bare.rate(made, short)
     loop.train(made.strategy, made.state, [*hooks, watch], made.state.step + 4 * pieces * steps)
     return watch.rates
 

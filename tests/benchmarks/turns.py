@@ -6,6 +6,7 @@ works the others wait for their line. What is compared are the pieces of one tur
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from launch.benchmark import children
 from launch.benchmark.children import MeasurementFailed, Process
 
 _READY = "ready"
+_SECONDS_TO_END = 10.0
 
 
 def take_turns(rate: Callable[[int], float]) -> None:
@@ -30,7 +32,9 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
     running: dict[str, subprocess.Popen] = {}
     try:
         for name, peer in peers.items():
-            running[name] = _start(name, peer, folder)
+            running[name] = _start(peer, folder)
+            if (found := running[name].stdout.readline().strip()) != _READY:
+                raise MeasurementFailed(f"{name} said {found!r} where it was to say {_READY!r}")
         rates: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(2):  # to warm up
             for name, process in running.items():
@@ -41,8 +45,13 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
         return rates
     finally:
         for process in running.values():
-            process.kill()
-            process.wait()
+            process.stdin.close()  # it ends by itself, and leaves nothing behind
+        for process in running.values():
+            try:
+                process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -52,27 +61,29 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % for the median of independent values: of the sorted ones, those that binomial chance leaves outside."""
-    values, half = sorted(values), 0.98 * len(values) ** 0.5  # Conover 1999, Practical Nonparametric Statistics, 3.2
-    low, high = round(len(values) / 2 - half), round(len(values) / 2 + half)
-    return values[max(0, low)], values[min(len(values) - 1, high)]
+    """95 % for the median of independent values, six or more: as many of the sorted ones are left out at each end.
+
+    Conover 1999, Practical Nonparametric Statistics, 3.2. Fewer than six values have no such interval: all of them are
+    within what is returned then.
+    """
+    values = sorted(values)
+    left_out = max(0, math.floor(len(values) / 2 - 0.98 * len(values) ** 0.5))
+    return values[left_out], values[-1 - left_out]
 
 
-def _start(name: str, peer: Process, folder: str) -> subprocess.Popen:
+def _start(peer: Process, folder: str) -> subprocess.Popen:
     environment = {**children.untuned(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2", **peer.variables}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         peer.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
     )
-    while (line := process.stdout.readline()).strip() != _READY:
-        if not line:
-            raise MeasurementFailed(f"{name} ended with code {process.wait()} before its first piece")
-    return process
 
 
 def _ask(name: str, process: subprocess.Popen, steps: int) -> float:
+    found = ""
     try:
         process.stdin.write(f"{steps}\n")
         process.stdin.flush()
-        return float(process.stdout.readline())
+        found = process.stdout.readline()
+        return float(found)
     except (OSError, ValueError):
-        raise MeasurementFailed(f"{name} ended with code {process.wait()} within a piece") from None
+        raise MeasurementFailed(f"{name} said {found!r} where it was to say steps a second") from None

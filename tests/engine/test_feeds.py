@@ -5,12 +5,14 @@ it sees into a variable, which is read back.
 """
 
 import collections
+import mmap
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from engine import Trainer, mean
+from engine.feeds import on_each_device
 from engine.strategies.replicated import FeedOptions, count_examples
 
 LONGEST = 128  # steps of a test at most
@@ -26,8 +28,9 @@ class Recorder(Trainer):
 
     def train_step(self, batch):
         features, ids = batch
-        # What goes together stays together: both features and the label are of one example.
+        # What goes together stays together: all features and the label are of one example.
         tf.debugging.assert_equal(tf.cast(features["value"][:, 0], tf.int64), ids)
+        tf.debugging.assert_equal(tf.cast(tf.reshape(features["image"][:, 0, 1, 0], [-1]), tf.int64), -ids)
         tf.debugging.assert_equal(features["id"], ids)
         row = tf.pad(ids, [[0, 16 - tf.shape(ids)[0]]], constant_values=-1)[tf.newaxis]
         indices = tf.reshape(self.step, [1])
@@ -41,7 +44,8 @@ class Recorder(Trainer):
 
 def arrays(examples):
     ids = np.arange(1, examples + 1, dtype=np.int64)
-    return {"id": ids, "value": np.stack([ids, -ids], 1).astype(np.float32)}, ids
+    values = np.stack([ids, -ids], 1).astype(np.float32)
+    return {"id": ids, "value": values, "image": values.reshape(examples, 1, 2, 1)}, ids
 
 
 def dataset(examples):
@@ -98,7 +102,8 @@ def in_files(folder, examples, files):
 
     def parse(line):
         number = tf.strings.to_number(line, tf.int64)
-        return {"id": number, "value": tf.cast(tf.stack([number, -number]), tf.float32)}, number
+        value = tf.cast(tf.stack([number, -number]), tf.float32)
+        return {"id": number, "value": value, "image": tf.reshape(value, [1, 2, 1])}, number
 
     return tf.data.TextLineDataset(paths).map(parse)
 
@@ -192,10 +197,33 @@ def test_large_arrays_are_kept_on_devices_as_they_are(bench, replicas):
     for made in (streamed, resident):
         made.train(4)
     assert seen(resident) == seen(streamed)
-    features, ids = resident.strategy.train_feed.take(4, 1).operands[0]
-    for given, kept in [(source[1], ids), (source[0]["value"], features["value"])]:
-        for copy in resident.strategy.distribution.experimental_local_results(kept):
-            np.testing.assert_array_equal(copy.numpy(), given)
+
+
+def _images(examples, dtype):
+    return np.random.default_rng(0).integers(0, 2, [examples, 8, 8, 4]).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("array", "shared"),
+    [
+        (_images(1 << 12, np.float32), True),
+        (_images(1 << 12, np.float32).transpose(0, 3, 1, 2), True),  # not in one piece
+        (_images(1 << 13, np.uint8), True),
+        (_images(1 << 12, ">f4"), False),
+        (_images(1 << 13, bool), False),
+        (_images(3, np.float32), False),
+    ],
+    ids=["images", "not in one piece", "bytes", "other byte order", "bool", "small"],
+)
+def test_cpus_share_large_arrays_of_numbers(distribution, array, shared):
+    on_cpus = distribution(2)
+    copies = on_cpus.experimental_local_results(on_each_device(on_cpus, array))
+    for copy in copies:
+        np.testing.assert_array_equal(copy.numpy(), array)
+    addresses = {np.asarray(memoryview(copy)).ctypes.data for copy in copies}
+    assert len(addresses) == (1 if shared else 2)
+    if shared:
+        assert addresses.pop() % mmap.PAGESIZE == 0  # NumPy's and TensorFlow's own memory begins within a page
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

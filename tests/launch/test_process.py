@@ -30,6 +30,7 @@ def test_a_number_of_threads_that_was_given_stays():
         (None, {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=512"),
         ("--xla_dump_to=x", {"avx512f", "avx512_vbmi2"}, "--xla_dump_to=x --xla_cpu_prefer_vector_width=512"),
         ("--xla_cpu_prefer_vector_width=128", {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=128"),
+        ("/etc/xla_flags", {"avx512f", "avx512_vbmi2"}, "/etc/xla_flags"),
         (None, {"avx2", "avx512f"}, None),
     ],
 )

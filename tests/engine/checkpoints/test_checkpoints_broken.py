@@ -1,5 +1,6 @@
 """A checkpoint that was cut, changed, or never finished is none; the one before it is restored."""
 
+import contextlib
 import json
 import logging
 import os
@@ -36,8 +37,8 @@ def truncate(directory):
     return r"ckpt-2.data-00000-of-00001: expected \d+ bytes, found 100"
 
 
-def flip_a_bit(directory):
-    path = data_file(directory, 2)
+def flip_a_bit(directory, step=2):
+    path = data_file(directory, step)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -134,21 +135,52 @@ def test_a_directory_that_can_not_be_made_is_told_at_wait(tmp_path):
     assert checkpoints.latest().step == 1
 
 
+@contextlib.contextmanager
+def files_no_larger_than(size):
+    """What a write finds on a full disk, without one."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):
     state, checkpoints = saved(tmp_path, [1])
     before = names(tmp_path)
     state.large = tf.Variable(tf.random.stateless_uniform([500_000], [1, 2]))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
-    try:
+    with files_no_larger_than(1_000_000):
         checkpoints.save(2, {})
         with pytest.raises(CheckpointError, match=r"ckpt-2 could not be written.*File too large") as caught:
             checkpoints.save(3, {})  # a save waits for the one before it, and tells of it
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(str(caught.value).splitlines()) == 1
     assert names(tmp_path) == before
     assert checkpoints.latest().step == 1
+
+
+def test_a_step_written_again_costs_no_other(tmp_path):
+    state, _ = saved(tmp_path, [1, 2, 3], keep=3)
+    flip_a_bit(tmp_path, 3)
+    checkpoints = make(tmp_path, state, keep=3)
+    assert checkpoints.restore().step == 2
+    checkpoints.save(3, {}, wait=True)
+    assert [manifest.step for manifest in checkpoints.all()] == [1, 2, 3]
+
+
+def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
+    """With the right sizes, what is broken is found by its hash alone, which a save does not compute."""
+    state, _ = saved(tmp_path, [1, 2, 3], keep=3)
+    for step in (2, 3):
+        flip_a_bit(tmp_path, step)
+    checkpoints = make(tmp_path, state, keep=3)
+    assert checkpoints.restore().step == 1
+    with files_no_larger_than(10), pytest.raises(CheckpointError, match="ckpt-4 could not be written"):
+        checkpoints.save(4, {}, wait=True)
+    assert make(tmp_path, state).restore().step == 1
+    checkpoints.save(4, {}, wait=True)
+    assert [manifest.step for manifest in checkpoints.all()] == [4]
+    assert len(list(tmp_path.glob("*.manifest.json"))) == 3
 
 
 def wait_until(condition, seconds=60):
@@ -158,12 +190,13 @@ def wait_until(condition, seconds=60):
         time.sleep(0.01)
 
 
-def test_a_process_killed_while_it_writes_loses_no_finished_checkpoint(tmp_path):
+@pytest.mark.parametrize("keep", [1, 3])  # swept after the write, and before it
+def test_a_process_killed_while_it_writes_loses_no_finished_checkpoint(tmp_path, keep):
     """Ten kills at random moments of a process that does nothing but save; the next one restores and goes on."""
     seed = random.randrange(1 << 30)
     moments = random.Random(seed)
     writer = subprocess.Popen(
-        [sys.executable, ROOT / "tests/engine/checkpoints/checkpoint_writer.py", tmp_path],
+        [sys.executable, ROOT / "tests/engine/checkpoints/checkpoint_writer.py", tmp_path, str(keep)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
