@@ -22,12 +22,8 @@ SETTINGS = {
 }
 
 
-def measure(name: str, setting: str, precision: str, seconds: float, quality_steps: int) -> dict:
-    """Trains `quality_steps` (a multiple of 50), which compiles; evaluates; then goes on and is timed.
-
-    Returns:
-      steps_per_sec, examples_per_sec; loss and the workload's metric of the evaluation data after `quality_steps`.
-    """
+def prepare(name: str, setting: str, precision: str) -> tuple:
+    """(compiled model, the workload's splits, arguments of fit but for the data)."""
     import tensorflow as tf
 
     from launch.benchmark import keras_models
@@ -37,9 +33,20 @@ def measure(name: str, setting: str, precision: str, seconds: float, quality_ste
     tf.keras.utils.set_random_seed(0)
     model = keras_models.build(name, data)
     keras_models.compile(model, name, **SETTINGS[setting])
+    return model, data, {"batch_size": BATCH_SIZE, "verbose": "auto" if setting == "fit" else 2}  # a bar has its price
+
+
+def measure(name: str, setting: str, precision: str, seconds: float, quality_steps: int) -> dict:
+    """Trains `quality_steps` (a multiple of 50), which compiles; evaluates; then goes on and is timed.
+
+    Returns:
+      steps_per_sec, examples_per_sec; loss and the workload's metric of the evaluation data after `quality_steps`.
+    """
+    import tensorflow as tf
+
+    model, data, shown = prepare(name, setting, precision)
     x, y = data.train
     few = quality_steps * BATCH_SIZE
-    shown = {"batch_size": BATCH_SIZE, "verbose": "auto" if setting == "fit" else 2}  # a bar has its price
     model.fit(tf.nest.map_structure(lambda array: array[:few], x), y[:few], **shown)
     loss, metric = model.evaluate(*data.eval, batch_size=BATCH_SIZE, verbose=0)
     watch = _stopwatch(seconds)

@@ -6,25 +6,54 @@ works the others wait for their line. What is compared are the pieces of one tur
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from race import ROOT, cpu_model
 
 from launch.benchmark import children
 from launch.benchmark.children import MeasurementFailed, Process
+from launch.benchmark.markdown import spread, table
+from launch.shares import usable_cores
 
 _READY = "ready"
 _SECONDS_TO_END = 10.0
 
 
-def take_turns(rate: Callable[[int], float]) -> None:
-    """The side of a peer, warmed up: answers each line of standard input, a number of steps, until there is none."""
-    print(_READY, flush=True)
+def take_turns(rate: Callable[[int], float], answers: TextIO | None = None) -> None:
+    """The side of a peer, warmed up: answers each line of standard input, a number of steps, until there is none.
+
+    `answers` is its standard output, if `sys.stdout` is not.
+    """
+    print(_READY, file=answers, flush=True)
     for line in sys.stdin:
-        print(rate(int(line)), flush=True)
+        print(rate(int(line)), file=answers, flush=True)
+
+
+def compare(title: str, peers: Mapping[str, Process], steps: int, turns: int) -> None:
+    """Runs all in turn, and prints each one's rate and how the last one's stands to it."""
+    rates = rates_in_turn(peers, steps, turns, str(ROOT))
+    ours = rates[list(peers)[-1]]
+    print(f"{cpu_model()}, {len(usable_cores())} cores, {turns} turns of {steps} steps\n")
+    rows = [[f"`{name}`", spread(found), ratio(ours, found)] for name, found in rates.items()]
+    print(table([title, "steps/s: median (least–most)", "the last against it (95 %)"], rows))
+
+
+def add_turns(parser: argparse.ArgumentParser, default: int) -> None:
+    """--turns, which has to be one or more."""
+    parser.add_argument("--turns", type=_count, default=default, help="pieces of each (%(default)s)")
+
+
+def _count(text: str) -> int:
+    if (found := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{found} measures nothing; use 1 or more")
+    return found
 
 
 def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: str) -> dict[str, list[float]]:

@@ -1,0 +1,40 @@
+"""Crankshaft beside Keras fit, as people write it and at its best, in pieces that take turns. A script, not a test.
+
+`python -m launch.benchmark` measures the same peers in processes one after the other; a shared machine drifts between
+them. Here all stay, and each ratio has an interval: `python tests/benchmarks/fit_turns.py --workload=cnn`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from race import PYTHON, run_script
+from turns import add_turns, compare
+
+from launch.benchmark.children import Process
+from launch.benchmark.keras_peer import SETTINGS
+from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+
+STEPS = {"mlp": 1000, "wide": 50, "cnn": 50, "resnet20": 50, "wide_deep": 500}  # of a piece
+WITHOUT_XLA = ("cnn", "resnet20")  # of whose convolutions it takes minutes for a few steps on a CPU
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", choices=STEPS, default="mlp")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="Crankshaft's")
+    add_turns(parser, 40)
+    arguments = parser.parse_args()
+    name = arguments.workload
+    peers = {
+        setting: Process([PYTHON, "tests/benchmarks/peers/keras_fit.py", f"--workload={name}", f"--setting={setting}"])
+        for setting in SETTINGS
+        if not (SETTINGS[setting].get("jit_compile") and name in WITHOUT_XLA)
+    }
+    ours = [*WORKLOADS[name].flags, f"--global_batch_size={BATCH_SIZE}", f"--precision={arguments.precision}"]
+    peers["crankshaft"] = Process([PYTHON, "tests/benchmarks/bare.py", *ours])
+    compare(WORKLOADS[name].title, peers, STEPS[name], arguments.turns)
+
+
+if __name__ == "__main__":
+    run_script(main)
