@@ -16,7 +16,6 @@ from launch.benchmark.keras_peer import SETTINGS
 from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 
 STEPS = {"mlp": 1000, "wide": 50, "cnn": 50, "resnet20": 50, "wide_deep": 500}  # of a piece
-WITHOUT_XLA = ("cnn", "resnet20")  # of whose convolutions it takes minutes for a few steps on a CPU
 
 
 def main() -> None:
@@ -25,15 +24,15 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="Crankshaft's")
     add_turns(parser, 40)
     arguments = parser.parse_args()
-    name = arguments.workload
+    name, workload = arguments.workload, WORKLOADS[arguments.workload]
     peers = {
         setting: Process([PYTHON, "tests/benchmarks/peers/keras_fit.py", f"--workload={name}", f"--setting={setting}"])
-        for setting in SETTINGS
-        if not (SETTINGS[setting].get("jit_compile") and name in WITHOUT_XLA)
+        for setting, given in SETTINGS.items()
+        if not (workload.convolutional and given.get("jit_compile"))
     }
-    ours = [*WORKLOADS[name].flags, f"--global_batch_size={BATCH_SIZE}", f"--precision={arguments.precision}"]
+    ours = [*workload.flags, f"--global_batch_size={BATCH_SIZE}", f"--precision={arguments.precision}"]
     peers["crankshaft"] = Process([PYTHON, "tests/benchmarks/bare.py", *ours])
-    compare(WORKLOADS[name].title, peers, STEPS[name], arguments.turns)
+    compare(workload.title, peers, STEPS[name], arguments.turns)
 
 
 if __name__ == "__main__":

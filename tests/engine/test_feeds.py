@@ -190,8 +190,8 @@ def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_large_arrays_are_kept_on_devices_as_they_are(bench, replicas):
-    """Those of 2 MiB go to pages of that size."""
+def test_large_resident_arrays_give_the_same_batches(bench, replicas):
+    """Those of 2 MiB have pages of their own."""
     source = arrays(1 << 18)
     streamed, resident = (bench(Recorder(), source, 6, replicas, feed=feed) for feed in (STREAMED, RESIDENT))
     for made in (streamed, resident):
