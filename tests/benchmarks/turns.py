@@ -24,6 +24,7 @@ from launch.shares import usable_cores
 
 _READY = "ready"
 _SECONDS_TO_END = 10.0
+_FEWEST = 6  # values whose extremes hold their median in 95 % of cases: 1 - 2 / 2**6
 
 
 def take_turns(rate: Callable[[int], float], answers: TextIO | None = None) -> None:
@@ -84,16 +85,16 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """The median of the turns' ratios, and its 95 % interval."""
+    """The median of the turns' ratios, and its 95 % interval if there are enough of them."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return "{:.2f}x ({:.2f} to {:.2f})".format(statistics.median(ratios), *interval(ratios))
+    sure = " ({:.2f} to {:.2f})".format(*interval(ratios)) if len(ratios) >= _FEWEST else ""
+    return f"{statistics.median(ratios):.2f}x{sure}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % for the median of independent values, six or more: as many of the sorted ones are left out at each end.
+    """95 % for the median of `_FEWEST` independent values or more: as many of the sorted ones are left out at each end.
 
-    Conover 1999, Practical Nonparametric Statistics, 3.2. Fewer than six values have no such interval: all of them are
-    within what is returned then.
+    Conover 1999, Practical Nonparametric Statistics, 3.2.
     """
     values = sorted(values)
     left_out = max(0, math.floor(len(values) / 2 - 0.98 * len(values) ** 0.5))
