@@ -9,43 +9,66 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 
-def accumulate(compute: Callable, batch, steps: int):
+def accumulate(compute: Callable, batch, steps: int, parts: int = 1):
     """Runs `compute` on up to `steps` micro-batches of a batch, one after the other, and adds up what it returns.
 
-    Replica code. The batch is cut along its first axis into parts that differ by one example at most; a batch of
-    fewer examples than `steps` makes so many parts. Memory holds one part's activations and one set of sums.
+    Replica code. The batch is cut along its first axis into micro-batches that differ by one example at most; a batch
+    of fewer examples than `steps` makes so many. Memory holds one's activations and one set of sums.
 
     Args:
       compute: batch -> (gradients, metrics): gradients of a *sum* of losses, tensors, `tf.IndexedSlices` or None;
         metrics are nests of tensors that add up, such as (total, count) pairs.
       batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
+      parts: that each micro-batch is cut into, see `side_by_side`.
 
     Returns:
       (gradients, metrics) of the whole batch. Slices stay slices: a row is there once for each part that has it.
     """
-    if steps == 1:
+    if steps == parts == 1:
         return compute(batch)
-    first = tf.nest.flatten(batch)[0]
-    size = first.shape[0]
-    if size is None:
-        size = tf.shape(first)[0]
-        parts = tf.maximum(1, tf.minimum(steps, size))
-    else:
-        parts = max(1, min(steps, size))
-    even = isinstance(size, int) and size % parts == 0
 
-    def part_sums(i):
-        start, end = i * size // parts, (i + 1) * size // parts
-        length = size // parts if even else end - start
-        gradients, metrics = compute(tf.nest.map_structure(lambda x: _rows(x, start, length), batch))
+    def listed(batch):
+        gradients, metrics = compute(batch)
         return list(gradients), metrics
 
-    first_sums = part_sums(0)
-    if isinstance(size, int) and not even:  # XLA takes no lengths that differ within a loop, so it is unrolled
-        added = [_present(first_sums), *(_present(part_sums(i)) for i in range(1, parts))]
-        return _restored(first_sums, [_sum(column) for column in zip(*added, strict=True)])
-    return _restored(first_sums, _looped(part_sums, _present(first_sums), parts))
+    def sums(batch):
+        return side_by_side(listed, batch, parts)
+
+    size = _size(batch)
+    if steps == 1:
+        return sums(batch)
+    if isinstance(size, int) and size % min(steps, size or 1):
+        # XLA takes no lengths that differ within a loop, so there is none.
+        return side_by_side(sums, batch, steps)
+    micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
+
+    def micro_batch_sums(i):
+        return sums(_cut(batch, size, i, micro_batches))
+
+    first_sums = micro_batch_sums(0)
+    return _restored(first_sums, _looped(micro_batch_sums, _present(first_sums), micro_batches))
+
+
+def side_by_side(compute: Callable, batch, parts: int):
+    """Runs `compute` on up to `parts` parts of a batch, none of which waits for another, and adds up what it returns.
+
+    Replica code. Where each part has a thread (`engine.strategies.devices.a_thread_each`), that is less work than to
+    share each operation of the whole batch among threads, which then wait for each other at its end.
+
+    Args:
+      compute: batch -> nest of tensors that add up, `tf.IndexedSlices` or None. Where the size of the batch is not
+        known when it is traced, a part may have no examples.
+      batch: nest of tensors whose first axis is examples.
+      parts: that differ by one example at most; as many as there are examples if that is known to be fewer.
+    """
+    size = _size(batch)
+    if isinstance(size, int):
+        parts = max(1, min(parts, size))
+    if parts == 1:
+        return compute(batch)
+    sums = [compute(_cut(batch, size, i, parts)) for i in range(parts)]
+    return _restored(sums[0], [_sum(column) for column in zip(*map(_present, sums), strict=True)])
 
 
 def _looped(part_sums: Callable, firsts: list, parts) -> list:
@@ -74,9 +97,23 @@ def _looped(part_sums: Callable, firsts: list, parts) -> list:
     ]
 
 
-def _rows(x: tf.Tensor, start, length) -> tf.Tensor:
-    rank = x.shape.rank
-    return tf.slice(x, [start] + [0] * (rank - 1), [length] + [-1] * (rank - 1))
+def _size(batch):
+    """How many examples: an int if that is known when it is traced, else a scalar int32."""
+    first = tf.nest.flatten(batch)[0]
+    return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
+
+
+def _cut(batch, size, i, parts):
+    """The batch's part `i` of `parts`, of a static shape where all are of one."""
+    start, end = i * size // parts, (i + 1) * size // parts
+    even = isinstance(size, int) and isinstance(parts, int) and size % parts == 0
+    length = size // parts if even else end - start
+
+    def rows(x):
+        rest = x.shape.rank - 1
+        return tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
+
+    return tf.nest.map_structure(rows, batch)
 
 
 def _sum(parts: Sequence):

@@ -23,6 +23,7 @@ class StepOptions:
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       accumulate_steps: micro-batches that one update is made of.
+      batch_parts: parts of a replica's (micro-)batch that are computed side by side, a thread each.
       on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
       debug: check shapes and labels in the step.
       check_numerics: check every op's output (slow) and name the first that is not finite.
@@ -42,6 +43,7 @@ class StepOptions:
     clip_norm: float = 0.0
     ema_decay: float = 0.0
     accumulate_steps: int = 1
+    batch_parts: int = 1
     on_nonfinite: str = "raise"
     debug: bool = False
     check_numerics: bool = False
@@ -53,5 +55,7 @@ class StepOptions:
             raise ValueError(f"on_nonfinite={self.on_nonfinite} is unknown; use one of {', '.join(ON_NONFINITE)}")
         if self.accumulate_steps < 1:
             raise ValueError(f"accumulate_steps={self.accumulate_steps} is not a count; use 1 or more")
+        if self.batch_parts < 1:
+            raise ValueError(f"batch_parts={self.batch_parts} is not a count; use 1 or more")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")

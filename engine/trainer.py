@@ -5,12 +5,10 @@ The methods up to `build` are host code, run once in the strategy's scope; the s
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from engine import optimizers, randomness
-from engine.accumulation import accumulate
+from engine.accumulation import accumulate, side_by_side
 from engine.embeddings import Embedding
 from engine.gradients import Gradients
 from engine.metrics import Mean
@@ -20,7 +18,7 @@ from engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
 from engine.options import StepOptions
 from engine.pull import Values
 from engine.reduction import ByReplica, Reduction
-from engine.variables import assign_local
+from engine.variables import assign_local, held
 
 
 class Trainer(tf.Module):
@@ -83,6 +81,15 @@ class Trainer(tf.Module):
         """Returns further (total, count) pairs by name, over this replica's examples."""
         return {}
 
+    @classmethod
+    def splits_batch(cls, **arguments) -> bool:
+        """Whether a CPU's cores may take a part of each batch each, for a trainer made with these arguments.
+
+        Return True if no example's outputs or loss depend on another's (as batch normalisation makes them), and the
+        layers are faster so: convolutions are; large dense ones are bound by memory, small ones faster with XLA.
+        """
+        return False
+
     def build(self) -> None:
         """Makes the model, the optimizer and their variables. Override it to make several of each."""
         self.model = self.build_model()
@@ -93,7 +100,7 @@ class Trainer(tf.Module):
     def train_step(self, batch) -> dict[str, Mean]:
         """One update from one batch (features, labels), this replica's part of it. Replica code."""
         variables = self.trainable_variables
-        gradients, metrics = accumulate(self.compute_gradients, batch, self.options.accumulate_steps)
+        gradients, metrics = self.summed_gradients(batch)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics, variables)
         gradients = self.divide(gradients, count)
         gradients = self.loss_scale.unscale(gradients)
@@ -106,8 +113,7 @@ class Trainer(tf.Module):
 
     def eval_step(self, batch) -> dict[str, Mean]:
         """The metrics of one batch, this replica's part of it. Replica code."""
-        outputs = self.forward(batch[0], training=False)
-        return {"loss": self.checked_loss(outputs, batch), **self.metrics(outputs, batch)}
+        return side_by_side(self.compute_metrics, batch, self.options.batch_parts)
 
     # -- the pieces of a step, for those who write their own ----------------------------------------------------------
 
@@ -140,6 +146,15 @@ class Trainer(tf.Module):
                 f"embedding {table.name}: replicas tell each other of ids to be admitted once a step, and there are "
                 f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
             )
+
+    def compute_metrics(self, batch) -> dict[str, Mean]:
+        """The loss and the metrics of one batch, as in evaluation."""
+        outputs = self.forward(batch[0], training=False)
+        return {"loss": self.checked_loss(outputs, batch), **self.metrics(outputs, batch)}
+
+    def summed_gradients(self, batch):
+        """`compute_gradients` of this replica's whole batch, by as many micro-batches and parts as `options` say."""
+        return accumulate(self.compute_gradients, batch, self.options.accumulate_steps, self.options.batch_parts)
 
     def compute_gradients(self, batch):
         """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics.
@@ -291,30 +306,18 @@ class Trainer(tf.Module):
         self.build()
         updated = [v for each in self.optimizers.values() for v in each.updated_variables]
         self.reduction.build(updated, self.moving_statistics)
-        layers = self._held(tf.keras.layers.Layer).values()  # models are layers
+        layers = held(self, tf.keras.layers.Layer).values()  # models are layers
         self._generators = list({id(g): g for layer in layers for g in randomness.seed_generators(layer)}.values())
 
     @property
     def models(self) -> list[tf.keras.Model]:
         """The Keras models among this object's attributes, in the order of their names."""
-        return list(self._held(tf.keras.Model).values())
+        return list(held(self, tf.keras.Model).values())
 
     @property
     def embedding_tables(self) -> dict[str, Embedding]:
         """The embeddings among this object's attributes."""
-        return self._held(Embedding)
-
-    def _held(self, kind: type) -> dict[str, Any]:
-        """What is of a kind among this object's attributes, and in lists and dictionaries there, by path, in order."""
-        found = {}
-        for name, value in sorted(vars(self).items()):
-            if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
-                continue
-            inside = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
-            for path, each in [(name, value), *((f"{name}.{key}", each) for key, each in inside)]:
-                if isinstance(each, kind) and not any(each is other for other in found.values()):
-                    found[path] = each
-        return found
+        return held(self, Embedding)
 
     def table_figures(self) -> dict[str, tf.Tensor]:
         """Of embeddings with `admit_after`: NAME/rows_given, and NAME/turned_away, how often an id found none free."""
@@ -346,7 +349,7 @@ class Trainer(tf.Module):
     @property
     def optimizers(self) -> dict[str, optimizers.Optimizer]:
         """The engine's optimizers among this object's attributes, by path, in order."""
-        return self._held(optimizers.Optimizer)
+        return held(self, optimizers.Optimizer)
 
     @property
     def steady_variables(self) -> list[tf.keras.Variable]:
@@ -389,7 +392,3 @@ class Trainer(tf.Module):
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
             self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])
-
-
-def _is_list(value) -> bool:
-    return isinstance(value, (list, tuple))

@@ -1,8 +1,12 @@
-"""A variable as whoever holds it sees it: under Keras's, on this replica, on its parameter server; and its name."""
+"""A variable as whoever holds it sees it: under Keras's, on this replica, on its parameter server; its name.
+
+And what else an object holds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import tensorflow as tf
 
@@ -47,3 +51,20 @@ def read_local(variable: tf.Variable) -> tf.Tensor:
 def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns this replica's copy. Replica code; for values that all replicas compute alike, or that are its own."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))
+
+
+def held(owner, kind: type) -> dict[str, Any]:
+    """What is of a kind among an object's attributes, and in lists and dictionaries there, by path, in order."""
+    found = {}
+    for name, value in sorted(vars(owner).items()):
+        if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
+            continue
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
+        for path, each in [(name, value), *((f"{name}.{key}", each) for key, each in inside)]:
+            if isinstance(each, kind) and not any(each is other for other in found.values()):
+                found[path] = each
+    return found
+
+
+def _is_list(value) -> bool:
+    return isinstance(value, (list, tuple))

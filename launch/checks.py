@@ -143,6 +143,11 @@ def _check_amounts(config: Config) -> None:
             f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
             "--global_batch_size; use fewer"
         )
+    if config.batch_parts > 1 and config.strategy != "one_device":
+        raise UsageError(
+            f"--batch_parts={config.batch_parts} is for --strategy=one_device, and --strategy={config.strategy} has "
+            "replicas to share a batch; leave it out"
+        )
 
 
 def _check_rounds(config: Config) -> None:

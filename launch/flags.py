@@ -94,6 +94,13 @@ def _define_where() -> None:
         _enum, "jit", "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
     )
     where(
+        _integer,
+        "batch_parts",
+        0,
+        "Parts of each batch for a CPU's cores to take one each; 0: one a core where the model's are faster so.",
+        **_COUNT,
+    )
+    where(
         _enum,
         "communication",
         "auto",

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import StepOptions, Trainer
+from engine import StepOptions, Trainer, cpus
 from engine.checkpoints import Checkpoints, load_weights, manifest
 from engine.coordinator import Cluster
 from engine.embeddings import shards_in
@@ -32,6 +32,9 @@ from launch import checks
 from launch.config import Config, whole_rounds
 from launch.errors import UsageError
 from models.classification import Classifier
+
+# Fewer are not worth a part: all of TensorFlow's kernels of a step are started for each.
+_LEAST_EXAMPLES_A_PART = 16
 
 
 @dataclasses.dataclass
@@ -69,8 +72,8 @@ class Session:
             print(text, flush=True)
 
 
-def make_strategy(config: Config) -> Replicated:
-    """Takes the devices; before anything else that touches them."""
+def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Replicated:
+    """Takes the devices; before anything else that touches them. Without a class, --model names one."""
     strategy = devices.create(
         "one_device" if config.looks_on else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
@@ -81,6 +84,7 @@ def make_strategy(config: Config) -> Replicated:
         step_timeout_seconds=_step_timeout_seconds(config),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
+        batch_parts=_batch_parts(config, trainer_class or _named(config)),
     )
     checks.check_batch(config.global_batch_size, strategy.num_replicas)
     tf.config.list_logical_devices()  # starts them: what TensorFlow says then is said now
@@ -101,7 +105,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         train_steps = math.ceil(config.train_epochs * per_epoch)
     train_steps = max(1, train_steps)
     if trainer_class is None:
-        trainer_class = importlib.import_module(f"models.{config.model_entry.name}").Model
+        trainer_class = _named(config)
     if num_classes is None and issubclass(trainer_class, Classifier):
         raise UsageError(
             f"{config.model_entry.name} needs num_classes, and the data has none; return (train, eval, num_classes) "
@@ -113,7 +117,8 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         trainer = trainer_class(**config.model_arg)
         trainer.num_servers = _num_servers(config, strategy)
         state = TrainState(trainer)
-        trainer.prepare(_step_options(config, train_steps), _reduction(config), example, num_classes, vocabulary)
+        options = _step_options(config, train_steps, strategy.batch_parts)
+        trainer.prepare(options, _reduction(config), example, num_classes, vocabulary)
         state.build()
         return state
 
@@ -121,6 +126,26 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy)
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
+
+
+def _named(config: Config) -> type[Trainer]:
+    return importlib.import_module(f"models.{config.model_entry.name}").Model
+
+
+def _batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
+    """How many parts of a batch a CPU's cores take side by side, by --batch_parts: 0 leaves it to the model."""
+    asked, splits = config.batch_parts, trainer_class.splits_batch(**config.model_arg)
+    if asked > 1 and not splits:
+        raise UsageError(
+            f"--batch_parts={asked}: {config.model_entry.name} does not say that a batch may be cut; leave it out, or "
+            "let its splits_batch return True if no example depends on another"
+        )
+    if asked or not splits or config.strategy != "one_device" or config.jit == "on":
+        return max(1, asked)
+    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # what says how many cores this process is to use
+    cores = int(threads) if threads.isdecimal() else math.ceil(cpus.usable_cores())
+    examples = config.global_batch_size // config.accumulate_steps
+    return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_A_PART else 1
 
 
 def _num_servers(config: Config, strategy) -> int:
@@ -192,7 +217,7 @@ def _step_timeout_seconds(config: Config) -> float:
     return watchdog.default_timeout_seconds() if asked is None else asked
 
 
-def _step_options(config: Config, train_steps: int) -> StepOptions:
+def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOptions:
     return StepOptions(
         seed=config.seed,
         precision=config.precision,
@@ -209,6 +234,7 @@ def _step_options(config: Config, train_steps: int) -> StepOptions:
         clip_norm=config.clip_norm,
         ema_decay=config.ema_decay,
         accumulate_steps=config.accumulate_steps,
+        batch_parts=batch_parts,
         on_nonfinite=config.on_nonfinite,
         debug=config.debug,
         check_numerics=config.check_numerics,

@@ -98,7 +98,7 @@ def _run(trainer_class, data, hooks) -> int:
             stack.enter_context(process.lock(asked.run_dir))
         try:
             splits = datas.load(asked) if asked.input_entry else None
-            strategy = _start(asked)
+            strategy = _start(asked, trainer_class)
             if asked.looks_on:
                 return _look_on(asked, trainer_class, splits or datas.call(data), strategy)
             with strategy.watch():
@@ -125,7 +125,7 @@ def _serve(asked: config.Config) -> int:
         return _explain(error, asked.debug)
 
 
-def _start(asked: config.Config):
+def _start(asked: config.Config, trainer_class):
     """The strategy; TensorFlow starts here, and where there are several processes they meet."""
     if asked.cluster and not asked.looks_on:
         clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
@@ -139,7 +139,7 @@ def _start(asked: config.Config):
             from engine.hooks import numerics
 
             numerics.enable()
-        strategy = sessions.make_strategy(asked)
+        strategy = sessions.make_strategy(asked, trainer_class)
         if asked.tune_allocator:
             process.keep_allocator_tuned()
     return strategy

@@ -21,6 +21,10 @@ class Model(Classifier):
         self.batch_norm = batch_norm
         self.dropout = dropout
 
+    @classmethod
+    def splits_batch(cls, batch_norm: bool = False, **arguments) -> bool:
+        return not batch_norm
+
     def build_model(self) -> tf.keras.Model:
         layers = [*self._convolution(32), *self._convolution(64), tf.keras.layers.Flatten()]
         layers.append(tf.keras.layers.Dense(64, activation="relu"))

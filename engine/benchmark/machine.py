@@ -87,30 +87,43 @@ def _matmul_rates(size: int, dtype: str, clock) -> list[float]:
     # Divided so, products of products stay about as large as they were.
     left, right = (tf.cast(tf.random.stateless_normal([size, size], [seed, 0]) / size**0.5, dtype) for seed in (0, 1))
 
-    def body(i, product):
-        return i + 1, tf.matmul(product, right)
+    lanes = _lanes()
+    rows = [left[lane::lanes] for lane in range(lanes)]
+
+    def body(i, *products):
+        return i + 1, *(tf.matmul(product, right) for product in products)
 
     @tf.function(autograph=False)
     def multiply(repeats):
-        return tf.while_loop(lambda i, _: i < repeats, body, (tf.constant(0), left), parallel_iterations=1)[1][0, 0]
+        return tf.while_loop(lambda i, *_: i < repeats, body, (tf.constant(0), *rows), parallel_iterations=1)[1][0, 0]
 
     return _rates(multiply, 2e-9 * size**3, clock)
 
 
 def _triad_rates(array_bytes: int, clock) -> list[float]:
-    values = array_bytes // _FLOAT32_BYTES
-    variable, addend = tf.Variable(tf.zeros([values]), trainable=False), tf.ones([values])
+    lanes = _lanes()
+    values = array_bytes // _FLOAT32_BYTES // lanes
+    variables = [tf.Variable(tf.zeros([values]), trainable=False) for _ in range(lanes)]
+    addends = [tf.ones([values]) for _ in variables]
 
     def body(i):
         with tf.control_dependencies([i]):
-            tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=1e-9, delta=addend)
+            for variable, addend in zip(variables, addends, strict=True):
+                tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=1e-9, delta=addend)
         return i + 1
 
     @tf.function(autograph=False)
     def subtract(repeats):
         return tf.while_loop(lambda i: i < repeats, body, [tf.constant(0)], parallel_iterations=1)[0]
 
-    return _rates(subtract, 3e-9 * _FLOAT32_BYTES * values, clock)
+    return _rates(subtract, 3e-9 * _FLOAT32_BYTES * values * lanes, clock)
+
+
+def _lanes() -> int:
+    """How many operations it takes to use all threads: one for each where operations share none, else one alone."""
+    threads = tf.config.threading
+    alone = threads.get_intra_op_parallelism_threads() == 1
+    return max(1, threads.get_inter_op_parallelism_threads()) if alone else 1
 
 
 def _rates(run: Callable, work: float, clock) -> list[float]:

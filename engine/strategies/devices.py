@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 import tensorflow as tf
+from absl import logging
 
 from engine.errors import reason
 from engine.strategies import parameter_server
@@ -33,6 +34,7 @@ def create(
     step_timeout_seconds: float = 0.0,
     steps_per_loop: int = 0,
     feed_options: FeedOptions | None = None,
+    batch_parts: int = 1,
 ) -> Replicated | ParameterServer:
     """Makes a strategy.
 
@@ -46,6 +48,7 @@ def create(
       step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
+      batch_parts: that one_device is to compute side by side, see `a_thread_each`.
     """
     feed_options = feed_options or FeedOptions()
     if name == "multi_worker":
@@ -58,7 +61,27 @@ def create(
         "mirrored": lambda: _mirrored(num_virtual_devices),
         "tpu": lambda: _tpu(tpu_address),
     }
-    return Replicated(name, makers[name](), feed_options, steps_per_loop)
+    parts = a_thread_each(batch_parts) if name == "one_device" else 1
+    strategy = Replicated(name, makers[name](), feed_options, steps_per_loop)
+    strategy.batch_parts = parts
+    return strategy
+
+
+def a_thread_each(parts: int) -> int:
+    """One thread for each of so many parts of a batch, which the CPU computes side by side: operations share none.
+
+    Returns:
+      How many parts there are to be: 1 where there is a GPU, or where TensorFlow's threads were there already.
+    """
+    if parts == 1 or tf.config.list_physical_devices("GPU"):
+        return 1
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(parts)
+    except RuntimeError:
+        logging.info("batches stay whole: this script used TensorFlow's devices before train.main")
+        return 1
+    return parts
 
 
 def _one_device() -> tf.distribute.Strategy:

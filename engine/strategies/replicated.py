@@ -66,8 +66,10 @@ class Replicated:
 
     Attributes:
       without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
+      batch_parts: of a replica's batch that cores compute side by side, a thread each.
     """
 
+    batch_parts = 1
     BLOCK_STEPS = 1000  # indices of so many steps travel at once; a call of the loop may use a part of them
 
     def __init__(
@@ -232,6 +234,8 @@ class Replicated:
         """Why the training loop cannot be one XLA program, or None if it can."""
         if self.num_replicas > 1:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
+        if self.batch_parts > 1:
+            return f"{self.batch_parts} cores take a part of each batch each, which XLA cannot do"
         if not self.train_feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         if self._state.trainer.embedding_tables:

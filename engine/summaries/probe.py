@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.accumulation import accumulate
 from engine.embeddings import none_admitted
 from engine.strategies.stand_in import with_stand_in
 from engine.summaries.event_values import Histogram, histogram
@@ -69,7 +68,7 @@ class Probe:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         batch, present = with_stand_in(batch)
         trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True), present)
-        gradients, metrics = accumulate(trainer.compute_gradients, batch, trainer.options.accumulate_steps)
+        gradients, metrics = trainer.summed_gradients(batch)
         gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
         gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
         for variable, value in zip(moved, kept, strict=True):

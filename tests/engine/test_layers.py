@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.layers import BatchNormalization, Conv2DMaxPool
+from engine.layers import BatchNormalization, Conv2DMaxPool, Dense
 
 
 @pytest.mark.parametrize("size", [12, 13])  # 10 and 11 after the convolution: pooled whole, and with one left over
@@ -66,3 +66,27 @@ def test_batch_normalisation_is_that_of_keras(total, dtype, jit):
     rounding = 1e-5 if dtype == "float32" else 3e-2  # sums in another order; bfloat16 has 8 bits
     for keras, ours in zip(*found, strict=True):
         np.testing.assert_allclose(ours, keras, rtol=rounding, atol=rounding * np.abs(keras).max())
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-5), ("mixed_bfloat16", 2e-2)])
+def test_a_dense_layer_is_that_of_keras(dtype, rounding, jit):
+    """A kernel of 2**18 values, from which on the layer has its own gradients; of the inputs too, and without them."""
+    x = tf.random.stateless_normal([5, 512], seed=[1, 2])
+    weights = tf.random.stateless_normal([512, 512], seed=[3, 4]).numpy() / 512**0.5, np.linspace(-1, 1, 512)
+    found = []
+    for layer in (tf.keras.layers.Dense(512, "relu", dtype=dtype), Dense(512, "relu", dtype=dtype)):
+        layer.build(x.shape)
+        layer.set_weights(weights)
+
+        @tf.function(jit_compile=jit)
+        def gradients(watched, layer=layer):
+            with tf.GradientTape() as tape:
+                if watched:
+                    tape.watch(x)
+                total = tf.reduce_sum(tf.cast(layer(x, training=True), tf.float32) ** 2)
+            return tape.gradient(total, [layer.kernel.value, layer.bias.value] + [x] * watched)
+
+        found.append([g.numpy() for watched in (False, True) for g in gradients(watched)])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=rounding, atol=rounding * np.abs(theirs).max())

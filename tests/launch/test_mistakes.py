@@ -112,6 +112,10 @@ MISTAKES = {
     "no regular expression": ([*RUN, "--weight_decay_exclude=("], ["--weight_decay_exclude=( is no", "bias|gamma"]),
     "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
+    "parts of what replicas share": (
+        [*RUN, *MIRRORED, "--batch_parts=2"],
+        ["--batch_parts=2 is for --strategy=one_device", "--strategy=mirrored", "leave it out"],
+    ),
     "an average that never moves": ([*RUN, "--ema_decay=1"], ["--ema_decay=1", "up to, not including, 1"]),
     "a plateau that raises the rate": (
         [*RUN, "--reduce_lr_patience=2", "--reduce_lr_factor=2"],
