@@ -69,7 +69,7 @@ class ParameterServer:
     name = "parameter_server"
     num_replicas = num_hosts = 1  # that have to be in step
     host = 0
-    round_steps = 1
+    round_steps = batch_parts = 1
     is_chief = True
     updates_here = False
     why_no_jit = "XLA compiles no variable of another host"
