@@ -1,6 +1,6 @@
 """A variable as whoever holds it sees it: under Keras's, on this replica, on its parameter server; its name.
 
-And what else an object holds.
+And what of a kind, such as variables, an object holds.
 """
 
 from __future__ import annotations

@@ -148,6 +148,11 @@ def _check_amounts(config: Config) -> None:
             f"--batch_parts={config.batch_parts} is for --strategy=one_device, and --strategy={config.strategy} has "
             "replicas to share a batch; leave it out"
         )
+    if config.batch_parts * config.accumulate_steps > config.global_batch_size:
+        raise UsageError(
+            f"--batch_parts={config.batch_parts} of --accumulate_steps={config.accumulate_steps} is more than the "
+            f"{config.global_batch_size} examples of --global_batch_size; use fewer"
+        )
 
 
 def _check_rounds(config: Config) -> None:

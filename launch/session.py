@@ -84,9 +84,15 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         step_timeout_seconds=_step_timeout_seconds(config),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
-        batch_parts=_batch_parts(config, trainer_class or _named(config)),
+        batch_parts=batch_parts(config, trainer_class or named_class(config)),
     )
     checks.check_batch(config.global_batch_size, strategy.num_replicas)
+    if config.batch_parts > strategy.batch_parts:
+        raise UsageError(
+            f"--batch_parts={config.batch_parts} is for a CPU whose threads are not started yet; this process has a "
+            "GPU, or its script used TensorFlow's devices before train.main: leave it out, or move that into the data "
+            "function"
+        )
     tf.config.list_logical_devices()  # starts them: what TensorFlow says then is said now
     return strategy
 
@@ -105,7 +111,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         train_steps = math.ceil(config.train_epochs * per_epoch)
     train_steps = max(1, train_steps)
     if trainer_class is None:
-        trainer_class = _named(config)
+        trainer_class = named_class(config)
     if num_classes is None and issubclass(trainer_class, Classifier):
         raise UsageError(
             f"{config.model_entry.name} needs num_classes, and the data has none; return (train, eval, num_classes) "
@@ -128,11 +134,12 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
 
 
-def _named(config: Config) -> type[Trainer]:
+def named_class(config: Config) -> type[Trainer]:
+    """The class of the model that --model names."""
     return importlib.import_module(f"models.{config.model_entry.name}").Model
 
 
-def _batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
+def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
     """How many parts of a batch a CPU's cores take side by side, by --batch_parts: 0 leaves it to the model."""
     asked, splits = config.batch_parts, trainer_class.splits_batch(**config.model_arg)
     if asked > 1 and not splits:

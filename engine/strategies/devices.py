@@ -62,9 +62,7 @@ def create(
         "tpu": lambda: _tpu(tpu_address),
     }
     parts = a_thread_each(batch_parts) if name == "one_device" else 1
-    strategy = Replicated(name, makers[name](), feed_options, steps_per_loop)
-    strategy.batch_parts = parts
-    return strategy
+    return Replicated(name, makers[name](), feed_options, steps_per_loop, parts)
 
 
 def a_thread_each(parts: int) -> int:

@@ -63,13 +63,12 @@ class Replicated:
       distribution: the `tf.distribute.Strategy`.
       feed_options: how data reaches the devices.
       steps_per_loop: steps in one compiled call; 0 fits them to about a tenth of a second.
+      batch_parts: of a replica's batch that are computed side by side, a thread each.
 
     Attributes:
       without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
-      batch_parts: of a replica's batch that cores compute side by side, a thread each.
     """
 
-    batch_parts = 1
     BLOCK_STEPS = 1000  # indices of so many steps travel at once; a call of the loop may use a part of them
 
     def __init__(
@@ -78,11 +77,13 @@ class Replicated:
         distribution: tf.distribute.Strategy,
         feed_options: FeedOptions | None = None,
         steps_per_loop: int = 0,
+        batch_parts: int = 1,
     ):
         self.name = name
         self.distribution = distribution
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
+        self.batch_parts = batch_parts
         self.without_jit = False
         self._pace = Pace(steps_per_loop)
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
@@ -235,7 +236,7 @@ class Replicated:
         if self.num_replicas > 1:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if self.batch_parts > 1:
-            return f"{self.batch_parts} cores take a part of each batch each, which XLA cannot do"
+            return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"
         if not self.train_feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         if self._state.trainer.embedding_tables:

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from engine.layers import BatchNormalization, Conv2DMaxPool, Dense
+from models.mlp import Model as Mlp
 
 
 @pytest.mark.parametrize("size", [12, 13])  # 10 and 11 after the convolution: pooled whole, and with one left over
@@ -90,3 +91,20 @@ def test_a_dense_layer_is_that_of_keras(dtype, rounding, jit):
         found.append([g.numpy() for watched in (False, True) for g in gradients(watched)])
     for ours, theirs in zip(found[1], found[0], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=rounding, atol=rounding * np.abs(theirs).max())
+
+
+def test_an_update_copies_no_large_kernel(bench):
+    """An update of a kernel that is still being read would: the kernel would then lie elsewhere."""
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(64, 32)).astype(np.float32), rng.integers(0, 4, 64).astype(np.int32)
+    made = bench(Mlp((1024, 1024)), source, 32, num_classes=4)
+    made.train(2)
+    [kernel] = [v.value for v in made.trainer.trainable_variables if v.shape == (1024, 1024)]
+
+    def address():
+        return np.asarray(memoryview(kernel.read_value())).ctypes.data
+
+    before = address()
+    for step in range(3, 23):
+        made.train(step)
+        assert address() == before

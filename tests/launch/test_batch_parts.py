@@ -3,49 +3,55 @@
 import json
 import subprocess
 import sys
-import types
 
+import numpy as np
 import pytest
+import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
 
-from launch import session
+from launch import config, session
 from launch.errors import UsageError
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
 
 
-class Asked:
-    """What `launch.config.Config` says by default."""
-
-    batch_parts, strategy, jit, global_batch_size, accumulate_steps, model_arg = 0, "one_device", "auto", 64, 1, {}
-
-    def __init__(self, **other):
-        vars(self).update(other)
+def parts(*given):
+    """How many a command line comes to."""
+    with flagsaver.flagsaver():
+        flags.FLAGS(["launch.train", "--input=digits", *given])
+        return session.batch_parts(asked := config.from_flags(None, False, {}), session.named_class(asked))
 
 
 @pytest.mark.parametrize(
-    ("trainer", "asked", "threads", "parts"),
+    ("given", "threads", "found"),
     [
-        (Cnn, {}, "4", 4),
-        (Cnn, {}, "1", 1),
-        (Cnn, {}, "5", 1),  # of 12 examples each
-        (Cnn, {"accumulate_steps": 2}, "4", 1),
-        (Cnn, {"batch_parts": 1}, "4", 1),
-        (Cnn, {"batch_parts": 7}, "4", 7),
-        (Cnn, {"model_arg": {"batch_norm": True}}, "4", 1),
-        (Cnn, {"strategy": "mirrored"}, "4", 1),
-        (Cnn, {"jit": "on"}, "4", 1),
-        (Mlp, {}, "4", 1),
+        (["--model=cnn"], 4, 4),
+        (["--model=cnn"], 1, 1),
+        (["--model=cnn"], 5, 1),  # of 12 examples each
+        (["--model=cnn", "--accumulate_steps=2"], 4, 1),
+        (["--model=cnn", "--batch_parts=1"], 4, 1),
+        (["--model=cnn", "--batch_parts=7"], 4, 7),
+        (["--model=cnn", "--model_arg=batch_norm=True"], 4, 1),
+        (["--model=cnn", "--strategy=mirrored"], 4, 1),
+        (["--model=cnn", "--jit=on"], 4, 1),
+        (["--model=mlp"], 4, 1),
     ],
 )
-def test_there_are_as_many_parts_as_cores_where_that_pays(monkeypatch, trainer, asked, threads, parts):
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", threads)
-    assert session._batch_parts(Asked(**asked), trainer) == parts
+def test_there_are_as_many_parts_as_cores_where_that_pays(monkeypatch, given, threads, found):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(threads))
+    assert parts(*given) == found
 
 
 def test_a_model_that_takes_whole_batches_is_given_no_parts():
-    asked = Asked(batch_parts=2, model_entry=types.SimpleNamespace(name="mlp"))
     with pytest.raises(UsageError, match=r"--batch_parts=2: mlp does not say that a batch may be cut; .* splits_batch"):
-        session._batch_parts(asked, Mlp)
+        parts("--model=mlp", "--batch_parts=2")
+
+
+def test_parts_that_are_asked_for_are_never_left_out_silently(inside):
+    """This process has started TensorFlow's threads long ago."""
+    tf.config.list_logical_devices()
+    outcome = inside("--model=cnn", "--input=digits", "--batch_parts=2", "--train_steps=1")
+    assert outcome.code == 2
+    assert "--batch_parts=2 is for a CPU whose threads are not started yet" in outcome.error
 
 
 def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
@@ -64,9 +70,17 @@ def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
         path = tmp_path / f"{run_dir}.json"
         flags = [f"--run_dir={tmp_path / run_dir}", f"--train_steps={steps}", f"--result_json={path}"]
         done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=300, check=True)
-        assert "XLA off: 2 cores take a part of each batch each, which XLA cannot do" in done.stdout
-        return json.loads(path.read_text())["eval"]
+        assert "XLA off: each batch is computed in 2 parts, a thread each" in done.stdout
+        newest = max(
+            (tmp_path / run_dir / "checkpoints").glob("*.index"), key=lambda file: int(file.stem.split("-")[-1])
+        )
+        return json.loads(path.read_text())["eval"], tf.train.load_checkpoint(str(newest.with_suffix("")))
 
-    straight = train("straight", 12)
+    straight, wanted = train("straight", 12)
     train("cut", 7)
-    assert train("cut", 12) == straight
+    resumed, found = train("cut", 12)
+    assert resumed == straight
+    names = [name for name in wanted.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    assert len(names) > 20  # weights and slots
+    for name in names:
+        np.testing.assert_array_equal(found.get_tensor(name), wanted.get_tensor(name), name)

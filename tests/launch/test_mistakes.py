@@ -112,6 +112,10 @@ MISTAKES = {
     "no regular expression": ([*RUN, "--weight_decay_exclude=("], ["--weight_decay_exclude=( is no", "bias|gamma"]),
     "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
+    "parts of nothing": (
+        [*RUN, "--batch_parts=33", "--accumulate_steps=2"],
+        ["--batch_parts=33", "--accumulate_steps=2", "64", "fewer"],
+    ),
     "parts of what replicas share": (
         [*RUN, *MIRRORED, "--batch_parts=2"],
         ["--batch_parts=2 is for --strategy=one_device", "--strategy=mirrored", "leave it out"],
