@@ -11,6 +11,12 @@ from engine import graphs
 from engine.metrics import LoopSums, row_names, stack
 from engine.strategies.rounds import Rounds
 
+# A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
+# begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more
+# operations than this gain less and take long to trace.
+UNROLLED_STEPS = 4
+_FEW_OPERATIONS = 600
+
 
 class LoopResult(NamedTuple):
     """What one call did: its metrics (unread), its steps, the seconds that the host waited for input, and, where there
@@ -36,6 +42,7 @@ class InnerLoop:
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 but where the device has none.
       rounds: where replicas train by themselves and meet again; None where they are always in step.
+      unrolls: make several steps one iteration, if they are small.
     """
 
     def __init__(
@@ -47,8 +54,10 @@ class InnerLoop:
         jit: bool = False,
         sums_dtype=tf.float64,
         rounds: Rounds | None = None,
+        unrolls: bool = False,
     ):
         self._rounds = rounds
+        self._unrolls = unrolls
         self._strategy = strategy
         self._step = step
         self._feed = feed
@@ -99,15 +108,26 @@ class InnerLoop:
         """
         one_step, zeros = self._traced(operands, start, first_step)
 
-        def body(place, sums):
-            batch = self._batch(operands, place)
-            result = one_step(batch, first_step + place - start, tf.equal(place, observed))
-            return place + 1, [
-                a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)
-            ]
+        def body(steps, step):
+            def run(place, sums):
+                for number in range(steps):
+                    with tf.name_scope(f"step_{number}"):
+                        batch = self._batch(operands, place)
+                        result = step(batch, first_step + place - start, tf.equal(place, observed))
+                        local = self._strategy.experimental_local_results(result)
+                        place, sums = place + 1, [a + b for a, b in zip(sums, local, strict=True)]
+                return place, sums
+
+            return run
 
         def run_until(end, place, sums):
-            return tf.while_loop(lambda place, _: place < end, body, (place, sums), parallel_iterations=1)
+            if self._unrolls and len(self._step_graph.get_operations()) <= _FEW_OPERATIONS:
+                # Traced in place: calls of one graph would wait for one another, operations for what they need.
+                several = body(UNROLLED_STEPS, self._replicated_step)
+                place, sums = tf.while_loop(
+                    lambda place, _: place + UNROLLED_STEPS <= end, several, (place, sums), parallel_iterations=1
+                )
+            return tf.while_loop(lambda place, _: place < end, body(1, one_step), (place, sums), parallel_iterations=1)
 
         if self._rounds is None:
             _, sums = run_until(stop, start, zeros)

@@ -40,6 +40,12 @@ def test_replicas_learn_what_one_device_learns(curves, model):
         np.testing.assert_allclose(run(replicas), one, rtol=1e-5)
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_learn_what_whole_batches_teach(curves, parts):
+    """As on replicas; the last batch of an epoch has two examples, so that two of four parts have none."""
+    np.testing.assert_allclose(curves(Cnn(), images(), batch_parts=parts), curves(Cnn(), images()), rtol=1e-5)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_feeds_give_the_same_run(curves, replicas):
     """To the bit on one device: the same examples in the same order, whichever way they went."""
