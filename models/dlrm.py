@@ -70,10 +70,23 @@ class Products(tf.keras.layers.Layer):
     """[batch, n, width] to [batch, n (n-1) / 2]: the products of all pairs of different vectors."""
 
     def call(self, inputs):
-        n = inputs.shape[1]
-        products = tf.reshape(tf.matmul(inputs, inputs, transpose_b=True), [-1, n * n])
-        return tf.gather(products, [i * n + j for i in range(n) for j in range(i)], axis=1)
+        return _products(inputs)
 
     def compute_output_shape(self, input_shape):
         n = input_shape[1]
         return (input_shape[0], n * (n - 1) // 2)
+
+
+@tf.custom_gradient
+def _products(x: tf.Tensor):
+    n = x.shape[1]
+    pairs = [(i, j) for i in range(n) for j in range(i)]
+    products = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1, n * n])
+
+    def gradient(dy: tf.Tensor):
+        # One symmetric matrix holds what each vector of a pair has of the other; a zero stands for itself.
+        places = [len(pairs) if i == j else pairs.index((max(i, j), min(i, j))) for i in range(n) for j in range(n)]
+        others = tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), places, axis=1)
+        return tf.matmul(tf.reshape(others, [-1, n, n]), x)
+
+    return tf.gather(products, [i * n + j for i, j in pairs], axis=1), gradient

@@ -83,24 +83,22 @@ class Tabular(Trainer):
 
     def ids(self, features: dict) -> tf.Tensor:
         """[batch, fields] int64: the ids of an example, no two fields having one in common."""
+        number = len(self.fields)
         if self.takes_any_id:
-            ids = [self.column(features, field) * len(self.fields) + i for i, field in enumerate(self.fields)]
-        else:
-            starts = [sum(field.rows for field in self.fields[:i]) for i in range(len(self.fields))]
-            ids = [start + self.column(features, field) for start, field in zip(starts, self.fields, strict=True)]
-        return tf.stack(ids, 1)
+            return self.columns(features) * number + tf.range(number, dtype=tf.int64)
+        return self.columns(features) + [sum(field.rows for field in self.fields[:i]) for i in range(number)]
 
-    def column(self, features: dict, field: Field) -> tf.Tensor:
-        """[batch] int64: a field's ids, those out of range being 0."""
-        found = features[field.feature]
-        ids = tf.cast(found if field.column is None else found[:, field.column], tf.int64)
-        return ids if self.takes_any_id else tf.where((ids >= 0) & (ids < field.rows), ids, 0)
+    def columns(self, features: dict) -> tf.Tensor:
+        """[batch, fields] int64: each field's own ids, those out of range being 0."""
+        names = dict.fromkeys(field.feature for field in self.fields)
+        ids = tf.cast(_side_by_side([features[name] for name in names]), tf.int64)
+        in_range = (ids >= 0) & (ids < [field.rows for field in self.fields])
+        return ids if self.takes_any_id else tf.where(in_range, ids, 0)
 
     def numbers(self, features: dict) -> tf.Tensor | None:
         """[batch, numbers] float32: the features that are no ids, by name; None if there are none."""
         found = [tf.cast(features[name], tf.float32) for name in sorted(features) if features[name].dtype.is_floating]
-        found = [x if x.shape.rank == 2 else x[:, None] for x in found]
-        return tf.concat(found, 1) if found else None
+        return _side_by_side(found) if found else None
 
     @property
     def num_numbers(self) -> int:
@@ -153,6 +151,11 @@ class Tabular(Trainer):
         if self.predicts_clicks:
             return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
         return tf.math.squared_difference(outputs, labels)
+
+
+def _side_by_side(features: list[tf.Tensor]) -> tf.Tensor:
+    """[batch, columns] of features [batch] or [batch, columns]."""
+    return tf.concat([x if x.shape.rank == 2 else x[:, None] for x in features], 1)
 
 
 def relu_layers(x, units: tuple[int, ...], name: str):

@@ -68,21 +68,22 @@ class Model(Tabular):
 
     def forward(self, features, training: bool):
         ids = self.ids(features)
-        rows = self.embedding(ids, training=training)
-        inputs = {"embedded": tf.reshape(rows[..., :-1], [-1, len(self.fields) * self.width])}
+        embedded, wide = tf.split(self.embedding(ids, training=training), [self.width, 1], axis=-1)
+        inputs = {"embedded": tf.reshape(embedded, [-1, len(self.fields) * self.width])}
         if self.num_numbers:
             inputs["numbers"] = self.numbers(features)
-        outputs = tf.cast(self.model(inputs, training=training), tf.float32) + tf.reduce_sum(rows[..., -1:], 1)
+        outputs = tf.cast(self.model(inputs, training=training), tf.float32) + tf.reduce_sum(wide, 1)
         if self.pairs:
             outputs += self.cross_table(self._crossed(features))
         return outputs[:, 0]
 
     def _crossed(self, features: dict) -> tf.Tensor:
         """[batch, pairs] int64: a number for each pair of ids, no two pairs of fields having one in common."""
-        columns = [self.column(features, field) for field in self.fields]
+        columns, number = self.columns(features), len(self.pairs)
+        one, other = (tf.gather(columns, places, axis=1) for places in zip(*self.pairs, strict=True))
         # It may overflow, which is a hash as well.
-        crossed = [columns[a] * self.fields[b].rows + columns[b] for a, b in self.pairs]
-        return tf.stack([cross * len(self.pairs) + i for i, cross in enumerate(crossed)], 1)
+        crossed = one * [self.fields[b].rows for _, b in self.pairs] + other
+        return crossed * number + tf.range(number, dtype=tf.int64)
 
     def _find_pairs(self) -> list[tuple[int, int]]:
         """The crosses, by the places of their fields."""

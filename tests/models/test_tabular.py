@@ -107,6 +107,22 @@ def test_dlrm_is_the_papers_products_of_all_pairs():
     np.testing.assert_allclose(outputs_of(trainer, features), x, rtol=1e-4, atol=1e-6)
 
 
+def test_gradient_of_products_is_each_vectors_sum_over_its_pairs():
+    rng = np.random.default_rng(3)
+    x, dy = rng.normal(size=[6, 4, 3]), rng.normal(size=[6, 6])
+    expected = np.zeros_like(x)
+    pairs = [(i, j) for i in range(4) for j in range(i)]
+    for k, (i, j) in enumerate(pairs):
+        expected[:, i] += dy[:, k, None] * x[:, j]
+        expected[:, j] += dy[:, k, None] * x[:, i]
+    vectors = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        products = dlrm.Products(dtype="float64")(vectors)
+    found = tape.gradient(products, vectors, tf.constant(dy))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_wide_part_is_a_weight_for_each_id_and_cross():
     features, labels = ratings()
     features = {name: x[:50] for name, x in features.items()}
