@@ -86,7 +86,8 @@ class Trainer(tf.Module):
         """Whether a CPU's cores may take a part of each batch each, for a trainer made with these arguments.
 
         Return True if no example's outputs or loss depend on another's (as batch normalisation makes them), and the
-        layers are faster so: convolutions are; large dense ones are bound by memory, small ones faster with XLA.
+        layers are faster so: convolutions and embeddings are; large dense ones are bound by memory, small ones are
+        faster with XLA, which computes a batch whole.
         """
         return False
 

@@ -56,6 +56,10 @@ class Tabular(Trainer):
         self.table_capacity = table_capacity
         self.admit_after = admit_after
 
+    @classmethod
+    def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
+        return not table_capacity  # a table that gives rows to ids sees a batch once
+
     def build(self) -> None:
         self.fields = self._find_fields()
         self.build_tables()

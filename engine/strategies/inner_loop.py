@@ -15,7 +15,7 @@ from engine.strategies.rounds import Rounds
 # begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more
 # operations than this gain less and take long to trace.
 UNROLLED_STEPS = 4
-_FEW_OPERATIONS = 600
+_FEW_OPERATIONS = 700
 
 
 class LoopResult(NamedTuple):

@@ -333,8 +333,7 @@ class Replicated:
 
     def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
-        # Several replicas, or parts side by side, wait for one another at the updates: there it gains nothing.
-        unrolls = self.num_replicas == self.batch_parts == 1 and not (jit or rounds)
+        unrolls = self.num_replicas == 1 and not (jit or rounds)  # where there are more, it gains nothing
         return InnerLoop(self.distribution, step, feed, jit=jit, sums_dtype=dtype, rounds=rounds, unrolls=unrolls)
 
 

@@ -34,6 +34,8 @@ def parts(*given):
         (["--model=cnn", "--strategy=mirrored"], 4, 1),
         (["--model=cnn", "--jit=on"], 4, 1),
         (["--model=mlp"], 4, 1),
+        (["--model=dlrm"], 4, 4),
+        (["--model=wide_deep", "--model_arg=table_capacity=100"], 4, 1),
     ],
 )
 def test_there_are_as_many_parts_as_cores_where_that_pays(monkeypatch, given, threads, found):

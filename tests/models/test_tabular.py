@@ -107,6 +107,26 @@ def test_dlrm_is_the_papers_products_of_all_pairs():
     np.testing.assert_allclose(outputs_of(trainer, features), x, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_learn_what_whole_batches_teach(name):
+    """60 steps of Adam, lazy on the rows, many of which are in several parts; one step's batch is smaller.
+
+    float32 sums in another order: 1e-7 a step of what a gradient is made of, more where its terms cancel.
+    """
+
+    def run(parts):
+        arguments = {"crosses": ("all",)} if name == "wide_deep" else {}
+        strategy, state = prepared(
+            MODELS[name](**arguments), planted(), {"categories": ROWS}, batch=64, optimizer="adam", batch_parts=parts
+        )
+        while state.step < 60:
+            strategy.run_train_steps(60 - state.step)
+        return [variable.numpy() for variable in state.trainer.trainable_variables]
+
+    for whole, parts in zip(run(1), run(3), strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+
+
 def test_gradient_of_products_is_each_vectors_sum_over_its_pairs():
     rng = np.random.default_rng(3)
     x, dy = rng.normal(size=[6, 4, 3]), rng.normal(size=[6, 6])
