@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+
 
 def called(op: tf.Operation, name: str) -> tf.Graph:
     """The graph of the function that an op knows by this name."""

@@ -20,7 +20,6 @@ from engine.trainer import Trainer
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
 _MATMULS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-_FORWARD_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _BACKWARD_CONVOLUTIONS = (
     "Conv2DBackpropInput",
     "Conv2DBackpropFilter",
@@ -159,7 +158,7 @@ def _operations(op: tf.Operation) -> int | None:
         return 2 * inner * math.prod(_shape(op.outputs[0]))
     if op.type == "Einsum":
         return _einsum_operations(op)
-    if op.type in _FORWARD_CONVOLUTIONS:
+    if op.type in graphs.CONVOLUTIONS:
         return _convolution_operations(op, _shape(op.outputs[0]), _shape(op.inputs[1]))
     if op.type in _BACKWARD_CONVOLUTIONS:
         # As many as the forward one's, whose outputs have the shape of the gradients that come in.

@@ -13,7 +13,7 @@ from engine.strategies.rounds import Rounds
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
 # begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more
-# operations than this gain less and take long to trace.
+# operations than this, or of convolutions, gain nothing by it and take long to trace.
 UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 
@@ -98,6 +98,10 @@ class InnerLoop:
         """The kinds of TensorFlow's operations that a step is made of, such as "MatMul"; known after the first call."""
         return graphs.kinds(self._step_graph)
 
+    @property
+    def _is_small(self) -> bool:
+        return len(self._step_graph.get_operations()) <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & self.operations
+
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
@@ -121,7 +125,7 @@ class InnerLoop:
             return run
 
         def run_until(end, place, sums):
-            if self._unrolls and len(self._step_graph.get_operations()) <= _FEW_OPERATIONS:
+            if self._unrolls and self._is_small:
                 # Traced in place: calls of one graph would wait for one another, operations for what they need.
                 several = body(UNROLLED_STEPS, self._replicated_step)
                 place, sums = tf.while_loop(

@@ -8,13 +8,11 @@ import time
 import tensorflow as tf
 from absl import logging
 
+from engine import graphs
 from engine.errors import reason
 from engine.state import TrainState
 
 _TIMED_SECONDS = 0.25
-# Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times as long,
-# one of resnet20 88 times as much of the CPU (11 s), and to try it would keep a run waiting for minutes.
-_SLOW_ON_CPUS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 _WORTH_IT = 1.05  # XLA has to be this much faster: a compilation more, for each shape of batch
 # What TensorFlow raises for a graph that XLA cannot take.
 _NOT_COMPILABLE = (
@@ -35,7 +33,9 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
     """
     measured, why_not = {}, ""
     for jit in (False, True):
-        if jit and _on_cpus(strategy) and _SLOW_ON_CPUS & measured[False][1].operations:
+        # Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times
+        # as long, one of resnet20 88 times as much of the CPU (11 s), and a trial would keep a run waiting for minutes.
+        if jit and _on_cpus(strategy) and graphs.CONVOLUTIONS & measured[False][1].operations:
             why_not = "not tried with it, since its convolutions are slow on CPUs"
             break
         loop = strategy.train_loop(jit)
