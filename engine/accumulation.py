@@ -57,18 +57,24 @@ def side_by_side(compute: Callable, batch, parts: int):
     share each operation of the whole batch among threads, which then wait for each other at its end.
 
     Args:
-      compute: batch -> nest of tensors that add up, `tf.IndexedSlices` or None. Where the size of the batch is not
-        known when it is traced, a part may have no examples.
+      compute: batch -> nest of tensors that add up, `tf.IndexedSlices` or None.
       batch: nest of tensors whose first axis is examples.
-      parts: that differ by one example at most; as many as there are examples if that is known to be fewer.
+      parts: that differ by one example at most. Of fewer examples there are as many parts, or where it is not known
+        when they are traced how many there are, one: kernels do not bear empty batches.
     """
     size = _size(batch)
     if isinstance(size, int):
         parts = max(1, min(parts, size))
     if parts == 1:
         return compute(batch)
-    sums = [compute(_cut(batch, size, i, parts)) for i in range(parts)]
-    return _restored(sums[0], [_sum(column) for column in zip(*map(_present, sums), strict=True)])
+    traced = []
+
+    def sums():
+        traced[:] = [compute(_cut(batch, size, i, parts)) for i in range(parts)]
+        return [_sum(column) for column in zip(*map(_present, traced), strict=True)]
+
+    flat = sums() if isinstance(size, int) else tf.cond(size < parts, lambda: _present(compute(batch)), sums)
+    return _restored(traced[0], flat)
 
 
 def _looped(part_sums: Callable, firsts: list, parts) -> list:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import tensorflow as tf
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
@@ -19,11 +21,11 @@ def all_called(op: tf.Operation) -> list[tf.Graph]:
     return [called(op, function.name) for function in functions if function.name]
 
 
-def kinds(graph: tf.Graph) -> set[str]:
-    """The kinds of ops, such as "MatMul", in a graph and in those that it calls."""
-    found, queue = set(), [graph]
+def kinds(graph: tf.Graph) -> Counter[str]:
+    """How many ops of each kind, such as "MatMul", are in a graph and in those that it calls."""
+    found, queue = Counter(), [graph]
     for each in queue:
         for op in each.get_operations():
-            found.add(op.type)
+            found[op.type] += 1
             queue += all_called(op)
     return found

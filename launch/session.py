@@ -144,8 +144,8 @@ def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
     asked, splits = config.batch_parts, trainer_class.splits_batch(**config.model_arg)
     if asked > 1 and not splits:
         raise UsageError(
-            f"--batch_parts={asked}: {config.model_entry.name} does not say that a batch may be cut; leave it out, or "
-            "let its splits_batch return True if no example depends on another"
+            f"--batch_parts={asked}: {config.model_entry.name} as asked does not say that a batch may be cut; leave it "
+            "out, or let its splits_batch return True if no example depends on another"
         )
     if asked or not splits or config.strategy != "one_device" or config.jit == "on":
         return max(1, asked)

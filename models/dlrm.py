@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from engine import embeddings
@@ -39,6 +40,10 @@ class Model(Tabular):
         self.width = width
         self.bottom_units = bottom_units
         self.top_units = top_units
+
+    @classmethod
+    def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
+        return not table_capacity  # a table that gives rows to ids sees a batch once
 
     def build_tables(self) -> None:
         rows = self.table_rows if self.takes_any_id else self.table_rows / len(self.fields)
@@ -80,13 +85,13 @@ class Products(tf.keras.layers.Layer):
 @tf.custom_gradient
 def _products(x: tf.Tensor):
     n = x.shape[1]
-    pairs = [(i, j) for i in range(n) for j in range(i)]
+    rows, columns = np.tril_indices(n, -1)
     products = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1, n * n])
 
     def gradient(dy: tf.Tensor):
         # One symmetric matrix holds what each vector of a pair has of the other; a zero stands for itself.
-        places = [len(pairs) if i == j else pairs.index((max(i, j), min(i, j))) for i in range(n) for j in range(n)]
-        others = tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), places, axis=1)
-        return tf.matmul(tf.reshape(others, [-1, n, n]), x)
+        places = np.full([n, n], len(rows))
+        places[rows, columns] = places[columns, rows] = np.arange(len(rows))
+        return tf.matmul(tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), places, axis=1), x)
 
-    return tf.gather(products, [i * n + j for i, j in pairs], axis=1), gradient
+    return tf.gather(products, rows * n + columns, axis=1), gradient

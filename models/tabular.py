@@ -56,10 +56,6 @@ class Tabular(Trainer):
         self.table_capacity = table_capacity
         self.admit_after = admit_after
 
-    @classmethod
-    def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
-        return not table_capacity  # a table that gives rows to ids sees a batch once
-
     def build(self) -> None:
         self.fields = self._find_fields()
         self.build_tables()
@@ -95,7 +91,7 @@ class Tabular(Trainer):
     def columns(self, features: dict) -> tf.Tensor:
         """[batch, fields] int64: each field's own ids, those out of range being 0."""
         names = dict.fromkeys(field.feature for field in self.fields)
-        ids = tf.cast(_side_by_side([features[name] for name in names]), tf.int64)
+        ids = _side_by_side([tf.cast(features[name], tf.int64) for name in names])
         in_range = (ids >= 0) & (ids < [field.rows for field in self.fields])
         return ids if self.takes_any_id else tf.where(in_range, ids, 0)
 

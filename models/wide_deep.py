@@ -49,6 +49,10 @@ class Model(Tabular):
         self.crosses = crosses
         self.cross_buckets = cross_buckets
 
+    @classmethod
+    def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
+        return not table_capacity  # a table that gives rows to ids sees a batch once
+
     def build_tables(self) -> None:
         self.pairs = self._find_pairs()
         self.embedding = self.table("embedding", self.width + 1, initializer=_weight_0(embeddings.uniform()))

@@ -25,7 +25,7 @@ STEPS = 10
 _LEAST_TRACE_MS = 200  # of tasks elsewhere: so that their beginning and end do not count much
 # How TensorFlow's executor calls an op's event, and where the step begins in the op's name.
 _EXECUTED = re.compile(r"(?P<name>[^:\s]+):(?P<type>[A-Z_][A-Za-z0-9_]*)")
-_CALLED = re.compile(r".*StatefulPartitionedCall/|\bwhile/((body/_|step_)\d+/)?")
+_CALLED = re.compile(r".*StatefulPartitionedCall/|\bwhile(_\d+)?/((body/_|step_)\d+/)?")
 # Ops that only run others, whose own time is waiting.
 _CONTROL = re.compile(
     r"_*(Stateless|Stateful)?(While|If|Case|PartitionedCall|_inference\w*)|.*\b(while|cond|conditional|call)"

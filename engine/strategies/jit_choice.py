@@ -35,7 +35,7 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
     for jit in (False, True):
         # Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times
         # as long, one of resnet20 88 times as much of the CPU (11 s), and a trial would keep a run waiting for minutes.
-        if jit and _on_cpus(strategy) and graphs.CONVOLUTIONS & measured[False][1].operations:
+        if jit and _on_cpus(strategy) and graphs.CONVOLUTIONS & measured[False][1].operations.keys():
             why_not = "not tried with it, since its convolutions are slow on CPUs"
             break
         loop = strategy.train_loop(jit)

@@ -235,12 +235,12 @@ class Replicated:
         """Why the training loop cannot be one XLA program, or None if it can."""
         if self.num_replicas > 1:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
+        if self._state.trainer.embedding_tables:
+            return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
         if self.batch_parts > 1:
             return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"
         if not self.train_feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
-        if self._state.trainer.embedding_tables:
-            return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
         return None
 
     def use_loop(self, loop: InnerLoop) -> None:
@@ -333,7 +333,8 @@ class Replicated:
 
     def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
-        unrolls = self.num_replicas == 1 and not (jit or rounds)  # where there are more, it gains nothing
+        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, and where nothing is updated.
+        unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or rounds or self._static_shapes)
         return InnerLoop(self.distribution, step, feed, jit=jit, sums_dtype=dtype, rounds=rounds, unrolls=unrolls)
 
 

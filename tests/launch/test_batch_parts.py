@@ -44,7 +44,7 @@ def test_there_are_as_many_parts_as_cores_where_that_pays(monkeypatch, given, th
 
 
 def test_a_model_that_takes_whole_batches_is_given_no_parts():
-    with pytest.raises(UsageError, match=r"--batch_parts=2: mlp does not say that a batch may be cut; .* splits_batch"):
+    with pytest.raises(UsageError, match=r"--batch_parts=2: mlp as asked does not say .* splits_batch"):
         parts("--model=mlp", "--batch_parts=2")
 
 

@@ -33,16 +33,17 @@ def ratings(seed=0):
     return {"user": user, "item": item}, (3.5 + users[user] + items[item]).astype(np.float32)
 
 
-def prepared(trainer, source, vocabulary, eval_source=None, batch=100, **options):
+def prepared(trainer, source, vocabulary, eval_source=None, batch=100, shuffle=True, **options):
     strategy = Replicated("test", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=50)
     options = StepOptions(**options)
     with strategy.scope():
         state = TrainState(trainer)
-        example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), source)
+        arrays = next(source.batch(1).as_numpy_iterator()) if isinstance(source, tf.data.Dataset) else source
+        example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), arrays)
         trainer.prepare(options, Reduction(), example, None, vocabulary)
         state.build()
     eval_feed = None if eval_source is None else strategy.feed(eval_source, 700, None)
-    strategy.bind(state, strategy.feed(source, batch, 0), eval_feed)
+    strategy.bind(state, strategy.feed(source, batch, 0 if shuffle else None), eval_feed)
     return strategy, state
 
 
@@ -107,31 +108,61 @@ def test_dlrm_is_the_papers_products_of_all_pairs():
     np.testing.assert_allclose(outputs_of(trainer, features), x, rtol=1e-4, atol=1e-6)
 
 
+def trained(name, source, steps=60, parts=1, calls_of=60):
+    """All that was trained, after so many steps of Adam by batches of 64; with `planted`, one of them is smaller."""
+    trainer = MODELS[name](**({"crosses": ("all",)} if name == "wide_deep" else {}))
+    strategy, state = prepared(
+        trainer, source, {"categories": ROWS}, batch=64, optimizer="adam", batch_parts=parts, shuffle=False
+    )
+    while state.step < steps:
+        strategy.run_train_steps(min(calls_of, steps - state.step))
+    return [variable.numpy() for variable in state.trainer.trainable_variables]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_learn_what_whole_batches_teach(name):
-    """60 steps of Adam, lazy on the rows, many of which are in several parts; one step's batch is smaller.
+    """Many rows are in several parts, for the lazy Adam. A dataset's last batch has fewer examples than parts.
 
     float32 sums in another order: 1e-7 a step of what a gradient is made of, more where its terms cancel.
     """
-
-    def run(parts):
-        arguments = {"crosses": ("all",)} if name == "wide_deep" else {}
-        strategy, state = prepared(
-            MODELS[name](**arguments), planted(), {"categories": ROWS}, batch=64, optimizer="adam", batch_parts=parts
-        )
-        while state.step < 60:
-            strategy.run_train_steps(60 - state.step)
-        return [variable.numpy() for variable in state.trainer.trainable_variables]
-
-    for whole, parts in zip(run(1), run(3), strict=True):
-        np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+    features, labels = planted()
+    dataset = tf.data.Dataset.from_tensor_slices((features, labels)).take(64 * 20 + 2)
+    for source in ((features, labels), dataset):
+        for whole, parts in zip(trained(name, source), trained(name, source, parts=3), strict=True):
+            np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
 
 
-def test_gradient_of_products_is_each_vectors_sum_over_its_pairs():
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_where_calls_are_cut_changes_no_bit(name, parts):
+    for a, b in zip(trained(name, planted(), 12, parts), trained(name, planted(), 12, parts, calls_of=1), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_features_may_have_any_kind_of_integers():
+    rng = np.random.default_rng(4)
+    features = {"item": rng.integers(0, 9, 50), "tags": rng.integers(0, 9, [50, 2]), "user": rng.integers(0, 9, 50)}
+    mixed = {
+        "item": features["item"],
+        "tags": features["tags"].astype("uint8"),
+        "user": features["user"].astype("int32"),
+    }
+    found = []
+    for given in (features, mixed):
+        trainer = MODELS["dlrm"]()
+        prepared(trainer, (given, np.zeros(50, np.float32)), dict.fromkeys(features, 9), batch=10)
+        found.append(trainer.ids(tf.nest.map_structure(tf.constant, given)).numpy())
+    np.testing.assert_array_equal(*found)
+    expected = [features["item"], 9 + features["tags"][:, 0], 18 + features["tags"][:, 1], 27 + features["user"]]
+    np.testing.assert_array_equal(found[0], np.stack(expected, 1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_gradient_of_products_is_each_vectors_sum_over_its_pairs(n):
     rng = np.random.default_rng(3)
-    x, dy = rng.normal(size=[6, 4, 3]), rng.normal(size=[6, 6])
+    pairs = [(i, j) for i in range(n) for j in range(i)]
+    x, dy = rng.normal(size=[6, n, 3]), rng.normal(size=[6, len(pairs)])
     expected = np.zeros_like(x)
-    pairs = [(i, j) for i in range(4) for j in range(i)]
     for k, (i, j) in enumerate(pairs):
         expected[:, i] += dy[:, k, None] * x[:, j]
         expected[:, j] += dy[:, k, None] * x[:, i]

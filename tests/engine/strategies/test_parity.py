@@ -42,8 +42,23 @@ def test_replicas_learn_what_one_device_learns(curves, model):
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_parts_learn_what_whole_batches_teach(curves, parts):
-    """As on replicas; the last batch of an epoch has two examples, so that two of four parts have none."""
-    np.testing.assert_allclose(curves(Cnn(), images(), batch_parts=parts), curves(Cnn(), images()), rtol=1e-5)
+    """As on replicas. The last batch of an epoch has two examples, fewer than four parts."""
+    whole = curves(Cnn(), images(), shuffle=False)
+    for source in (images(), tf.data.Dataset.from_tensor_slices(images())):
+        np.testing.assert_allclose(curves(Cnn(), source, batch_parts=parts, shuffle=False), whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options", "traces"),
+    [(Mlp((8,)), {}, 5), (Mlp((8,)), {"jit": True}, 1), (Mlp((8,)), {"replicas": 2}, 2), (Cnn(), {}, 1)],
+)
+def test_small_steps_alone_are_unrolled(bench, trainer, options, traces):
+    """Four in the loop's body and one for what is left, which the executor runs on one replica."""
+    made, times = bench(trainer, images(64), 16, num_classes=4, **options), []
+    plain_loss = trainer.loss
+    trainer.loss = lambda outputs, batch: (times.append(1), plain_loss(outputs, batch))[1]
+    made.train(4)
+    assert len(times) == traces
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
