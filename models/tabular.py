@@ -91,14 +91,14 @@ class Tabular(Trainer):
     def columns(self, features: dict) -> tf.Tensor:
         """[batch, fields] int64: each field's own ids, those out of range being 0."""
         names = dict.fromkeys(field.feature for field in self.fields)
-        ids = _side_by_side([tf.cast(features[name], tf.int64) for name in names])
+        ids = _joined([tf.cast(features[name], tf.int64) for name in names])
         in_range = (ids >= 0) & (ids < [field.rows for field in self.fields])
         return ids if self.takes_any_id else tf.where(in_range, ids, 0)
 
     def numbers(self, features: dict) -> tf.Tensor | None:
         """[batch, numbers] float32: the features that are no ids, by name; None if there are none."""
         found = [tf.cast(features[name], tf.float32) for name in sorted(features) if features[name].dtype.is_floating]
-        return _side_by_side(found) if found else None
+        return _joined(found) if found else None
 
     @property
     def num_numbers(self) -> int:
@@ -153,7 +153,7 @@ class Tabular(Trainer):
         return tf.math.squared_difference(outputs, labels)
 
 
-def _side_by_side(features: list[tf.Tensor]) -> tf.Tensor:
+def _joined(features: list[tf.Tensor]) -> tf.Tensor:
     """[batch, columns] of features [batch] or [batch, columns]."""
     return tf.concat([x if x.shape.rank == 2 else x[:, None] for x in features], 1)
 

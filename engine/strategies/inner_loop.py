@@ -14,9 +14,9 @@ from engine.strategies.rounds import Rounds
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
 # begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more
-# operations than this, or of convolutions, gain nothing by it and take long to trace: dlrm in two parts has 667,
-# resnet20 1,266.
-UNROLLED_STEPS = 4
+# operations than this, or of convolutions, gain nothing by it and take long to trace: dlrm in two parts has 681,
+# resnet20 1,384 (`InnerLoop.operations`).
+_UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 
 
@@ -130,9 +130,9 @@ class InnerLoop:
         def run_until(end, place, sums):
             if self._unrolls and self._is_small:
                 # Traced in place: calls of one graph would wait for one another, operations for what they need.
-                several = body(UNROLLED_STEPS, self._replicated_step)
+                several = body(_UNROLLED_STEPS, self._replicated_step)
                 place, sums = tf.while_loop(
-                    lambda place, _: place + UNROLLED_STEPS <= end, several, (place, sums), parallel_iterations=1
+                    lambda place, _: place + _UNROLLED_STEPS <= end, several, (place, sums), parallel_iterations=1
                 )
             return tf.while_loop(lambda place, _: place < end, body(1, one_step), (place, sums), parallel_iterations=1)
 
