@@ -14,7 +14,8 @@ class Pace:
 
     Args:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
-      target_seconds: the length aimed at. A call costs about 0.2 ms by itself, so 0.1 s makes that 0.2 %.
+      target_seconds: the length aimed at. A call costs about 1 ms of the host by itself (its caches are cold
+        by then), so 0.1 s makes that 1 %.
       clock: seconds, for tests.
 
     Attributes:

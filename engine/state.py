@@ -33,7 +33,7 @@ class TrainState:
         self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, step=self.step_variable)
 
     def advance(self, steps: int) -> None:
-        """Counts steps. Does not wait for the device, which may still be at work on them."""
+        """Counts steps that no inner loop has counted. Does not wait for the device."""
         self.step += steps
         self.step_variable.assign(self.step)
 

@@ -141,10 +141,12 @@ class MultiWorker(Replicated):
         found = trainer.reduction.figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
 
-    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None, counter=None) -> InnerLoop:
         workers = {"worker": self.host, "num_workers": self.num_hosts}
         watching = {"arrivals": self._arrivals, "watchdog": self._watchdog}
-        return WorkersLoop(self.distribution, step, feed, jit=jit, rounds=rounds, **workers, **watching)
+        return WorkersLoop(
+            *(self.distribution, step, feed), jit=jit, rounds=rounds, counter=counter, **workers, **watching
+        )
 
 
 def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:

@@ -268,7 +268,7 @@ class Replicated:
             trainer.reduction.begin_step(None)  # so that what an earlier trace has noted is not this one's
             return {**step(*batch_and_place), **self._own_figures(trainer)}
 
-        return self._loop(self.train_feed, with_own_figures, jit, rounds)
+        return self._loop(self.train_feed, with_own_figures, jit, rounds, self._state.step_variable)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         """A feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
@@ -303,7 +303,7 @@ class Replicated:
         if self._rounds:
             self._rounds.before_call()
         result = self._pace.run(self._train_loop, self._state.step, limit, *told)
-        self._state.advance(result.steps)
+        self._state.step += result.steps  # as the loop has counted them on the device
         if self._rounds:
             self._rounds.after_call(self._state.step, due=result.steps == limit)
         return result
@@ -331,11 +331,13 @@ class Replicated:
         self._evaluations += 1
         return sums
 
-    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None, counter=None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
         # It gains nothing with more replicas, in XLA's programs, a TPU's among them, and where nothing is updated.
         unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or rounds or self._static_shapes)
-        return InnerLoop(self.distribution, step, feed, jit=jit, sums_dtype=dtype, rounds=rounds, unrolls=unrolls)
+        return InnerLoop(
+            *(self.distribution, step, feed), jit=jit, sums_dtype=dtype, rounds=rounds, unrolls=unrolls, counter=counter
+        )
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:
