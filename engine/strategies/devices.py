@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
+from engine import cpus
 from engine.errors import reason
 from engine.strategies import parameter_server
 from engine.strategies.multi_worker import MultiWorker, Place, connect
@@ -73,13 +75,20 @@ def a_thread_each(parts: int) -> int:
     """
     if parts == 1 or tf.config.list_physical_devices("GPU"):
         return 1
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(parts)
-    except RuntimeError:
+    if not _one_thread_an_operation(parts):
         logging.info("batches stay whole: this script used TensorFlow's devices before train.main")
         return 1
     return parts
+
+
+def _one_thread_an_operation(at_once: int) -> bool:
+    """Operations share no threads, and so many run at once. False where TensorFlow's threads were there already."""
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(at_once)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _one_device() -> tf.distribute.Strategy:
@@ -90,6 +99,8 @@ def _mirrored(num_virtual_devices: int) -> tf.distribute.Strategy:
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     if num_virtual_devices:
         split(kind, num_virtual_devices)
+        if kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
+            _one_thread_an_operation(cores)  # replicas fill the cores; two that share an operation wait for each other
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
     if num_virtual_devices and len(devices) > num_virtual_devices:
         devices = devices[:num_virtual_devices]

@@ -1,5 +1,8 @@
 """A batch by parts: cores that take one each train what one core trains."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -39,3 +42,16 @@ def test_dropout_of_parts_is_the_same_in_each_run(bench):
 def test_a_process_whose_threads_are_there_keeps_batches_whole(bench):
     bench(Cnn(), images(), 16, num_classes=4)
     assert devices.a_thread_each(3) == 1
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(2, [1, 2]), (3, [0, 0])])
+def test_operations_have_one_thread_where_replicas_fill_the_cores(cores, expected):
+    """0 leaves the number to TensorFlow. In a process of its own: threads are set before they start."""
+    program = (
+        "import tensorflow as tf; from engine import cpus; from engine.strategies import devices; "
+        f"cpus.usable_cores = lambda: {cores}; devices.create('mirrored', num_virtual_devices=2); "
+        "threads = tf.config.threading; "
+        "print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads())"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert [int(number) for number in found.stdout.split()] == expected
