@@ -153,8 +153,6 @@ class _Rates:
     def build(self, trainer) -> None:
         self._optimizers = trainer.optimizers
         self._loss_scale = getattr(trainer.loss_scale, "value", None)
-        # One compiled call: a schedule is a dozen ops, each of which costs as much by itself.
-        self._read = tf.function(self._read_variables, autograph=False).get_concrete_function()
 
     def count(self, moment: Moment) -> None:
         self._steps += moment.steps
@@ -165,7 +163,7 @@ class _Rates:
     def take(self, moment: Moment) -> dict:
         seconds = max(self._seconds, 1e-9)
         taken = {
-            **self._read(),
+            **self._read_variables(),
             "epoch": moment.step / moment.steps_per_epoch,
             "steps_per_sec": self._steps / seconds,
             "examples_per_sec": self._examples / seconds,
@@ -176,7 +174,10 @@ class _Rates:
         return taken
 
     def _read_variables(self) -> dict:
-        """`learning_rate`, of the update that was last done or is next; by optimizer, where there are several."""
+        """`learning_rate`, of the update that was last done or is next; by optimizer, where there are several.
+
+        Op by op: threads of a compiled call's pool look for more work for a while after it, on the cores that train.
+        """
         rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
             found = {"learning_rate": next(iter(rates.values()))}
