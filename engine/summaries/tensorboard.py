@@ -176,7 +176,7 @@ class _Rates:
     def _read_variables(self) -> dict:
         """`learning_rate`, of the update that was last done or is next; by optimizer, where there are several.
 
-        Op by op: threads of a compiled call's pool look for more work for a while after it, on the cores that train.
+        Op by op: after a compiled call of these few, the next steps took a millisecond longer (BUILD.md).
         """
         rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
