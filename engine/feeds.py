@@ -1,9 +1,9 @@
 """How batches reach replicas: a step goes in, that step's batch comes out on each replica.
 
-A feed has a host side (`take`: what the next call of the inner loop gets) and a replica side (`batch`: one step's
-batch, inside the compiled loop). Three kinds: arrays kept on the device, arrays streamed from the host, and a user's
-`tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be had without those before it, and an
-epoch's smaller last batch has a compiled program of its own.
+A feed has a host side (`take`: what the next call of the inner loop gets, `reach`: how far it can go) and a replica
+side (`batch`: one step's batch, inside the compiled loop). Three kinds: arrays kept on the device, arrays streamed from
+the host, and a user's `tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be had without
+those before it, and an epoch's smaller last batch has a compiled program of its own.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class ResidentFeed:
         self._arrays = arrays
         self._resident = None
         self._blocks = _Blocks(order, lambda first: iter(self._indices(first)))
+
+    def reach(self, step: int, limit: int) -> int:
+        """How many of `limit` steps from `step` on one call can take."""
+        return self._blocks.reach(step, limit)
 
     def take(self, step: int, limit: int) -> Run:
         """The operands for at most `limit` steps from `step` on. Host code."""
@@ -98,6 +102,9 @@ class StreamedFeed:
         self._arrays = arrays
         self._tensors = None
         self._blocks = _Blocks(order, self._iterator)
+
+    def reach(self, step: int, limit: int) -> int:
+        return self._blocks.reach(step, limit)
 
     def take(self, step: int, limit: int) -> Run:
         if self._tensors is None:
@@ -154,6 +161,9 @@ class RepeatedFeed:
         self.order = Order(batch_size, batch_size, block_steps=1)
         self._values = values
 
+    def reach(self, step: int, limit: int) -> int:
+        return limit
+
     def take(self, step: int, limit: int) -> Run:
         return Run((self._values,), 0, limit)
 
@@ -190,14 +200,18 @@ class DatasetFeed:
         self._iterator = None
         self._next_step = None
 
+    def reach(self, step: int, limit: int) -> int:
+        if not self.order.ends_smaller:
+            return limit
+        # Rows that replicas gather are as many at each step of a call, as TensorFlow's collectives ask: an epoch's
+        # last step is a call of its own.
+        before_last = -(step + 1) % self.order.steps_per_epoch
+        return min(limit, before_last or 1)
+
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:
             self._iterator = iter(self._batches_from(step))
-        if self.order.ends_smaller:
-            # Rows that replicas gather are as many at each step of a call, as TensorFlow's collectives ask: an epoch's
-            # last step is a call of its own.
-            before_last = -(step + 1) % self.order.steps_per_epoch
-            limit = min(limit, before_last) if before_last else 1
+        limit = self.reach(step, limit)
         self._next_step = step + limit
         return Run((self._iterator,), 0, limit)
 
@@ -292,14 +306,18 @@ class _Blocks:
         self._number = None
         self._block = None
 
+    def reach(self, step: int, limit: int) -> int:
+        _, place, length = self._order.block_of(step)
+        return min(limit, length - place)
+
     def take(self, step: int, limit: int):
-        number, place, length = self._order.block_of(step)
+        number, place, _ = self._order.block_of(step)
         if number != self._number:
             if self._iterator is None or number != self._number + 1:
                 self._iterator = self._open_at(number)
             self._block = next(self._iterator)
             self._number = number
-        return self._block, place, min(length, place + limit)
+        return self._block, place, place + self.reach(step, limit)
 
 
 def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

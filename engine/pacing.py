@@ -6,6 +6,7 @@ runs: the device never waits for the host, and the time from call to call is the
 
 from __future__ import annotations
 
+import math
 import time
 
 
@@ -16,18 +17,24 @@ class Pace:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
       target_seconds: the length aimed at. A call costs about 1 ms of the host by itself (its caches are cold
         by then), so 0.1 s makes that 1 %.
+      round_steps: where a call would go past a multiple of it, it ends at the last one.
       clock: seconds, for tests.
 
     Attributes:
-      steps: how many the next call is to take at most.
-      round_steps: where a call would go past a multiple of it, it ends at the last one.
+      steps: how many the next call is to take, about: calls up to where they have to end are of one length.
     """
 
-    def __init__(self, steps_per_loop: int = 0, target_seconds: float = 0.1, clock=time.perf_counter):
+    def __init__(
+        self,
+        steps_per_loop: int = 0,
+        target_seconds: float = 0.1,
+        round_steps: int = 1,
+        clock=time.perf_counter,
+    ):
         self.steps = steps_per_loop or 1
-        self.round_steps = 1
         self._fixed = steps_per_loop
         self._target_seconds = target_seconds
+        self._round_steps = round_steps
         self._clock = clock
         self._calls = 0
         self._before = None  # the result of the call before, which may still be at work
@@ -35,18 +42,20 @@ class Pace:
     def run(self, loop, step: int, limit: int, *told):
         """Calls loop(step, at most `limit` steps, *told) and returns its result. After `limit` something is due."""
         before = self._clock()
-        steps = self._steps_from(step)
-        result = loop(step, min(limit, steps), *told, due=step + limit)
+        result = loop(step, self._steps_from(step, loop.reach(step, limit)), *told, due=step + limit)
         if self._before is not None:
             self._before.sums.read()
         self._before = result
         seconds = self._clock() - before
         self._calls += 1
-        if not self._fixed and self._calls > 1 and result.steps == steps:  # the first call compiles
-            wanted = steps * self._target_seconds / max(seconds, 1e-6)
+        # The first call compiles, and one much shorter than asked for says little.
+        if not self._fixed and self._calls > 1 and 2 * result.steps >= self.steps:
+            wanted = result.steps * self._target_seconds / max(seconds, 1e-6)
             self.steps = max(1, min(round(wanted), 8 * self.steps))
         return result
 
-    def _steps_from(self, step: int) -> int:
-        end = (step + self.steps) // self.round_steps * self.round_steps
-        return end - step if end > step else self.steps
+    def _steps_from(self, step: int, left: int) -> int:
+        calls = max(1, round(left / self.steps))
+        steps = min(self._fixed or math.ceil(left / calls), left)
+        end = (step + steps) // self._round_steps * self._round_steps
+        return end - step if end > step else steps

@@ -92,6 +92,10 @@ class InnerLoop:
         )
         return self._result(sums, stop - start, input_seconds)
 
+    def reach(self, step: int, limit: int) -> int:
+        """How many of `limit` steps from `step` on a call could take."""
+        return self._feed.reach(step, limit)
+
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Global step `step` on all of this host's replicas, traced as the loop has it: to be looked at, not run."""
         operands, start, _ = self._feed.take(step, 1)

@@ -7,14 +7,18 @@ from engine.strategies.inner_loop import LoopResult
 class Device:
     """A loop of known cost on a clock of its own; notes how often each call's sums were read."""
 
-    def __init__(self, seconds_a_call, seconds_a_step):
+    def __init__(self, seconds_a_call, seconds_a_step, block_steps=10**6):
         self.now = 0.0
         self.calls = []
         self.read = []
         self._costs = seconds_a_call, seconds_a_step
+        self._block_steps = block_steps
 
     def clock(self):
         return self.now
+
+    def reach(self, step, limit):
+        return min(limit, self._block_steps - step % self._block_steps)
 
     def __call__(self, step, limit, due):
         per_call, per_step = self._costs
@@ -36,6 +40,11 @@ def run(pace, device, calls, limit=10**6):
         pace.run(device, 0, limit)
 
 
+def run_on(pace, device, step, until):
+    while step < until:
+        step += pace.run(device, step, until - step).steps
+
+
 def test_calls_grow_to_the_target_and_stay_there():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
     run(Pace(0, target_seconds=0.1, clock=device.clock), device, 8)
@@ -55,6 +64,22 @@ def test_a_call_cut_short_by_something_due_does_not_change_the_pace():
     run(pace, device, 1, limit=3)
     run(pace, device, 1)
     assert device.calls[-3:] == [100, 3, 100]
+
+
+def test_calls_up_to_where_one_has_to_end_share_the_steps_evenly():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=240)
+    pace = Pace(0, target_seconds=0.1, clock=device.clock)
+    run(pace, device, 5)
+    del device.calls[:]
+    run_on(pace, device, 0, 590)
+    assert device.calls == [120, 120, 120, 120, 110]  # not 100, 100, 40, ...: each call costs, however short
+
+
+def test_a_call_ends_with_a_round_where_it_would_go_past_its_end():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=240)
+    pace = Pace(0, target_seconds=0.1, round_steps=16, clock=device.clock)
+    run_on(pace, device, 0, 1240)
+    assert device.calls[-6:] == [112, 128, 112, 128, 32, 8]  # rounds end at 832, 960, 1072, 1200 and 1232
 
 
 def test_a_fixed_number_of_steps_is_kept():
