@@ -15,9 +15,9 @@ class Pace:
 
     Args:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
-      target_seconds: the length aimed at. A call costs about 1 ms of the host by itself (its caches are cold
-        by then), so 0.1 s makes that 1 %.
-      round_steps: where a call would go past a multiple of it, it ends at the last one.
+      round_steps: a call that comes near a multiple of it ends there.
+      target_seconds: the length aimed at. A call costs 1 to 3 ms: the host's Python, whose caches are cold by then,
+        what runs beside other steps elsewhere, and where there are several workers, their wait for the slowest.
       clock: seconds, for tests.
 
     Attributes:
@@ -27,8 +27,8 @@ class Pace:
     def __init__(
         self,
         steps_per_loop: int = 0,
-        target_seconds: float = 0.1,
         round_steps: int = 1,
+        target_seconds: float = 0.25,
         clock=time.perf_counter,
     ):
         self.steps = steps_per_loop or 1
@@ -55,7 +55,11 @@ class Pace:
         return result
 
     def _steps_from(self, step: int, left: int) -> int:
-        calls = max(1, round(left / self.steps))
-        steps = min(self._fixed or math.ceil(left / calls), left)
-        end = (step + steps) // self._round_steps * self._round_steps
+        if self._fixed:
+            left = steps = min(self._fixed, left)
+        else:
+            steps = math.ceil(left / max(1, round(left / self.steps)))
+        end = round((step + steps) / self._round_steps) * self._round_steps
+        if end > step + min(left, 2 * steps):
+            end -= self._round_steps
         return end - step if end > step else steps

@@ -89,7 +89,7 @@ def _define_where() -> None:
         **_COUNT,
     )
     where(_string, "tpu_address", "", "The TPU's name or grpc:// address; empty finds the local one.")
-    where(_integer, "steps_per_loop", 0, "Steps in one compiled call; 0 fits them to 0.1 s (workers: 0.5).", **_COUNT)
+    where(_integer, "steps_per_loop", 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT)
     where(
         _enum, "jit", "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
     )

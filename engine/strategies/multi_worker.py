@@ -47,8 +47,6 @@ class MultiWorker(Replicated):
       step_timeout_seconds: without progress, until this process names who is stuck and ends; 0 waits for ever.
     """
 
-    CALL_SECONDS = 0.5  # each ends in a sum over the workers, where those that train by themselves wait for the slowest
-
     def __init__(
         self,
         distribution: tf.distribute.MultiWorkerMirroredStrategy,

@@ -62,14 +62,13 @@ class Replicated:
       name: what the user calls it: one_device, mirrored, tpu.
       distribution: the `tf.distribute.Strategy`.
       feed_options: how data reaches the devices.
-      steps_per_loop: steps in one compiled call; 0 fits them to about `CALL_SECONDS`.
+      steps_per_loop: steps in one compiled call; 0 fits them to about a quarter of a second.
       batch_parts: of a replica's batch that are computed side by side, a thread each.
 
     Attributes:
       without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
     """
 
-    CALL_SECONDS = 0.1  # of a compiled call, about, where its steps are fitted
     BLOCK_STEPS = 1000  # indices of so many steps travel at once; a call of the loop may use a part of them
 
     def __init__(
@@ -86,7 +85,7 @@ class Replicated:
         self.steps_per_loop = steps_per_loop
         self.batch_parts = batch_parts
         self.without_jit = False
-        self._pace = Pace(steps_per_loop, self.CALL_SECONDS)
+        self._pace = Pace(steps_per_loop)
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
 
     @property
@@ -215,7 +214,7 @@ class Replicated:
         self._evaluations = 0
         self._train_loop = None
         reduction = state.trainer.reduction
-        self._pace = Pace(self.steps_per_loop, self.CALL_SECONDS, reduction.sync_every_steps or 1)
+        self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._rounds = Rounds(self.distribution, reduction) if reduction.sync_every_steps else None
 
         def eval_step(batch, *_):

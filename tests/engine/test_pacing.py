@@ -75,11 +75,30 @@ def test_calls_up_to_where_one_has_to_end_share_the_steps_evenly():
     assert device.calls == [120, 120, 120, 120, 110]  # not 100, 100, 40, ...: each call costs, however short
 
 
-def test_a_call_ends_with_a_round_where_it_would_go_past_its_end():
+def test_a_call_ends_with_the_round_whose_end_it_comes_near():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=240)
-    pace = Pace(0, target_seconds=0.1, round_steps=16, clock=device.clock)
+    pace = Pace(0, round_steps=16, target_seconds=0.1, clock=device.clock)
     run_on(pace, device, 0, 1240)
-    assert device.calls[-6:] == [112, 128, 112, 128, 32, 8]  # rounds end at 832, 960, 1072, 1200 and 1232
+    assert device.calls[-6:] == [112, 128, 128, 112, 32, 8]  # rounds end at 832, 960, 1088, 1200 and 1232
+
+
+def test_a_round_of_a_call_and_a_half_is_one_call():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.01)
+    run_on(Pace(0, round_steps=16, target_seconds=0.1, clock=device.clock), device, 0, 100)
+    assert device.calls[-4:] == [16, 16, 16, 4]
+
+
+def test_a_long_round_is_not_ended_by_a_long_call():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.01)
+    run_on(Pace(0, round_steps=100, target_seconds=0.1, clock=device.clock), device, 0, 300)
+    assert max(device.calls) <= 20
+    assert {100, 200, 300} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
+
+
+def test_a_fixed_number_is_cut_by_the_end_of_a_round_and_never_exceeded():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
+    run_on(Pace(5, round_steps=16, clock=device.clock), device, 0, 32)
+    assert device.calls == [5, 5, 5, 1, 5, 5, 5, 1]
 
 
 def test_a_fixed_number_of_steps_is_kept():
