@@ -15,13 +15,14 @@ class Pace:
 
     Args:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
-      round_steps: a call that comes near a multiple of it ends there.
+      round_steps: a call that comes near a multiple of it ends there, unless it can go no further anyway.
       target_seconds: the length aimed at. A call costs 1 to 3 ms: the host's Python, whose caches are cold by then,
         what runs beside other steps elsewhere, and where there are several workers, their wait for the slowest.
       clock: seconds, for tests.
 
     Attributes:
-      steps: how many the next call is to take, about: calls up to where they have to end are of one length.
+      steps: how many the next call is to take, about: up to where they have to end, calls share the steps evenly, as
+        far as rounds allow.
     """
 
     def __init__(
@@ -48,18 +49,18 @@ class Pace:
         self._before = result
         seconds = self._clock() - before
         self._calls += 1
-        # The first call compiles, and one much shorter than asked for says little.
-        if not self._fixed and self._calls > 1 and 2 * result.steps >= self.steps:
+        # One much shorter than asked for says little, unless it was too long; the first compiles, as one step may.
+        tells = 2 * result.steps >= self.steps or (result.steps > 1 and seconds > self._target_seconds)
+        if not self._fixed and self._calls > 1 and tells:
             wanted = result.steps * self._target_seconds / max(seconds, 1e-6)
             self.steps = max(1, min(round(wanted), 8 * self.steps))
         return result
 
     def _steps_from(self, step: int, left: int) -> int:
-        if self._fixed:
-            left = steps = min(self._fixed, left)
-        else:
-            steps = math.ceil(left / max(1, round(left / self.steps)))
+        steps = self._fixed or math.ceil(left / max(1, round(left / self.steps)))
+        if steps >= left:
+            return left
         end = round((step + steps) / self._round_steps) * self._round_steps
-        if end > step + min(left, 2 * steps):
+        if end > step + (steps if self._fixed else min(left, 2 * steps)):
             end -= self._round_steps
         return end - step if end > step else steps

@@ -35,6 +35,9 @@ class WorkersFeed:
             self._resident = self._coordinator._create_per_worker_resources(whole)
         return (self._resident,)
 
+    def reach(self, step: int, limit: int) -> int:
+        return limit
+
     def take(self, step: int, limit: int) -> Run:
         """The operands of steps for the coordinator itself, as the other feeds have them."""
         with tf.device("CPU:0"):

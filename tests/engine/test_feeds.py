@@ -161,6 +161,23 @@ def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, repl
         assert seen(resumed)[start:] == seen(through)[start:]
 
 
+@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+def test_a_feed_says_how_far_a_call_can_go(bench, kind):
+    """Of epochs of four whole batches and one of two examples; blocks of three."""
+    source = dataset(26) if kind == "dataset" else arrays(26)
+    options = STREAMED if kind == "streamed" else RESIDENT
+    feed = bench(Recorder(), source, 6, feed=options, block_steps=3).strategy.train_feed
+    steps, gone = 0, []
+    while steps < 10:
+        reached = feed.reach(steps, 100)
+        run = feed.take(steps, 100)
+        assert run.stop - run.start == reached
+        assert feed.reach(steps, 1) == 1
+        steps += reached
+        gone.append(reached)
+    assert gone == ([4, 1, 4, 1] if kind == "dataset" else [3, 1, 1, 3, 1, 1])
+
+
 @pytest.mark.parametrize("kind", ["resident", "dataset"])
 def test_epochs_differ(bench, kind):
     made = bench(Recorder(), dataset(26) if kind == "dataset" else arrays(26), 6)

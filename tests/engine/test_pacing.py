@@ -17,6 +17,9 @@ class Device:
     def clock(self):
         return self.now
 
+    def slow_down(self, seconds_a_step):
+        self._costs = self._costs[0], seconds_a_step
+
     def reach(self, step, limit):
         return min(limit, self._block_steps - step % self._block_steps)
 
@@ -79,7 +82,7 @@ def test_a_call_ends_with_the_round_whose_end_it_comes_near():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=240)
     pace = Pace(0, round_steps=16, target_seconds=0.1, clock=device.clock)
     run_on(pace, device, 0, 1240)
-    assert device.calls[-6:] == [112, 128, 128, 112, 32, 8]  # rounds end at 832, 960, 1088, 1200 and 1232
+    assert device.calls[-5:] == [112, 128, 128, 112, 40]  # rounds end at 832, 960, 1088 and 1200, 1240 is not one's end
 
 
 def test_a_round_of_a_call_and_a_half_is_one_call():
@@ -93,6 +96,22 @@ def test_a_long_round_is_not_ended_by_a_long_call():
     run_on(Pace(0, round_steps=100, target_seconds=0.1, clock=device.clock), device, 0, 300)
     assert max(device.calls) <= 20
     assert {100, 200, 300} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
+
+
+def test_a_call_that_has_to_end_within_a_round_is_not_cut_at_an_earlier_one():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=50)
+    run_on(Pace(100, round_steps=16, clock=device.clock), device, 0, 200)
+    assert device.calls == [50, 50, 50, 50]
+
+
+def test_steps_that_become_slow_are_paced_anew_though_calls_were_cut_before():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.0001, block_steps=100)
+    pace = Pace(0, target_seconds=0.1, clock=device.clock)
+    run_on(pace, device, 0, 1000)
+    assert pace.steps > 200  # no call comes near it
+    device.slow_down(seconds_a_step=0.01)
+    run_on(pace, device, 1000, 1200)
+    assert device.calls[-3:] == [10, 10, 10]
 
 
 def test_a_fixed_number_is_cut_by_the_end_of_a_round_and_never_exceeded():
