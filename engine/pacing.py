@@ -15,7 +15,8 @@ class Pace:
 
     Args:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
-      round_steps: a call that comes near a multiple of it ends there, unless it can go no further anyway.
+      round_steps: a call that comes near a multiple of it, or goes past one, ends there; only there, and where
+        something is due, can a run be stopped.
       target_seconds: the length aimed at. A call costs 1 to 3 ms: the host's Python, whose caches are cold by then,
         what runs beside other steps elsewhere, and where there are several workers, their wait for the slowest.
       clock: seconds, for tests.
@@ -43,7 +44,7 @@ class Pace:
     def run(self, loop, step: int, limit: int, *told):
         """Calls loop(step, at most `limit` steps, *told) and returns its result. After `limit` something is due."""
         before = self._clock()
-        result = loop(step, self._steps_from(step, loop.reach(step, limit)), *told, due=step + limit)
+        result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *told, due=step + limit)
         if self._before is not None:
             self._before.sums.read()
         self._before = result
@@ -56,10 +57,10 @@ class Pace:
             self.steps = max(1, min(round(wanted), 8 * self.steps))
         return result
 
-    def _steps_from(self, step: int, left: int) -> int:
-        steps = self._fixed or math.ceil(left / max(1, round(left / self.steps)))
-        if steps >= left:
-            return left
+    def _steps_from(self, step: int, left: int, limit: int) -> int:
+        steps = min(left, self._fixed or math.ceil(left / max(1, round(left / self.steps))))
+        if steps == limit:
+            return limit
         end = round((step + steps) / self._round_steps) * self._round_steps
         if end > step + (steps if self._fixed else min(left, 2 * steps)):
             end -= self._round_steps

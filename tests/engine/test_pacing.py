@@ -98,10 +98,18 @@ def test_a_long_round_is_not_ended_by_a_long_call():
     assert {100, 200, 300} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
 
 
-def test_a_call_that_has_to_end_within_a_round_is_not_cut_at_an_earlier_one():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=50)
-    run_on(Pace(100, round_steps=16, clock=device.clock), device, 0, 200)
-    assert device.calls == [50, 50, 50, 50]
+def test_a_call_up_to_what_is_due_is_not_cut_at_a_round_before_it():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
+    pace = Pace(100, round_steps=16, clock=device.clock)
+    for due in (50, 100, 150):
+        run_on(pace, device, due - 50, due)
+    assert device.calls == [50, 50, 50]
+
+
+def test_where_blocks_end_within_rounds_each_round_ends_a_call():
+    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=3)
+    run_on(Pace(0, round_steps=8, clock=device.clock), device, 0, 25)
+    assert {8, 16, 24} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
 
 
 def test_steps_that_become_slow_are_paced_anew_though_calls_were_cut_before():
