@@ -70,6 +70,7 @@ class InnerLoop:
         self._names: list[str] = []
         self._step_graph = None
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
+        self._programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
     def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer where the operands end.
@@ -82,15 +83,16 @@ class InnerLoop:
         before = time.perf_counter()
         operands, start, stop = self._feed.take(step, limit)
         input_seconds = time.perf_counter() - before
-        sums = self._compiled(
-            operands,
-            tf.constant(step, tf.int64),
-            tf.constant(start, tf.int64),
-            tf.constant(stop, tf.int64),
-            tf.constant(stop - 1 if step + stop - start == due else -1, tf.int64),
-            *told,
-        )
-        return self._result(sums, stop - start, input_seconds)
+        places = (step, start, stop, stop - 1 if step + stop - start == due else -1)
+        arguments = (operands, *(tf.constant(place, tf.int64) for place in places), *told)
+        return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
+
+    def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
+        """The compiled loop for operands of these shapes: to find it is most of what calling a `tf.function` takes."""
+        shapes = tuple(x.shape for x in tf.nest.flatten(arguments[0], expand_composites=True))
+        if shapes not in self._programs:
+            self._programs[shapes] = self._compiled.get_concrete_function(*arguments)
+        return self._programs[shapes]
 
     def reach(self, step: int, limit: int) -> int:
         """How many of `limit` steps from `step` on a call could take."""

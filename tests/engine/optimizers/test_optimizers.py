@@ -172,6 +172,22 @@ def test_the_scale_lowers_the_rate_of_every_update():
     np.testing.assert_allclose(variables[0].numpy(), before - 0.25, rtol=1e-6)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("kind", ["engine", "keras"])
+def test_a_learning_rate_that_was_read_stays_that_of_its_moment(kind, jit):
+    variables, schedule = make_variables(), keras.schedules.CosineDecay(1.0, 10)
+    given = optimizers.build("sgd", schedule) if kind == "engine" else optimizers.KerasOptimizer(keras.SGD(schedule))
+    optimizer = built(given, variables)
+    train(optimizer, variables, 4, jit=jit)
+    optimizer.learning_rate_scale.assign(0.5)
+    then = optimizer.read_learning_rate()
+    train(optimizer, variables, 3, first=4, jit=jit)
+    optimizer.learning_rate_scale.assign(0.25)
+    # Cosine decay, Loshchilov and Hutter 2017: half of 1 + cos(pi t / T).
+    assert float(then()) == pytest.approx(0.5 * (1 + np.cos(np.pi * 0.4)) / 2, rel=1e-6)
+    assert float(optimizer.current_learning_rate()) == pytest.approx(0.25 * (1 + np.cos(np.pi * 0.7)) / 2, rel=1e-6)
+
+
 def test_pulled_progress_serves_one_update_and_others_read_their_own():
     variables = make_variables({"w": (2,)})
     optimizer = built(optimizers.build("sgd", keras.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])), variables)
