@@ -11,18 +11,22 @@ import math
 
 import tensorflow as tf
 
+# In a block. The cipher behind a shuffle has 16 bits or more, and is asked until its answer is an example: of 64
+# examples each takes a thousand times.
+_MOST_EPOCHS = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Order:
     """Epochs of `num_examples` examples in global batches of `batch_size`; the last one of an epoch may be smaller.
 
     An epoch is a row of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the examples
-    do not divide, a block that is one smaller batch.
+    do not divide, a block that is one smaller batch. Short epochs without one go into a block whole, several at once.
 
     Attributes:
       num_examples: examples in an epoch, at least 1.
       batch_size: the global batch.
-      block_steps: batches in a block.
+      block_steps: batches in a block; at most, where it holds several epochs.
       seed: shuffles each epoch anew; None keeps the examples' own order.
       drop_remainder: leave out the smaller batch.
     """
@@ -72,13 +76,21 @@ class Order:
         return math.ceil(self.whole_steps / self.block_steps)
 
     @property
-    def blocks_per_epoch(self) -> int:
+    def _blocks_per_epoch(self) -> int:
         return self._whole_blocks + (1 if self.remainder else 0)
+
+    @property
+    def _epochs_per_block(self) -> int:
+        """Whole epochs in a block; 0 where it is a part of one."""
+        return 0 if self.remainder else min(self.block_steps // self.whole_steps, _MOST_EPOCHS)
 
     def block_of(self, step: int) -> tuple[int, int, int]:
         """Where a step is: (block, the step's place in the block, steps in the block)."""
+        if self._epochs_per_block:
+            steps = self._epochs_per_block * self.whole_steps
+            return *divmod(step, steps), steps
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
-        first = epoch * self.blocks_per_epoch
+        first = epoch * self._blocks_per_epoch
         if in_epoch >= self.whole_steps:
             return first + self._whole_blocks, 0, 1
         block, place = divmod(in_epoch, self.block_steps)
@@ -91,10 +103,15 @@ class Order:
           block: scalar int64.
 
         Returns:
-          [steps, batch] int64: [block_steps, batch_size], or [1, remainder] for an epoch's last. Rows past the
-          epoch's whole batches are padding (some valid index), not to be trained on.
+          [steps, batch] int64: [block_steps, batch_size], or fewer steps of whole epochs, or [1, remainder] for an
+          epoch's last. Rows past an epoch's whole batches are padding (some valid index), not to be trained on.
         """
-        epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
+        if epochs := self._epochs_per_block:
+            steps, an_epoch = epochs * self.whole_steps, self.whole_steps * self.batch_size
+            places = tf.range(tf.constant(steps * self.batch_size, tf.int64))
+            found = self._shuffled(places % an_epoch, block * epochs + places // an_epoch)
+            return tf.reshape(found, [steps, self.batch_size])
+        epoch, in_epoch = block // self._blocks_per_epoch, block % self._blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
         start = in_epoch * steps * batch
         if self.remainder:
@@ -104,15 +121,18 @@ class Order:
                 tf.where(last, tf.ones_like(steps), steps),
                 tf.where(last, self.remainder * tf.ones_like(batch), batch),
             )
-        places = start + tf.range(steps * batch)
-        places = tf.minimum(places, self.num_examples - 1)
-        if self.seed is not None and self.num_examples > 1:
-            # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out.
-            key = tf.stack([tf.constant(self.seed, tf.int64), epoch, tf.constant(0, tf.int64)])
-            places = tf.raw_ops.RandomIndexShuffle(
-                index=places, seed=key, max_index=tf.constant(self.num_examples - 1, tf.int64)
-            )
-        return tf.reshape(places, [steps, batch])
+        places = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
+        return tf.reshape(self._shuffled(places, epoch), [steps, batch])
+
+    def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        """The examples at these places of an epoch, scalar, or each of its own, as many as places."""
+        if self.seed is None or self.num_examples == 1:
+            return places
+        # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out.
+        key = tf.stack([tf.fill(tf.shape(epoch), tf.constant(self.seed, tf.int64)), epoch, tf.zeros_like(epoch)], -1)
+        return tf.raw_ops.RandomIndexShuffle(
+            index=places, seed=key, max_index=tf.constant(self.num_examples - 1, tf.int64)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

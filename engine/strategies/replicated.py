@@ -28,6 +28,7 @@ from engine.strategies.rounds import Rounds
 from engine.strategies.stand_in import only_if, with_stand_in
 
 _BLOCK_BYTES = 8 << 20  # of a streamed block: larger ones leave the last-level cache before they are used
+_BLOCK_INDICES = 1 << 18  # of a resident block of small batches: 2 MiB, and half a second of the smallest steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Replicated:
       without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
     """
 
-    BLOCK_STEPS = 1000  # indices of so many steps travel at once; a call of the loop may use a part of them
+    BLOCK_STEPS = 1000  # indices of so many steps travel at once, or more; a call of the loop may use a part of them
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class Replicated:
             )
         total_bytes = sum(array.nbytes for array in tf.nest.flatten(source))
         if total_bytes <= options.resident_bytes:
-            steps = self.steps_per_loop or self.BLOCK_STEPS
+            steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
             return ResidentFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
         batch_bytes = total_bytes // examples * global_batch_size
         steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, _BLOCK_BYTES // max(1, batch_bytes)))
@@ -204,7 +205,8 @@ class Replicated:
         return FilesFeed(self.distribution, share, order, shuffle_buffer=self.feed_options.shuffle_buffer)
 
     def _order(self, examples: int, batch_size: int, block_steps: int, seed: int | None) -> Order:
-        block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding
+        if not self._static_shapes and examples % batch_size:
+            block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding
         return Order(examples, batch_size, block_steps, seed, drop_remainder=self._static_shapes)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:

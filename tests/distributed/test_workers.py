@@ -70,7 +70,7 @@ def test_a_step_s_batch_does_not_depend_on_how_many_workers_there_are(found, kin
     order = strategy.feed(worker.arrays(worker.EXAMPLES), worker.BATCH, 3).order
     one = [
         (row + 1).tolist()
-        for block in range(worker.EPOCHS * order.blocks_per_epoch)
+        for block in range(order.block_of(worker.EPOCHS * order.steps_per_epoch)[0])
         for row in order.examples(tf.constant(block, tf.int64)).numpy()
     ]
     parts = zip(*(each["feeds"][kind] for each in found), strict=True)

@@ -41,6 +41,21 @@ def test_block_size_does_not_change_a_batch(examples, batch_size):
         assert batches(Order(examples, batch_size, block_steps, seed=3), 40) == reference
 
 
+@pytest.mark.parametrize(
+    ("examples", "block_steps", "lengths"),
+    # 4 steps an epoch: parts of one, one, three, no more than eight; with a smaller last batch never more than one.
+    [
+        *[(12, 3, [3, 1, 3, 1]), (12, 4, [4, 4]), (12, 7, [4, 4]), (12, 14, [12, 12]), (12, 99, [32, 32])],
+        (13, 14, [4, 1, 4, 1]),
+    ],
+)
+def test_short_epochs_share_a_block(examples, block_steps, lengths):
+    order = Order(examples, 3, block_steps, seed=1)
+    firsts = np.cumsum([0, *lengths])
+    assert [order.block_of(int(first)) for first in firsts[:-1]] == [(n, 0, k) for n, k in enumerate(lengths)]
+    assert order.block_of(int(firsts[1]) - 1) == (0, lengths[0] - 1, lengths[0])
+
+
 def test_epochs_and_seeds_differ_and_are_repeated_by_the_same_seed():
     one, again, other = (Order(200, 10, 4, seed) for seed in (1, 1, 2))
     assert batches(one, 40) == batches(again, 40)
