@@ -69,6 +69,20 @@ class UniqueSlices(tf.IndexedSlices):
     """tf.IndexedSlices in which no row occurs twice."""
 
 
+def check_reached(gradients: Sequence, owner: str) -> None:
+    """Raises ValueError where there is nothing to train: no variable, or none that the loss depends on."""
+    if not gradients:
+        raise ValueError(
+            f"{owner} has no variable to train; call its model self.model, override trainable_variables, or leave some "
+            "layer trainable"
+        )
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            f"{owner}.loss depends on none of the {len(gradients)} variables that are to be trained; compute it from "
+            "the outputs of forward, without stop_gradient or numpy() on the way"
+        )
+
+
 def sum_duplicate_rows(slices):
     """UniqueSlices equal to `slices`; indices in order of first occurrence."""
     if isinstance(slices, UniqueSlices):

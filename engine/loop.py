@@ -22,9 +22,8 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
         hook.begin(moment)
     before = clock()
     while state.step < until_step and not (moment.stop and strategy.in_step):
-        due = min([until_step, *(d for hook in hooks if (d := hook.next_due(state.step, moment)) is not None)])
         first = state.step
-        result = strategy.run_train_steps(due - first)
+        result = strategy.run_train_steps(_next_due(hooks, moment, first, until_step) - first)
         after = clock()
         moment = dataclasses.replace(
             moment,
@@ -45,3 +44,16 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
     for hook in hooks:
         hook.end(moment)
     return moment
+
+
+def _next_due(hooks: Sequence[Hook], moment: Moment, step: int, until_step: int) -> int:
+    due = until_step
+    for hook in hooks:
+        wanted = hook.next_due(step, moment)
+        if wanted is not None and wanted <= step:
+            raise ValueError(
+                f"hook {hook.name} says at step {step} that it is next due at step {wanted}; return a later step from "
+                "its next_due, or None for never"
+            )
+        due = due if wanted is None else min(due, wanted)
+    return due

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 AUC_BUCKETS = 4096
 
@@ -62,6 +63,11 @@ class Auc(NamedTuple):
 
 # Kinds beside Mean, by the name that a row of sums carries.
 _KINDS = {"root_mean": RootMean, "auc": Auc}
+_ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics
+_ONE_NUMBER = (
+    "engine.mean was given one number for a batch, which counts as one example, however large the batch is; give it "
+    "one value an example (Keras losses: reduction=None), or say engine.Mean(number, 1.0) if that is what is meant"
+)
 
 
 def mean(values, weights=None) -> Mean:
@@ -77,6 +83,8 @@ def mean(values, weights=None) -> Mean:
     """
     values = tf.cast(values, tf.float32)
     if weights is None:
+        if values.shape.rank == 0:
+            logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
         return Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
     weights = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # What has no weight may be anything, NaN too: padding often is.
@@ -105,6 +113,32 @@ def auc(logits, labels, weights=None) -> Auc:
     place = tf.where(finite, tf.minimum(tf.cast(place, tf.int32), AUC_BUCKETS - 1), -1)
     positives = weights * tf.reshape(tf.cast(labels, tf.float32), [-1])
     return Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, weights)))
+
+
+def as_pair(pair, where: str) -> Mean:
+    """A pair (total, count) as the kind that it is, scalar float32 tensors; a plain one is a `Mean`.
+
+    Raises TypeError, which begins with `where` it came from, for what is none.
+    """
+    if isinstance(pair, Auc):
+        return pair
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); return engine.mean(values)")
+    total, count = (tf.cast(part, tf.float32) for part in pair)
+    for name, part in (("total", total), ("count", count)):
+        if part.shape.rank not in (None, 0):
+            raise TypeError(f"{where}: its {name} is not a scalar, but of shape {part.shape}; use engine.mean(values)")
+    return RootMean(total, count) if isinstance(pair, RootMean) else Mean(total, count)
+
+
+def checked(metrics, where: str) -> dict[str, Mean]:
+    """Pairs by name, each `as_pair`. Raises TypeError or ValueError, beginning with `where`, for what is none."""
+    if not isinstance(metrics, dict):
+        raise TypeError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
+    for name in metrics:
+        if not isinstance(name, str) or name in _ENGINES or name.partition(":")[0] in _KINDS:
+            raise ValueError(f"{where}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
+    return {name: as_pair(pair, f"{where}[{name!r}]") for name, pair in metrics.items()}
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:

@@ -10,8 +10,8 @@ import tensorflow as tf
 from engine import optimizers, randomness
 from engine.accumulation import accumulate, side_by_side
 from engine.embeddings import Embedding
-from engine.gradients import Gradients
-from engine.metrics import Mean
+from engine.gradients import Gradients, check_reached
+from engine.metrics import Mean, as_pair, checked
 from engine.optimizers import schedules
 from engine.optimizers.averaging import WeightAverage
 from engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
@@ -151,7 +151,7 @@ class Trainer(tf.Module):
     def compute_metrics(self, batch) -> dict[str, Mean]:
         """The loss and the metrics of one batch, as in evaluation."""
         outputs = self.forward(batch[0], training=False)
-        return {"loss": self.checked_loss(outputs, batch), **self.metrics(outputs, batch)}
+        return self._with_metrics(self.checked_loss(outputs, batch), outputs, batch)
 
     def summed_gradients(self, batch):
         """`compute_gradients` of this replica's whole batch, by as many micro-batches and parts as `options` say."""
@@ -177,8 +177,9 @@ class Trainer(tf.Module):
             total = self.loss_scale.scale(total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
         gradients = tape.gradient(total, sources)
+        check_reached(gradients, type(self).__name__)
         gradients = Gradients(gradients, (loss.count,) if alone else ())
-        return gradients, {"loss": loss, **self.metrics(outputs, batch)}
+        return gradients, self._with_metrics(loss, outputs, batch)
 
     def _check_added(self) -> None:
         """What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one."""
@@ -191,20 +192,15 @@ class Trainer(tf.Module):
 
     def checked_loss(self, outputs, batch) -> Mean:
         """`loss`, which has to be a (total, count) pair; its values are checked where `options.debug` asks for it."""
-        loss = self.loss(outputs, batch)
-        if not (isinstance(loss, tuple) and len(loss) == 2):
-            raise TypeError(
-                f"{type(self).__name__}.loss returned a {type(loss).__name__}; return engine.mean(losses), the pair "
-                "(total, count) of this replica's examples"
-            )
-        loss = Mean(*loss)
+        loss = as_pair(self.loss(outputs, batch), f"{type(self).__name__}.loss")
         if self.options.debug:
             self._check(loss)
         return loss
 
+    def _with_metrics(self, loss: Mean, outputs, batch) -> dict[str, Mean]:
+        return {"loss": loss, **checked(self.metrics(outputs, batch), f"{type(self).__name__}.metrics")}
+
     def _check(self, loss: Mean) -> None:
-        for name, value in loss._asdict().items():
-            tf.debugging.assert_scalar(value, f"{type(self).__name__}.loss: its {name} is not a scalar; sum it up")
         message = f"{type(self).__name__}.loss: its count is negative or not finite; count examples, or add weights up"
         count = tf.cast(loss.count, tf.float32)
         tf.debugging.Assert(tf.logical_and(count >= 0, tf.math.is_finite(count)), [message, count])
@@ -307,13 +303,20 @@ class Trainer(tf.Module):
         self.build()
         updated = [v for each in self.optimizers.values() for v in each.updated_variables]
         self.reduction.build(updated, self.moving_statistics)
-        layers = held(self, tf.keras.layers.Layer).values()  # models are layers
-        self._generators = list({id(g): g for layer in layers for g in randomness.seed_generators(layer)}.values())
+        generators = (g for layer in self.held_layers.values() for g in randomness.seed_generators(layer))
+        self._generators = list({id(g): g for g in generators}.values())
 
     @property
     def models(self) -> list[tf.keras.Model]:
         """The Keras models among this object's attributes, in the order of their names."""
         return list(held(self, tf.keras.Model).values())
+
+    @property
+    def held_layers(self) -> dict[str, tf.keras.layers.Layer]:
+        """The Keras layers, models among them, among this object's attributes, but for parts of others, by path."""
+        found = held(self, tf.keras.layers.Layer)
+        parts = {id(part) for layer in found.values() for part in layer._flatten_layers(include_self=False)}
+        return {path: layer for path, layer in found.items() if id(layer) not in parts}
 
     @property
     def embedding_tables(self) -> dict[str, Embedding]:
@@ -335,8 +338,9 @@ class Trainer(tf.Module):
 
     @property
     def all_weights(self) -> list:
-        """What any step may train: the variables of all models, then the embeddings' shards."""
-        return [*(v for model in self.models for v in model.trainable_variables), *self._shards]
+        """What any step may train: the variables of all layers, then the embeddings' shards."""
+        found = {id(v): v for layer in self.held_layers.values() for v in layer.trainable_variables}
+        return [*found.values(), *self._shards]
 
     @property
     def _shards(self) -> list[tf.Variable]:
@@ -354,9 +358,10 @@ class Trainer(tf.Module):
 
     @property
     def steady_variables(self) -> list[tf.keras.Variable]:
-        """The models' float variables that a forward pass leaves as they are: all but moving statistics."""
+        """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
         moving = {id(variable) for variable in self.moving_statistics}
-        found = {id(v.value): v for model in self.models for v in model.variables if v.value.dtype.is_floating}
+        layers = self.held_layers.values()
+        found = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
         return [variable for place, variable in found.items() if place not in moving]
 
     @property
@@ -367,8 +372,8 @@ class Trainer(tf.Module):
         `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round what is constant.
         """
         found = {}
-        for model in self.models:
-            for layer in model._flatten_layers():
+        for outer in self.held_layers.values():
+            for layer in outer._flatten_layers():
                 constant = isinstance(layer, tf.keras.layers.Normalization)
                 constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
                 for variable in () if constant else layer._non_trainable_variables:

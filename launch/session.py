@@ -165,9 +165,9 @@ def _num_servers(config: Config, strategy) -> int:
 def start_weights(session: Session) -> None:
     """--init_from: the weights, and nothing else, of another run."""
     if source := session.config.init_from:
-        for model in session.trainer.models:
-            name = next(n for n, value in vars(session.trainer).items() if value is model)
-            load_weights(source, model, f"trainer.{name}")
+        for name, layer in session.trainer.held_layers.items():
+            if layer.variables:
+                load_weights(source, layer, f"trainer.{name}")
         for name, table in session.trainer.embedding_tables.items():
             load_weights(source, table, f"trainer.{name}")
         for optimizer in session.trainer.optimizers.values():
@@ -320,6 +320,8 @@ def _example(split):
 
 def user_hooks(hooks: Sequence) -> list:
     """The user's hooks, checked: each is an `engine.hooks.Hook`."""
+    if not isinstance(hooks, Sequence):
+        raise UsageError(f"hooks={hooks!r} is no list; put hooks into one, hooks=[...]")
     for hook in hooks:
         if not isinstance(hook, Hook):
             raise UsageError(f"hook {hook!r} is no engine.hooks.Hook; wrap a function by every_epoch or every_steps")

@@ -9,6 +9,7 @@ A script of your own becomes such a program by `train.main(MyTrainer, data=my_da
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -54,6 +55,8 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     sys.stdout.flush()
+    # Of a dataset that calls Python, an iterator that is freed as the interpreter ends waits for that for ever.
+    gc.collect()
     sys.exit(code)
 
 

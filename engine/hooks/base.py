@@ -7,6 +7,7 @@ due. Its own state, if it has any, goes into each checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -96,10 +97,14 @@ class Periodic(Hook):
     Args:
       every_steps: the period; 0 is never.
       at_end: act at the run's last step too, whatever the period.
+
+    Raises: ValueError for a period that is no whole number, or below 0.
     """
 
     def __init__(self, every_steps: int, at_end: bool = False):
-        self.every_steps = every_steps
+        if not isinstance(every_steps, numbers.Integral) or every_steps < 0:
+            raise ValueError(f"every_steps={every_steps!r} is no number of steps; use 1 or more, or 0 for never")
+        self.every_steps = int(every_steps)
         self.at_end = at_end
 
     def next_due(self, step: int, moment: Moment) -> int | None:

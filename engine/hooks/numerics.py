@@ -72,12 +72,12 @@ def _users_line(text: str) -> str | None:
 
 
 def first_nonfinite_variable(state) -> str | None:
-    """The path of the first variable with an inf or a nan: the models' own first, then slots; None if all are finite.
+    """The path of the first variable with an inf or a nan: the layers' own first, then slots; None if all are finite.
 
     Waits for the device.
     """
-    models = [v for model in state.trainer.models for v in model.variables]
-    return first_nonfinite([*models, *state.variables()])
+    own = [v for layer in state.trainer.held_layers.values() for v in layer.variables]
+    return first_nonfinite([*own, *state.variables()])
 
 
 def first_nonfinite(variables: Iterable) -> str | None:

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from engine.optimizers.base import Optimizer
 
+_KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
 _THE_ENGINES_OWN = {
     "clipnorm": "clip by the engine's global norm",
     "clipvalue": "clip by the engine's global norm",
@@ -30,6 +31,8 @@ class KerasOptimizer(Optimizer):
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, **arguments):
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
         made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
+        if not made and not callable(optimizer):
+            raise TypeError(f"{optimizer!r} is no optimizer; {_KINDS}")
         # Behind a function, so that a checkpoint finds the object in one place only.
         self._make = (lambda: optimizer) if made else optimizer
         self.keras_optimizer = None
@@ -47,6 +50,8 @@ class KerasOptimizer(Optimizer):
 
     def _build_slots(self, targets):
         optimizer = self._make()
+        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            raise TypeError(f"{optimizer!r} was made where an optimizer was to be; {_KINDS}")
         for option, cure in _THE_ENGINES_OWN.items():
             value = getattr(optimizer, option, None)
             if value:

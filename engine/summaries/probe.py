@@ -63,7 +63,7 @@ class Probe:
     def _replica_gradients(self, batch, step):
         """Replica code: what a forward pass in training moves (statistics, seeds) is put back, on each replica."""
         trainer = self._trainer
-        moved = [tf_variable(v) for model in trainer.models for v in model.non_trainable_variables]
+        moved = [tf_variable(v) for layer in trainer.held_layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         batch, present = with_stand_in(batch)

@@ -18,6 +18,17 @@ def test_mean_of_values_and_of_an_empty_batch():
     assert [x.numpy() for x in mean(tf.constant([True, False, True]))] == [2.0, 3.0]
 
 
+def test_one_number_for_a_batch_is_warned_of(monkeypatch):
+    """Keras's loss objects give the batch's mean, which would weigh as much for 7 examples as for 64."""
+    warned = []
+    monkeypatch.setattr("absl.logging.log_first_n", lambda _, message, *__: warned.append(message))
+    mean(tf.constant([2.0]))
+    mean(tf.constant(2.0), tf.constant(7.0))
+    assert not warned
+    assert mean(tf.constant(2.0)).count.numpy() == 1
+    assert "reduction=None" in warned[0]
+
+
 def test_weights_broadcast_and_padding_may_hold_anything():
     values = tf.constant([[1.0, 2.0], [np.nan, np.inf]])
     pair = mean(values, tf.constant([[2.0], [0.0]]))

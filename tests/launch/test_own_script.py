@@ -195,6 +195,67 @@ def test_an_average_begins_with_the_weights_that_were_brought(inside, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
+def test_layers_beside_the_model_are_brought_too(inside, tmp_path):
+    class Parts(Regression):
+        def build_model(self):
+            self.parts = [tf.keras.layers.Dense(4), tf.keras.layers.Dense(1)]
+            for part, size in zip(self.parts, (3, 4), strict=True):
+                part.build((None, size))
+            return tf.keras.Sequential([tf.keras.layers.Identity()])
+
+        def forward(self, features, training):
+            for part in self.parts:
+                features = part(features, training=training)
+            return features
+
+        @property
+        def trainable_variables(self):
+            return [variable for part in self.parts for variable in part.trainable_variables]
+
+    flags = (*QUIET, "--mode=train", "--optimizer=sgd", "--global_batch_size=32")
+    inside(*flags, "--train_epochs=9", f"--run_dir={tmp_path}/source", trainer=Parts, data=arrays).ok()
+    still = ("--train_steps=1", "--learning_rate=0", f"--init_from={tmp_path}/source")
+    inside(*flags, *still, f"--run_dir={tmp_path}/run", trainer=Parts, data=arrays).ok()
+    losses = []
+    for run in ("source", "run"):
+        to = tmp_path / f"{run}.json"
+        inside("--mode=eval", f"--run_dir={tmp_path}/{run}", f"--result_json={to}", trainer=Parts, data=arrays).ok()
+        losses.append(found_in(to)["eval"]["loss"])
+    assert losses[1] == losses[0]
+
+
+def test_a_dataset_that_calls_python_keeps_no_run_from_ending(crank, tmp_path):
+    """Its threads want the interpreter: an iterator that is let go of as that ends waits for them for ever."""
+    script = tmp_path / "generated.py"
+    script.write_text(
+        textwrap.dedent("""\
+            import numpy as np
+            import tensorflow as tf
+            from engine import Trainer, mean
+            from launch import train
+
+            class Line(Trainer):
+                def build_model(self):
+                    return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+                def loss(self, outputs, batch):
+                    return mean(tf.square(outputs[:, 0] - batch[1]))
+
+            def row(number):
+                return np.float32([number, 1, 2]) / 100
+
+            def dataset(size):
+                def example(number):
+                    features = tf.numpy_function(row, [number], tf.float32)
+                    return tf.ensure_shape(features, [3]), tf.cast(number, tf.float32)
+                return tf.data.Dataset.range(size).map(example)
+
+            train.main(Line, data=lambda: (dataset(81), dataset(20)))
+            """)
+    )
+    crank("--train_epochs=2", *QUIET, script=script).ok()
+
+
 def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
     from engine.hooks import every_epoch
 

@@ -300,6 +300,12 @@ def test_early_stopping_counts_what_a_resumed_run_had_counted(mlp, tmp_path):
         assert run(resumed, hooks, 100).step == last_step
 
 
+@pytest.mark.parametrize("period", [-2, 2.5, None, "epoch"])
+def test_a_period_that_is_no_number_of_steps_is_refused(period):
+    with pytest.raises(ValueError, match="is no number of steps"):
+        every_steps(period, print)
+
+
 def test_periodic_hook_of_period_0_is_never_due(mlp):
     class Never(Periodic):
         def act(self, moment):

@@ -22,11 +22,28 @@ class Normalised(Trainer):
         return mean(tf.reduce_sum(tf.square(outputs), 1))
 
 
+class Beside(Normalised):
+    """The same layer, beside the model and not in it."""
+
+    def build_model(self):
+        self.norm = tf.keras.layers.BatchNormalization(momentum=0.5)
+        self.norm.build((None, 4))
+        return tf.keras.Sequential([tf.keras.layers.Identity()])
+
+    def forward(self, features, training):
+        return self.model(self.norm(features, training=training), training=training)
+
+    @property
+    def trainable_variables(self):
+        return self.norm.trainable_variables
+
+
+@pytest.mark.parametrize("trainer", [Normalised, Beside])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench, replicas):
+def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench, replicas, trainer):
     """7 examples by 5, then 2: uneven parts, and with three replicas one without an example."""
     features = np.random.default_rng(0).normal(3, 2, size=(7, 4)).astype(np.float32)
-    made = bench(Normalised(), (features, np.zeros(7, np.int32)), 5, replicas, shuffle=False, optimizer="sgd")
+    made = bench(trainer(), (features, np.zeros(7, np.int32)), 5, replicas, shuffle=False, optimizer="sgd")
     moving_mean, moving_variance = np.zeros(4), np.ones(4)
     for step, batch in enumerate((features[:5], features[5:])):
         made.train(step + 1)
@@ -35,7 +52,7 @@ def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench
         weigh = [len(part) / len(batch) for part in parts]
         moving_mean = 0.5 * moving_mean + 0.5 * sum(w * p.mean(0) for w, p in zip(weigh, parts, strict=True))
         moving_variance = 0.5 * moving_variance + 0.5 * sum(w * p.var(0) for w, p in zip(weigh, parts, strict=True))
-        layer = made.trainer.model.layers[0]
+        layer = made.trainer.norm if trainer is Beside else made.trainer.model.layers[0]
         for variable, wanted in ((layer.moving_mean, moving_mean), (layer.moving_variance, moving_variance)):
             first, *others = made.copies(variable)
             np.testing.assert_allclose(first, wanted, rtol=1e-5, atol=1e-6)  # means of a few float32 values
