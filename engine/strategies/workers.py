@@ -102,11 +102,12 @@ class WorkersLoop(InnerLoop):
         self._arrivals = arrivals
         self._watchdog = watchdog
         self._patience = FIRST_CALL_FACTOR
+        self._nothing = tf.zeros([len(TOLD)], tf.float64)  # to be told
         super().__init__(*arguments, **keywords)
 
     def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
         self._watchdog.beat(step, self._patience)
-        result = super().__call__(step, limit, *told, due=due)
+        result = super().__call__(step, limit, *(told or (self._nothing,)), due=due)
         self._patience = 1.0
         self._watchdog.beat(step + result.steps)
         return result
@@ -118,8 +119,7 @@ class WorkersLoop(InnerLoop):
         rows = WorkerRows([*TOLD, *_MEASURED, *own], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
-    def _loop(self, operands, first_step, start, stop, observed, told=None):
-        told = tf.zeros([len(TOLD)], tf.float64) if told is None else told
+    def _loop(self, operands, first_step, start, stop, observed, told):
         began = tf.timestamp()
         waited_before = self._arrivals.waited()
         with tf.control_dependencies([began, waited_before]):
