@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-import tempfile
-from collections.abc import Mapping
-from typing import Any
 
 from launch import cluster as clusters
 from launch import config as configs
+from launch import paths
 from launch.benchmark import baseline
 from launch.config import Config
 from launch.errors import UsageError
@@ -28,21 +26,12 @@ def check(config: Config) -> None:
         _check_checkpoints(config)
     if config.run_dir:
         _check_run_dir(config)
-    check_results(config.values)
+    paths.check_results(config.values)
     if config.mode == "export":
         _check_export(config)
     _check_init_from(config)
     if config.data_dir and not os.path.exists(config.data_dir):
         raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
-
-
-def check_results(values: Mapping[str, Any]) -> None:
-    """Raises `UsageError` where the values of the flags name files for results that can't be written."""
-    for name in ("result_json", "result_jsonl", "result_html"):
-        if path := values[name]:
-            if os.path.isdir(path):
-                raise UsageError(f"--{name}={path} is a folder; give the path of a file")
-            check_writable(name, os.path.dirname(os.path.abspath(path)))
 
 
 def _check_export(config: Config) -> None:
@@ -51,7 +40,7 @@ def _check_export(config: Config) -> None:
             f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; use python -m "
             "launch.train without TF_CONFIG"
         )
-    check_writable("export_dir", config.export_folder)
+    paths.check_writable("export_dir", config.export_folder)
 
 
 def check_batch(global_batch_size: int, replicas: int) -> None:
@@ -250,7 +239,7 @@ def _check_init_from(config: Config) -> None:
 
 def _check_run_dir(config: Config) -> None:
     if config.trains:
-        check_writable("run_dir", config.run_dir)
+        paths.check_writable("run_dir", config.run_dir)
     before = configs.read(config.run_dir)
     if before is None or config.allow_changed_config or config.mode == "benchmark":
         return
@@ -266,13 +255,3 @@ def _check_benchmark(config: Config) -> None:
         raise UsageError("--benchmark_seconds=0 leaves nothing to time; use more than 0")
     baseline.check(config)
     _check_part(config)
-
-
-def check_writable(flag: str, folder: str) -> None:
-    """Raises `UsageError` if no file can be made in a folder, which is made if it is not there."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UsageError(f"--{flag}: {folder} can't be written ({error.strerror}); use a folder that can") from None

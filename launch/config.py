@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from launch import cluster as clusters
-from launch import registry
+from launch import paths, registry
 from launch.cluster import Cluster
 from launch.errors import UsageError, nearest
 from launch.flags import GROUPS
@@ -149,6 +149,7 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
       environment: the process's variables, where a cluster is described.
     """
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
+    paths.check(values)
     for name in GROUPS["Benchmark mode"]:
         if flags.FLAGS[name].present and values["mode"] != "benchmark" and name != "result_jsonl":
             raise UsageError(

@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import flags
 
-from launch import checks, errors, files
+from launch import errors, files, paths
 from launch import flags as our_flags
 from launch.benchmark import report, schema
 from launch.benchmark.children import Stopped, stoppable, untuned
@@ -78,7 +78,7 @@ def _parse(argv: list[str]) -> None:
         raise UsageError(f"--workloads= leaves nothing to measure; use some of {', '.join(WORKLOADS)}")
     if not math.isfinite(_FLAGS.seconds):
         raise UsageError(f"--seconds={_FLAGS.seconds} is not finite; use a number that is")
-    checks.check_writable("output_dir", _FLAGS.output_dir)
+    paths.check_writable("output_dir", _FLAGS.output_dir)
 
 
 def _run(environment: Mapping[str, str]) -> int:

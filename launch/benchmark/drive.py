@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import checks, errors, explanations, results
+from launch import checks, errors, explanations, paths, results
 from launch import config as configs
 from launch.benchmark import program as programs
 from launch.benchmark import scaling, schema, sweep, table, turns
@@ -65,7 +65,9 @@ def run_local(
 
 def run(program: Program) -> int:
     """Does what the flags ask for, prints and writes the result. Returns the exit code; raises `UsageError`."""
-    checks.check_results(flags.FLAGS.flag_values_dict())
+    values = flags.FLAGS.flag_values_dict()
+    paths.check(values)
+    paths.check_results(values)
     result, code = _measure(_DRIVERS[_driver()], program)
     if result is None:
         return code
@@ -73,7 +75,7 @@ def run(program: Program) -> int:
     result = {**heading, **{name: value for name, value in result.items() if name not in heading}}
     table.print_benchmark(result)
     try:  # of --result_jsonl each run has its own line already
-        results.write(result, {**flags.FLAGS.flag_values_dict(), "result_jsonl": None})
+        results.write(result, {**values, "result_jsonl": None})
     except OSError as error:
         return errors.fail(*explanations.explain(error))
     if "baseline" in result and not code:

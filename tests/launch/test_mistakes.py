@@ -143,6 +143,12 @@ MISTAKES = {
         ["--baseline=old.json is for --mode=benchmark, and --mode=train_and_eval", "add --mode=benchmark"],
     ),
     "evaluation of no run": ([*RUN, "--mode=eval"], ["--mode=eval needs --run_dir"]),
+    "a bucket for a folder": (
+        [*RUN, "--run_dir=gs://bucket/run"],
+        ["--run_dir=gs://bucket/run is no path of a mounted file system", "mount the bucket or give"],
+    ),
+    "a variable that is not set": ([*RUN, "--data_dir="], ["--data_dir is empty", "give a path or leave it out"]),
+    "a run that could not be read": ([*RUN, "--run_dir=lr[1]"], ["--run_dir=lr[1]", "has a [ in it", "without"]),
     "export of no run": ([*RUN, "--mode=export"], ["--mode=export needs --run_dir"]),
     "weights of no run": ([*RUN, "--init_from=nowhere"], ["--init_from=nowhere does not exist", "give"]),
     "no such data_dir": (["--model=mlp", "--input=mnist", "--data_dir=nowhere"], ["--data_dir=nowhere does not exist"]),

@@ -1,0 +1,61 @@
+"""The paths that flags give: what can be no path, and what can't be written, is found before TensorFlow starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from launch.errors import UsageError
+
+_FLAGS = "run_dir init_from data_dir export_dir result_json result_jsonl result_html baseline".split()
+_RESULTS = ("result_json", "result_jsonl", "result_html")
+_PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for the first path, of the values of the flags, that can't be one."""
+    for name in _FLAGS:
+        path = values[name]
+        if path is None:
+            continue
+        if not path:
+            raise UsageError(f"--{name} is empty (a variable that is not set?); give a path or leave it out")
+        if re.match(r"[a-z0-9]+://", path):
+            raise UsageError(
+                f"--{name}={path} is no path of a mounted file system; mount the bucket or give a local folder"
+            )
+    for name in ("run_dir", "init_from"):
+        _check_readable_by_tensorflow(name, values[name])
+
+
+def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
+    """TensorFlow can read checkpoints at this path."""
+    whole = os.path.abspath(path) if path else ""
+    if found := next((character for character in whole if character in _PATTERN), None):
+        at = "" if whole == path else f", which is {whole},"
+        raise UsageError(
+            f"--{name}={path}{at} has a {found} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
+            "reads no checkpoint there; use a path without"
+        )
+
+
+def check_results(values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` where the values of the flags name files for results that can't be written."""
+    for name in _RESULTS:
+        if path := values[name]:
+            if os.path.isdir(path):
+                raise UsageError(f"--{name}={path} is a folder; give the path of a file")
+            check_writable(name, os.path.dirname(os.path.abspath(path)))
+
+
+def check_writable(flag: str, folder: str) -> None:
+    """Raises `UsageError` if no file can be made in a folder, which is made if it is not there."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--{flag}: {folder} can't be written ({error.strerror}); use a folder that can") from None
