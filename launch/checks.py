@@ -222,9 +222,12 @@ def _check_checkpoints(config: Config) -> None:
 
 
 def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
-    """Steps of the checkpoints that have a manifest."""
+    """Steps of the checkpoints that have a manifest. Raises `UsageError`."""
     folder = os.path.join(run_dir, folder)
-    names = os.listdir(folder) if os.path.isdir(folder) else []
+    try:
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+    except OSError as error:
+        raise UsageError(f"{folder} can't be read ({error.strerror}); make it readable to this user") from None
     return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"ckpt-(\d+)\.manifest\.json", name)))
 
 
@@ -240,6 +243,9 @@ def _check_init_from(config: Config) -> None:
 def _check_run_dir(config: Config) -> None:
     if config.trains:
         paths.check_writable("run_dir", config.run_dir)
+        for folder in (os.path.join(config.run_dir, name) for name in ("checkpoints", "best")):
+            if os.path.lexists(folder):
+                paths.check_writable("run_dir", folder)
     before = configs.read(config.run_dir)
     if before is None or config.allow_changed_config or config.mode == "benchmark":
         return

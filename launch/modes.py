@@ -165,16 +165,28 @@ def _guards(session: Session) -> list[Hook]:
 
 
 def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
-    """Takes up the run where its latest checkpoint left it, or begins it."""
+    """Takes up the run where its latest checkpoint left it, or begins it where there is none, broken ones neither."""
     manifest = None
     if session.checkpoints:
+        newest = _newest(session, session.checkpoints)
+        if newest is None and (problem := session.checkpoints.problem()):
+            raise UsageError(_unreadable(session, problem))
         session.checkpoints.clean()
         session.best.clean()
-        if newest := _newest(session, session.checkpoints):
+        if newest:
             manifest = saving.restore(session.checkpoints, session.state, hooks, newest)
     if manifest is None:
         start_weights(session)
     return manifest
+
+
+def _unreadable(session: Session, problem: str) -> str:
+    best, directory = session.best, session.checkpoints.directory
+    weights = f"{best.directory} or other weights" if best.latest() else "other weights"
+    return (
+        f"no checkpoint in {directory} can be read ({problem}); mend it, train on from {weights} with --init_from in a "
+        "new --run_dir, or remove the folder to begin anew"
+    )
 
 
 def _newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:

@@ -58,4 +58,7 @@ def check_writable(flag: str, folder: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UsageError(f"--{flag}: {folder} can't be written ({error.strerror}); use a folder that can") from None
+        why = error.strerror
+        if isinstance(error, FileExistsError):
+            why = f"a link to {os.readlink(folder)}, which is no folder" if os.path.islink(folder) else "a file"
+        raise UsageError(f"--{flag}: {folder} can't be written ({why}); use a folder that can") from None

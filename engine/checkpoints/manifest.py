@@ -148,6 +148,11 @@ def leftovers(directory: str) -> list[str]:
     return found + [manifest.name + SUFFIX for manifest in read_all(directory)[0] if manifest.gone()]
 
 
+def steps(directory: str) -> set[int]:
+    """The steps of all manifests, those too that can't be read."""
+    return {step_of(name) for name in listdir(directory) if _MANIFEST.fullmatch(name)}
+
+
 def step_of(name: str) -> int:
     """The step in the name of one of a checkpoint's files."""
     return int(re.match(r"ckpt-(\d+)", name)[1])

@@ -110,6 +110,14 @@ class Checkpoints:
         """All checkpoints whose files match their manifests, the oldest first."""
         return list(self._valid())[::-1]
 
+    def problem(self) -> str | None:
+        """What is wrong with the newest checkpoint, where there are manifests and none is of a whole one; else None."""
+        found, unreadable = manifests.read_all(self.directory)
+        sealed = manifests.steps(self.directory)
+        problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
+        problems += [each.problem() for each in found[::-1]]
+        return problems[-1] if problems and all(problems) else None
+
     def restore(self, manifest: Manifest | None = None) -> Manifest | None:
         """Gives the state's variables the values of a checkpoint, the latest one if None, and returns its manifest.
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from launch import checks
+from launch.errors import UsageError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN = ("--model=mlp", "--input=digits")
@@ -176,6 +180,28 @@ def test_a_run_dir_that_cannot_be_written(crank, tmp_path):
     outcome = crank(*RUN, f"--run_dir={tmp_path}/file/run", tensorflow=False)
     assert outcome.code == 2
     assert f"{tmp_path}/file/run can't be written" in outcome.error
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "best"])
+@pytest.mark.parametrize(("link", "why"), [(None, "a file"), ("gone", "a link to gone, which is no folder")])
+def test_a_folder_for_checkpoints_that_cannot_be_written(crank, tmp_path, name, link, why):
+    if link:
+        (tmp_path / name).symlink_to(link)
+    else:
+        (tmp_path / name).touch()
+    outcome = crank(*RUN, f"--run_dir={tmp_path}", tensorflow=False)
+    assert outcome.code == 2
+    assert f"--run_dir: {tmp_path}/{name} can't be written ({why}); use a folder that can" in outcome.error
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(UsageError, match=rf"{tmp_path}/checkpoints can't be read \(Permission denied\); make it"):
+        checks.checkpoint_steps(str(tmp_path), "checkpoints")
 
 
 @pytest.mark.parametrize("mode", ["eval", "export"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import time
 
@@ -351,10 +353,30 @@ def test_a_layer_that_does_not_fit_is_said_in_plain_letters_with_its_place(insid
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside, tmp_path):
-    (tmp_path / "checkpoints").touch()
-    outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=data)
+    def meanwhile():
+        (tmp_path / "checkpoints").touch()
+        return data()
+
+    outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=meanwhile)
     assert outcome.code == 1  # not 2: the next try may find room
     assert f"ckpt-4 could not be written to {tmp_path}/checkpoints" in outcome.error
+
+
+def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(inside, tmp_path):
+    run = (*RUN, "--mode=train", f"--run_dir={tmp_path}")
+    inside(*run, trainer=Line, data=data).ok()
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "best")
+    (written,) = (tmp_path / "checkpoints").glob("ckpt-4.data*")
+    os.truncate(written, 10)
+    found = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    outcome = inside(*run, trainer=Line, data=data)
+    assert outcome.code == 2
+    assert f"no checkpoint in {tmp_path}/checkpoints can be read ({written.name}: expected" in outcome.error
+    assert f"train on from {tmp_path}/best or other weights with --init_from in a new --run_dir" in outcome.error
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == found
+    for path in (tmp_path / "checkpoints").glob("*.manifest.json"):
+        path.unlink()  # as a killed writer leaves it
+    assert "resumed" not in inside(*run, trainer=Line, data=data).ok().out
 
 
 def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_path):

@@ -92,6 +92,24 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_the_one_before_rest
     assert make(tmp_path, state).latest().step == 2
 
 
+@pytest.mark.parametrize("break_it", [truncate, flip_a_bit, remove_the_index, halve_the_manifest, another_format])
+def test_checkpoints_that_are_all_broken_are_told_from_none(tmp_path, break_it):
+    saved(tmp_path, [2])
+    checkpoints = make(tmp_path, make_state())
+    assert checkpoints.problem() is None
+    pattern = break_it(tmp_path)
+    assert re.search(pattern, checkpoints.problem())
+    saved(tmp_path, [3])
+    assert checkpoints.problem() is None
+
+
+def test_what_a_killed_writer_leaves_is_no_broken_checkpoint(tmp_path):
+    saved(tmp_path, [2])
+    remove_the_manifest(tmp_path)
+    assert make(tmp_path, make_state()).problem() is None
+    assert make(tmp_path / "none", make_state()).problem() is None
+
+
 def test_a_broken_checkpoint_asked_for_by_name_is_an_error(tmp_path):
     state, checkpoints = saved(tmp_path, [1, 2])
     manifest = checkpoints.latest()
