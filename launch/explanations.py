@@ -39,23 +39,22 @@ def explain(error: Exception) -> tuple[int, str]:
 
 def is_lost_peer(error: Exception) -> bool:
     """Whether a process that this one trained with is gone."""
-    if "tensorflow" not in sys.modules:
-        return False
-    from engine.health.watchdog import LostPeerError
-
-    return isinstance(error, LostPeerError)
+    watchdog = sys.modules.get("engine.health.watchdog")  # without which nobody has raised it
+    return watchdog is not None and isinstance(error, watchdog.LostPeerError)
 
 
 def _by_engine(error: Exception) -> tuple[int, str] | None:
-    import tensorflow as tf
+    try:
+        import tensorflow as tf
 
-    from engine.checkpoints import CheckpointError
-    from engine.coordinator import ClosureError
-    from engine.health.sync_check import OutOfSyncError
-    from engine.health.watchdog import LostPeerError
-    from engine.hooks import numerics
-    from engine.strategies.devices import DeviceError
-
+        from engine.checkpoints import CheckpointError
+        from engine.coordinator import ClosureError
+        from engine.health.sync_check import OutOfSyncError
+        from engine.health.watchdog import LostPeerError
+        from engine.hooks import numerics
+        from engine.strategies.devices import DeviceError
+    except Exception:  # the engine can't be imported, which is what `error` says
+        return None
     if isinstance(error, (DeviceError, ClosureError)):
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):  # a full disk may have room the next time

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from launch import process
+from launch import explanations, process
+from launch.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,33 @@ def test_xla_has_wide_vectors_where_the_cpu_has_fast_ones(given, features, flags
     variables = {} if given is None else {"XLA_FLAGS": given}
     process.widen_vectors(variables, features)
     assert variables.get("XLA_FLAGS") == flags
+
+
+@pytest.mark.parametrize("given", [{}, {"KERAS_BACKEND": "jax"}, {"TF_USE_LEGACY_KERAS": "0"}])
+def test_keras_computes_by_tensorflow(given):
+    process.choose_keras(given)
+    assert given["KERAS_BACKEND"] == "tensorflow"
+
+
+@pytest.mark.parametrize("value", ["1", "true", "True"])
+def test_keras_2_is_refused(value):
+    with pytest.raises(UsageError, match=f"TF_USE_LEGACY_KERAS={value} asks for Keras 2, .*; unset it"):
+        process.choose_keras({"TF_USE_LEGACY_KERAS": value})
+
+
+def test_the_environment_is_prepared_before_tensorflow_starts(monkeypatch):
+    monkeypatch.setattr(process.os, "environ", found := {"KERAS_BACKEND": "torch"})
+    process.prepare(False)
+    assert found["KERAS_BACKEND"] == "tensorflow"
+
+
+def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine.coordinator", None)
+    code, line = explanations.explain(RecursionError("maximum recursion depth exceeded"))
+    assert code == 1
+    assert line == "RecursionError: maximum recursion depth exceeded; --debug shows where"
+    monkeypatch.delitem(sys.modules, "engine.health.watchdog", raising=False)
+    assert not explanations.is_lost_peer(RecursionError())
 
 
 def test_what_is_used_before_tensorflow_starts_does_not_start_it():
