@@ -39,6 +39,20 @@ _NOISE = re.compile(
 )
 
 
+def open_closed_streams() -> None:
+    """Opens /dev/null as each standard stream that is closed: else a file of the run would get its number, and what is
+    printed. Call it before anything else."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+            os.set_inheritable(number, True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # as Python has it where the stream was closed at its start
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
 def tune_allocator() -> bool:
     """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
 
@@ -218,18 +232,42 @@ def _end_at_second(reading: int) -> None:
 
 @contextlib.contextmanager
 def lock(run_dir: str):
-    """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it."""
-    path = os.path.join(run_dir, ".lock")
-    with open(path, "a+", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise UsageError(
-                f"--run_dir={run_dir} is in use by process {owner}; wait for it, end it, or use another --run_dir"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it, or it can't be."""
+    file = _open_lock(run_dir)
+    try:
+        _take(file, run_dir)
         yield
+    finally:
+        os.close(file)
+
+
+def _open_lock(run_dir: str) -> int:
+    path = os.path.join(run_dir, ".lock")
+    try:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:  # another user's: a lock asks for no more than to read it
+            return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise _no_lock(run_dir, error) from None
+
+
+def _take(lock: int, run_dir: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
+        raise UsageError(
+            f"--run_dir={run_dir} is in use by process {owner}; wait for it, end it, or use another --run_dir"
+        ) from None
+    except OSError as error:
+        raise _no_lock(run_dir, error) from None
+    with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+
+
+def _no_lock(run_dir: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"--run_dir={run_dir}: its file .lock can't be locked ({error.strerror}); remove it, or use another --run_dir"
+    )

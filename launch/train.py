@@ -41,6 +41,7 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.
     """
+    process.open_closed_streams()
     argv = sys.argv if argv is None else argv
     try:
         _parse(argv)
@@ -54,10 +55,23 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
         code = errors.fail(errors.EXIT_FAILED, str(error))
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
-    sys.stdout.flush()
+    except Exception as error:
+        code = _explain(error, flags.FLAGS["debug"].value)
+    code = _flushed(code)
     # Of a dataset that calls Python, an iterator that is freed as the interpreter ends waits for that for ever.
     gc.collect()
     sys.exit(code)
+
+
+def _flushed(code: int) -> int:
+    """The exit code, once all that was printed is written."""
+    try:
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
+        why = f"standard output can't be written ({error.strerror}); give it a reader or a disk with room"
+        return code or errors.fail(errors.EXIT_FAILED, why)
 
 
 def run() -> None:
@@ -82,6 +96,11 @@ def _parse(argv: list[str]) -> None:
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
     except flags.Error as error:
         raise UsageError(our_flags.explain(error)) from None
+    except UnicodeDecodeError as error:
+        given = next((word for word in argv if word.lstrip("-").startswith("flagfile=")), "--flagfile")
+        raise UsageError(f"{given} is no text in UTF-8 ({error.reason}); write it as such") from None
+    except ValueError as error:  # of absl's own flags
+        raise UsageError(f"{error}; see --help") from None
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
     logging.use_absl_handler()

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from launch import checks
+from launch import checks, train
 from launch.errors import UsageError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -58,6 +58,10 @@ MISTAKES = {
     "a batch of nothing": ([*RUN, "--global_batch_size=0"], ["--global_batch_size=0", "positive"]),
     "a flag without its value": ([*RUN, "--train_steps"], ["--train_steps", "Missing value"]),
     "a rate that is no number": ([*RUN, "--learning_rate=nan"], ["--learning_rate=nan is not finite"]),
+    "a level of messages that there is not": (
+        ["--stderrthreshold=loud"],
+        ["--stderrthreshold must be one of", "not 'loud'; see --help"],
+    ),
     "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0 trains nothing", "1 or more"]),
     "a benchmark of steps and seconds": (
         [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
@@ -167,6 +171,33 @@ def test_a_mistake_is_one_line_before_tensorflow_starts(crank, mistake):
     for words in says:
         assert words in outcome.error
     assert outcome.code == 2
+
+
+def test_a_flagfile_that_is_no_text(crank, tmp_path):
+    (tmp_path / "flags").write_bytes(b"\xff\xfe")
+    outcome = crank(f"--flagfile={tmp_path}/flags", tensorflow=False)
+    assert outcome.code == 2
+    assert f"--flagfile={tmp_path}/flags is no text in UTF-8 (invalid start byte)" in outcome.error
+
+
+def test_what_nobody_thought_of_is_one_line_too(inside, monkeypatch):
+    def broken(config):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checks, "check", broken)
+    outcome = inside(*RUN)
+    assert outcome.code == 2
+    assert "PermissionError: [Errno 13] Permission denied, at " in outcome.error
+    assert "Traceback" in inside(*RUN, "--debug").err
+
+
+def test_a_full_disk_under_the_output_is_one_line(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        full.write("printed")
+        monkeypatch.setattr(sys, "stdout", full)
+        assert train._flushed(0) == 1
+        assert train._flushed(2) == 2  # what was wrong before has been said
+    assert "standard output can't be written (No space left on device)" in capsys.readouterr().err
 
 
 def test_a_data_dir_without_the_files_names_the_first(crank, tmp_path):

@@ -1,5 +1,7 @@
 """The process that a run lives in."""
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -66,6 +68,55 @@ def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):
     assert line == "RecursionError: maximum recursion depth exceeded; --debug shows where"
     monkeypatch.delitem(sys.modules, "engine.health.watchdog", raising=False)
     assert not explanations.is_lost_peer(RecursionError())
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path, closed):
+    code = (
+        "import os, sys; from launch import process; process.open_closed_streams()\n"
+        "file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+        "print('printed', flush=True), print('printed', file=sys.stderr, flush=True), os.system('echo printed')\n"
+        "os.write(file, b'%d' % (file > 2))"
+    )
+    path = tmp_path / "file"
+    command = [sys.executable, "-c", code, path]
+    subprocess.run(command, preexec_fn=lambda: [os.close(number) for number in closed], check=True, timeout=30)
+    assert path.read_text() == "1"
+
+
+@pytest.mark.parametrize("make", ["mkdir", "none"])
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path, make, monkeypatch):
+    def refused(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    if make == "mkdir":
+        (tmp_path / ".lock").mkdir()
+    else:
+        monkeypatch.setattr(process.os, "open", refused)
+    with (
+        pytest.raises(UsageError, match=rf"--run_dir={tmp_path}: its file .lock can't be locked \(.*\); remove it"),
+        process.lock(str(tmp_path)),
+    ):
+        pass
+
+
+def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
+    def reads(path, flags, mode=0o777):
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, flags, mode)
+
+    opened = os.open
+    (tmp_path / ".lock").write_text("4711")
+    with monkeypatch.context() as patch:
+        patch.setattr(process.os, "open", reads)
+        held = process.lock(str(tmp_path))
+        held.__enter__()
+    with pytest.raises(UsageError, match="is in use by process 4711"), process.lock(str(tmp_path)):
+        pass
+    held.__exit__(None, None, None)
+    with process.lock(str(tmp_path)):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
 def test_what_is_used_before_tensorflow_starts_does_not_start_it():
