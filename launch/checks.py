@@ -208,10 +208,6 @@ def _check_monitor(config: Config) -> None:
 
 def _check_checkpoints(config: Config) -> None:
     """There is something to evaluate or export; whether it is whole, is seen when it is read."""
-    if not config.run_dir:
-        raise UsageError(f"--mode={config.mode} needs --run_dir, the folder of a run")
-    if not os.path.isdir(config.run_dir):
-        raise UsageError(f"--run_dir={config.run_dir} does not exist; give the folder of a run")
     which = config.eval_checkpoint
     folder = "best" if which == "best" else "checkpoints"
     steps = checkpoint_steps(config.run_dir, folder)

@@ -33,6 +33,14 @@ PERIODS = (
 _OF_THIS_CALL = (
     "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config"
 ).split() + GROUPS["Benchmark mode"]
+# What means nothing with another input, model, optimizer, schedule or strategy.
+_BELONGS_TO = {
+    "input": ("input_arg", "data_dir"),
+    "model": ("model_arg",),
+    "optimizer": ("optimizer_arg",),
+    "learning_rate_schedule": ("learning_rate_schedule_arg",),
+    "strategy": ("num_virtual_devices",),
+}
 _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
 # Schedules that reach their end at the run's end: for them its length decides too.
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
@@ -158,6 +166,8 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
             )
     if values["mode"] in ("eval", "export"):
         _fill_from_run(values, environment)
+        if trainer_class is None and values["model"] is None and not read(values["run_dir"]):
+            raise UsageError(f"--run_dir={values['run_dir']} holds no run (no {FILE_NAME}); give the folder of a run")
     cluster = None
     if values["strategy"] in _CLUSTERED:
         cluster = clusters.from_environment(environment, values["strategy"])
@@ -231,14 +241,20 @@ def _parse_update(values: dict[str, Any]) -> None:
 
 def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Takes what the command line does not say from the run's own configuration."""
-    run = values["run_dir"] and read(values["run_dir"])
+    if not values["run_dir"]:
+        raise UsageError(f"--mode={values['mode']} needs --run_dir, the folder of a run")
+    if not os.path.isdir(values["run_dir"]):
+        raise UsageError(f"--run_dir={values['run_dir']} does not exist; give the folder of a run")
+    run = read(values["run_dir"])
     if not run:
         return
     given = {name for name in values if flags.FLAGS[name].present} | set(_OF_THIS_CALL)
     if run["flags"].get("strategy") in _CLUSTERED and "TF_CONFIG" not in environment:
         given.add("strategy")  # one process can read what several have written
-    if "strategy" in given and values["strategy"] != run["flags"].get("strategy"):
-        given.add("num_virtual_devices")  # of the other
+    before = {**run["flags"], **run["deciding"]}  # the latter names the model of a script too
+    for name, of_it in _BELONGS_TO.items():
+        if name in given and str(values[name]).lower() != str(before.get(name)).lower():
+            given |= set(of_it)  # the run's are of another
     length = {"train_steps", "train_epochs"}  # either one says it
     if given & length:
         given |= length
