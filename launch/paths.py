@@ -46,9 +46,27 @@ def check_results(values: Mapping[str, Any]) -> None:
     """Raises `UsageError` where the values of the flags name files for results that can't be written."""
     for name in _RESULTS:
         if path := values[name]:
-            if os.path.isdir(path):
+            if os.path.isdir(path) or path.endswith(os.sep):
                 raise UsageError(f"--{name}={path} is a folder; give the path of a file")
+            if values["run_dir"] and _is_of_the_run(path, values["run_dir"], name):
+                raise UsageError(f"--{name}={path} is a file of the run's own; give another path")
             check_writable(name, os.path.dirname(os.path.abspath(path)))
+    if path := values["result_jsonl"]:
+        _check_appendable(path)
+
+
+def _is_of_the_run(path: str, run_dir: str, flag: str) -> bool:
+    """Whether the run writes another thing there."""
+    own = ["config.json", ".lock"] + ["result.json"] * (flag != "result_json")
+    return os.path.realpath(path) in (os.path.realpath(os.path.join(run_dir, name)) for name in own)
+
+
+def _check_appendable(path: str) -> None:
+    try:
+        if os.path.isfile(path):
+            os.close(os.open(path, os.O_RDWR | os.O_APPEND))
+    except OSError as error:
+        raise UsageError(f"--result_jsonl={path} can't be added to ({error.strerror}); give another path") from None
 
 
 def check_writable(flag: str, folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 import pytest
@@ -45,3 +46,36 @@ def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypa
 def test_other_paths_are_let_through():
     paths.check(NONE)
     paths.check(dict.fromkeys(FLAGS, "runs/lr=0.1,seed:3 (second)~#+ü//x"))
+
+
+@pytest.mark.parametrize("name", ["result_json", "result_jsonl", "result_html"])
+def test_a_path_that_ends_as_a_folders_is_one(tmp_path, name):
+    with pytest.raises(UsageError, match=f"--{name}={tmp_path}/out/ is a folder; give the path of a file"):
+        paths.check_results({**NONE, name: f"{tmp_path}/out/"})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("result_json", "config.json"), ("result_jsonl", "result.json"), ("result_html", ".lock")],
+)
+def test_a_file_of_the_runs_own_takes_no_result(tmp_path, name, file):
+    (tmp_path / "link").symlink_to(tmp_path)
+    values = {**NONE, "run_dir": str(tmp_path), name: f"{tmp_path}/link/{file}"}
+    with pytest.raises(UsageError, match=f"--{name}={tmp_path}/link/{file} is a file of the run's own; give another"):
+        paths.check_results(values)
+    paths.check_results({**values, name: f"{tmp_path}/other.json"})
+    paths.check_results({**values, name: None, "result_json": f"{tmp_path}/result.json"})  # the same twice
+
+
+def test_lines_that_cannot_be_added_to_a_file(tmp_path, monkeypatch):
+    def refused(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    (tmp_path / "all.jsonl").touch()
+    values = {**NONE, "result_jsonl": f"{tmp_path}/all.jsonl"}
+    paths.check_results(values)
+    monkeypatch.setattr(paths, "check_writable", lambda *_: None)
+    monkeypatch.setattr(paths.os, "open", refused)
+    with pytest.raises(UsageError, match=rf"{tmp_path}/all.jsonl can't be added to \(Permission denied\); give"):
+        paths.check_results(values)
