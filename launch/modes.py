@@ -232,9 +232,9 @@ def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
     """
     config = session.config
     which = "latest" if (config.mode, config.eval_checkpoint) == ("export", "all") else config.eval_checkpoint
+    checkpoints = session.best if which == "best" else session.checkpoints
     restored = 0
     if which in ("latest", "best"):
-        checkpoints = session.checkpoints if which == "latest" else session.best
         while newest := _newest(session, checkpoints):
             if manifest := _restored_unless_swept(session, checkpoints, newest):
                 restored += 1
@@ -242,11 +242,12 @@ def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
                 break
     else:
         for manifest in _listed_checkpoints(session, which):
-            if _restored_unless_swept(session, session.checkpoints, manifest):
+            if _restored_unless_swept(session, checkpoints, manifest):
                 restored += 1
                 yield manifest
     if not restored:
-        raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); train first")
+        cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
+        raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); {cure}")
 
 
 def _restored_unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
