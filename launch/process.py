@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Container, MutableMapping
 from typing import NoReturn
 
@@ -29,6 +30,9 @@ _MALLOPT = {
 # What says how many threads there are: TensorFlow's (its process_util.cc, local_device.cc), and other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
+# So soon after the first, another signal is the same request: `timeout` signals a process and its group; systemd and
+# Slurm signal all processes of a job, and a supervisor then passes its own on.
+SAME_REQUEST_SECONDS = 1.0
 EXIT_CODES = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}  # after the run was saved
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
@@ -172,7 +176,9 @@ def leave(code: int) -> NoReturn:
 
 
 class Signals:
-    """SIGTERM and Ctrl-C: the first asks the run to save and end, the second ends the process at once.
+    """SIGTERM and Ctrl-C: the first asks the run to save and end, a second one ends the process at once.
+
+    What comes within `SAME_REQUEST_SECONDS` of the first is no second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace handlers that were there before.
 
@@ -204,9 +210,6 @@ class Signals:
         if not self._requested:
             self._requested = True
             self._request(signal.Signals(number).name)
-        _show_cursor()  # a second signal ends the process as it is
-        for each in _EXIT_CODES:
-            signal.signal(each, signal.SIG_DFL)
 
 
 def _show_cursor() -> None:
@@ -216,17 +219,20 @@ def _show_cursor() -> None:
 
 
 def _end_at_second(reading: int) -> None:
-    """Ends the process at the second signal that comes before the first was handled. Runs in a thread.
+    """Ends the process at a second signal. Runs in a thread.
 
     Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
     which may take minutes. What it does at once is to write the signal's number to the wakeup file.
     """
-    seen = 0
-    while number := os.read(reading, 1):
-        seen += number[0] in _EXIT_CODES
-        if seen > 1:
+    first = None
+    while numbers := os.read(reading, 4096):
+        asking = [number for number in numbers if number in _EXIT_CODES]
+        if not asking:
+            continue
+        first = first or time.monotonic()
+        if time.monotonic() - first > SAME_REQUEST_SECONDS:
             _show_cursor()
-            os._exit(_EXIT_CODES[signal.Signals(number[0])])
+            os._exit(_EXIT_CODES[signal.Signals(asking[0])])
     os.close(reading)
 
 

@@ -20,6 +20,7 @@ from launch import shares
 from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
 from launch.guard import Guard
 from launch.output import Output, TaskOutput
+from launch.process import SAME_REQUEST_SECONDS
 from launch.restarts import Ending, Servers, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, where somebody wants us to end
@@ -119,6 +120,7 @@ class Supervisor:
         self._alone: list[tuple[float, int]] = []  # when the task at which place is to be started again, by itself
         self._plan: list[tuple[float, signal.Signals]] = []  # when the tasks that are left get which signal
         self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
+        self._asked_at = 0.0
 
     def run(self) -> int:
         """Until the job is done, given up or asked to end. Returns the exit code; nothing that it started is left.
@@ -297,10 +299,12 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 continue
             if self._asked:
-                for task in self._tasks:
-                    task.kill()
+                if time.monotonic() - self._asked_at > SAME_REQUEST_SECONDS:
+                    for task in self._tasks:
+                        task.kill()
                 continue
             self._asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            self._asked_at = time.monotonic()
             self._output.say(
                 f"{signal.Signals(number).name}: the tasks have {self._grace_seconds:g} s to save and end; "
                 "a second one kills them"

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from launch.process import SAME_REQUEST_SECONDS
 from launch.restarts import Ending, Synchronous
 from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, is_alive, lines_of, pids, says
 
@@ -170,6 +171,16 @@ def test_a_signal_reaches_all_who_save_and_end(local, number, code):
     assert_dead_soon(*pids(program))
 
 
+def test_a_signal_that_comes_twice_at_once_is_the_same_one(local):
+    program = local(SAVES)
+    program.until(says(program, "ready", 2))
+    program.send(signal.SIGTERM)
+    program.until(says(program, "SIGTERM: the tasks have 30 s"))
+    program.send(signal.SIGTERM)
+    outcome = program.wait()
+    assert (outcome.code, outcome.out.count("saved\n")) == (143, 2)
+
+
 def test_after_the_grace_all_are_killed(local):
     program = local(IGNORES, "--grace_seconds=0.2")
     program.until(says(program, "ready", 2))
@@ -185,6 +196,7 @@ def test_a_second_signal_kills_at_once(local):
     program.until(says(program, "ready", 2))
     program.send(signal.SIGINT)
     program.until(says(program, "SIGINT: the tasks have 30 s to save and end; a second one kills them"))
+    time.sleep(1.5 * SAME_REQUEST_SECONDS)
     program.send(signal.SIGINT)
     assert program.wait(SOON).code == 130
     assert_dead_soon(*pids(program))

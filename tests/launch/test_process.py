@@ -2,8 +2,10 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -124,3 +126,47 @@ def test_what_is_used_before_tensorflow_starts_does_not_start_it():
     modules = "launch.train, launch.local, engine.cpus, engine.errors"
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+TWICE_AT_ONCE = """
+import signal
+from launch.process import Signals
+
+with Signals(print):
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+print("saved")
+"""
+# A second lock of a mutex: a compiled call that never returns, within which no handler runs.
+STUCK = """
+import ctypes
+from launch.process import Signals
+
+mutex = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+lock(mutex)
+with Signals(print):
+    print("ready", flush=True)
+    lock(mutex)
+"""
+
+
+def test_what_comes_with_a_signal_is_the_same_request():
+    done = subprocess.run([sys.executable, "-c", TWICE_AT_ONCE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "SIGTERM\nsaved\n")
+
+
+def test_a_second_signal_ends_a_process_that_is_stuck_in_a_compiled_call():
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as stuck:
+        try:
+            stuck.stdout.readline()
+            for _ in range(2):
+                stuck.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+            assert stuck.poll() is None
+            time.sleep(1.5 * process.SAME_REQUEST_SECONDS)
+            stuck.send_signal(signal.SIGTERM)
+            assert stuck.wait(10) == 143
+        finally:
+            stuck.kill()
