@@ -117,7 +117,7 @@ class Synchronous:
         """How long the other tasks have to end after this one; None: they go on."""
         if ending.code == 0:
             return None
-        if ending.was_asked:
+        if self._was_preempted(ending):
             leave = self._grace_seconds
         else:
             leave = _MISTAKE_SECONDS if ending.code == EXIT_USAGE else _LEAVE_SECONDS
@@ -130,12 +130,16 @@ class Synchronous:
             return Settlement(0)
         if why := _FINAL.get(cause.code):
             return Settlement(cause.code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
-        if cause.was_asked:
+        if self._was_preempted(cause):
             count = self._count(self._preemptions)
             pause = _pause(count - 1)
             when = f"in {pause:g} s" if pause else "at once"
             return Settlement(None, pause, f"{cause}, preempted; all tasks start again {when}", cause)
         return self._failed(cause)
+
+    def _was_preempted(self, ending: Ending) -> bool:
+        """Whether nothing is lost by it."""
+        return ending.was_asked
 
     def _failed(self, cause: Ending) -> Settlement:
         count = self._count(self._failures)
@@ -167,8 +171,9 @@ class Servers(Synchronous):
 
     A worker is started again by itself and at once: the others go on, and it joins them; but one that keeps failing is
     waited for longer each time. A parameter server's death loses variables, and the coordinator's everything that is
-    under way: then all start again from the last checkpoint. An evaluator is no part of the run. The coordinator's end
-    is the run's.
+    under way: then all start again from the last checkpoint. Of these only the coordinator saves when asked to
+    end, and is preempted; a server's end is a failure. An evaluator is no part of the run. The coordinator's end is the
+    run's.
 
     Args:
       As `Synchronous` has them; `max_restarts` also counts those of each worker by itself.
@@ -194,7 +199,7 @@ class Servers(Synchronous):
         return task in ("chief", "evaluator")
 
     def patience(self, ending: Ending) -> Patience | None:
-        if ending.task == "chief" and not ending.code:
+        if ending.task == "chief" and (not ending.code or ending.was_asked):
             return Patience(0.0, self._grace_seconds)  # the evaluator has the last checkpoint to look at
         if ending.task == "evaluator":
             return None
@@ -212,6 +217,9 @@ class Servers(Synchronous):
         if chief is not None and chief.code in _FINAL:
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().settle(part)
+
+    def _was_preempted(self, ending: Ending) -> bool:
+        return ending.task == "chief" and ending.was_asked
 
 
 def _pause(count: int) -> float:

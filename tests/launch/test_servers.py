@@ -9,7 +9,7 @@ import pytest
 
 from launch import cluster as clusters
 from launch.errors import UsageError
-from launch.restarts import Ending, Servers, Synchronous
+from launch.restarts import Ending, Patience, Servers, Synchronous
 from launch.shares import free_ports
 
 JOBS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4", "h:5"], "evaluator": ["h:6"]}
@@ -80,6 +80,24 @@ def test_with_a_server_or_the_coordinator_all_start_again(task):
     assert servers.patience(Ending(task, KILLED)) is not None
     endings = [Ending(task, KILLED), Ending("worker 0", 143), Ending("evaluator", 143)]
     assert servers.settle(endings).exit_code is None
+
+
+@pytest.mark.parametrize("code", [143, -signal.SIGTERM, KILLED])
+def test_a_server_that_ends_is_a_failure_whatever_its_code(code):
+    servers = rule(max_restarts=1)
+    ending = Ending("ps 0", code)
+    assert servers.patience(ending) == servers.patience(Ending("ps 0", 1))
+    endings = [ending, Ending("chief", 143), Ending("worker 0", 143)]
+    assert "(restart 1 of 1 within" in servers.settle(endings).message
+    assert servers.settle(endings).exit_code == 1
+
+
+def test_a_preempted_coordinator_has_saved_so_all_end_and_start_again_at_once():
+    servers = rule(max_restarts=0)
+    ending = Ending("chief", 143)
+    assert servers.patience(ending) == Patience(0.0, 30.0)
+    settled = servers.settle([ending, Ending("ps 0", 143), Ending("worker 0", 143)])
+    assert settled.message == "chief ended with exit code 143, preempted; all tasks start again at once"
 
 
 def test_a_mistake_is_not_tried_again_whoever_finds_it():
