@@ -211,14 +211,14 @@ class Output:
     def __init__(self, selector: selectors.BaseSelector, log_dir: str | None, coloured: tuple[bool, bool]):
         self._selector = selector
         self._log_dir = log_dir
-        self._sinks = [
-            Sink(descriptor, selector, colours) for descriptor, colours in zip((1, 2), coloured, strict=True)
-        ]
+        out = Sink(1, selector, coloured[0])
+        # One for both where they are one, as with 2>&1: what is left of a line is written before anything else.
+        self._sinks = [out, out if os.path.sameopenfile(1, 2) else Sink(2, selector, coloured[1])]
 
     @property
     def pending(self) -> int:
         """Bytes that are still to be written."""
-        return sum(sink.pending for sink in self._sinks)
+        return sum(sink.pending for sink in set(self._sinks))
 
     def follow(self, name: str, place: int, process) -> TaskOutput:
         """Starts to read a task's process; `place` among the tasks gives it its colour."""

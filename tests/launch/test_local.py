@@ -163,6 +163,21 @@ def test_logs_that_cannot_be_written_do_not_stop_the_job(local, tmp_path):
     assert "[local] no logs of worker 0: " in outcome.err
 
 
+def test_lines_stay_whole_where_both_streams_are_one_and_its_reader_is_slow(tmp_path):
+    script = """
+for _ in range(200):
+    print("o" * 3000)
+    print("e" * 3000, file=sys.stderr)
+"""
+    (tmp_path / "task.py").write_text(TASK + script)
+    command = [sys.executable, "-m", "launch.local", "--workers=1", "--", str(tmp_path / "task.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT) as process:
+        time.sleep(1.0)  # for the pipe to be full
+        shown = process.stdout.read().decode()
+    lines = lines_of(shown, "worker 0")
+    assert sorted(lines) == ["e" * 3000] * 200 + ["o" * 3000] * 200
+
+
 def test_a_reader_who_has_gone_does_not_end_the_job(local, tmp_path):
     command = [sys.executable, "-m", "launch.local", "--workers=1", "--", str(tmp_path / "task.py")]
     (tmp_path / "task.py").write_text(TASK + "print('x' * 200_000); (here / 'done').touch()")
