@@ -69,7 +69,7 @@ class Settlement:
       exit_code: the supervisor's, or None: all start again.
       pause_seconds: before that.
       message: what to tell the user; None is nothing.
-      cause: the ending that it was for.
+      cause: the ending that it was for, if there is one.
     """
 
     exit_code: int | None
@@ -210,13 +210,19 @@ class Servers(Synchronous):
     def settle(self, endings: list[Ending]) -> Settlement:
         chief = next((ending for ending in endings if ending.task == "chief"), None)
         if chief is not None and not chief.code:
-            return Settlement(0)
+            return Settlement(0, message=self._not_evaluated(endings))
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server that ended well before the run did: nobody asked it to
             return self._failed(endings[0])
         if chief is not None and chief.code in _FINAL:
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().settle(part)
+
+    def _not_evaluated(self, endings: list[Ending]) -> str | None:
+        """What to say where the run ended while the evaluator waited to be started again."""
+        if "evaluator" not in self._deaths or any(ending.task == "evaluator" for ending in endings):
+            return None
+        return "evaluator is not started again: the last checkpoint is not evaluated; --mode=eval evaluates it"
 
     def _was_preempted(self, ending: Ending) -> bool:
         return ending.task == "chief" and ending.was_asked

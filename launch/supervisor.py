@@ -146,8 +146,10 @@ class Supervisor:
                 return self._exit_code_as_asked(endings)
             settled = self._rule.settle(endings)
             if settled.exit_code is not None:
-                if settled.message:
+                if settled.cause:
                     self._explain(settled.message, settled.cause)
+                elif settled.message:
+                    self._output.say(settled.message)
                 return settled.exit_code
             self._output.say(settled.message)
             self._guard.sweep()  # what tasks have left behind, in sessions of their own

@@ -131,6 +131,21 @@ def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
     assert rule.settle(failed).exit_code == 1
 
 
+def test_an_evaluator_that_is_not_started_again_is_told_of(local, tmp_path):
+    script = """
+kind = config["task"]["type"]
+if kind == "evaluator":
+    sys.exit(1)
+while kind != "chief" or not (here / "stop").exists():
+    time.sleep(0.01)
+"""
+    program = local(script, "--workers=1", "--ps=1", "--evaluator", own=(f"--run_dir={tmp_path}/run",))
+    program.until(says(program, "evaluator ended with exit code 1; it starts again in 4 s"))
+    (tmp_path / "stop").touch()
+    outcome = program.wait().ok()
+    assert outcome.err.endswith("the last checkpoint is not evaluated; --mode=eval evaluates it\n")
+
+
 def test_preemptions_without_end_do_not_spin():
     rule = Synchronous(0, 100, 30, clock=lambda: 0.0)
     settled = [rule.settle([Ending("worker 0", 0), Ending("worker 1", 143)]) for _ in range(4)]

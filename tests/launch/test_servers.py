@@ -115,6 +115,14 @@ def test_an_evaluators_failure_stops_nobody_and_its_end_is_no_failure():
     assert rule().alone(Ending("evaluator", 0)) is None
 
 
+def test_a_run_that_ends_while_its_evaluator_waits_to_be_started_again_says_what_is_missing():
+    servers = rule()
+    assert servers.settle([Ending("chief", 0), Ending("worker 0", 143)]).message is None
+    servers.alone(Ending("evaluator", KILLED))
+    assert "the last checkpoint is not evaluated" in servers.settle([Ending("chief", 0)]).message
+    assert servers.settle([Ending("chief", 0), Ending("evaluator", 143)]).message is None
+
+
 def test_workers_that_are_in_step_are_never_restarted_alone():
     assert Synchronous(3, 600.0, 30.0).alone(Ending("worker 0", KILLED)) is None
 
