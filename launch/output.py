@@ -211,6 +211,7 @@ class Output:
     def __init__(self, selector: selectors.BaseSelector, log_dir: str | None, coloured: tuple[bool, bool]):
         self._selector = selector
         self._log_dir = log_dir
+        self._log_paths: dict[str, str] = {}
         out = Sink(1, selector, coloured[0])
         # One for both where they are one, as with 2>&1: what is left of a line is written before anything else.
         self._sinks = [out, out if os.path.sameopenfile(1, 2) else Sink(2, selector, coloured[1])]
@@ -228,8 +229,8 @@ class Output:
         return task
 
     def log_path(self, name: str) -> str | None:
-        """The log file of a task such as "worker 0"."""
-        return self._log_dir and os.path.join(self._log_dir, f"{name.replace(' ', '-')}.log")
+        """The log file of a task such as "worker 0"; None if it has none."""
+        return self._log_paths.get(name)
 
     def say(self, line: str) -> None:
         """A line of the supervisor's own."""
@@ -242,11 +243,14 @@ class Output:
     def _open_log(self, name: str, pid: int):
         if not self._log_dir:
             return None
+        path = os.path.join(self._log_dir, f"{name.replace(' ', '-')}.log")
         try:
             os.makedirs(self._log_dir, exist_ok=True)
-            log = open(self.log_path(name), "ab", buffering=0)  # noqa: SIM115 (TaskOutput.finish closes it)
+            log = open(path, "ab", buffering=0)  # noqa: SIM115 (TaskOutput.finish closes it)
             log.write(f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n".encode())
+            self._log_paths[name] = path
             return log
         except OSError as error:
+            self._log_paths.pop(name, None)
             self.say(f"no logs of {name}: {self._log_dir}: {error.strerror}")
             return None

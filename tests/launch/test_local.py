@@ -158,9 +158,12 @@ sys.exit(4 if n == 1 and index == 1 else 0)
 
 def test_logs_that_cannot_be_written_do_not_stop_the_job(local, tmp_path):
     (tmp_path / "file").write_text("")
-    outcome = local("print('done')", own=(f"--run_dir={tmp_path / 'file'}",)).wait().ok()
+    script = "print('done')\nsys.exit(index)"
+    outcome = local(script, "--max_restarts=0", own=(f"--run_dir={tmp_path / 'file'}",)).wait()
     assert outcome.out.count("done") == 2
     assert "[local] no logs of worker 0: " in outcome.err
+    assert outcome.error.startswith("worker 1 ended with exit code 1; ")
+    assert outcome.error.endswith("; its last lines:")
 
 
 def test_lines_stay_whole_where_both_streams_are_one_and_its_reader_is_slow(tmp_path):
