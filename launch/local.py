@@ -61,12 +61,14 @@ class _Asked:
       arguments: the flags of each task.
       unknown: those of them that only the script knows; None where they can't be read.
       run_dir: where its run is, or None.
+      compares: whether it is a benchmark with --fail_below.
     """
 
     start: tuple[str, ...]
     arguments: list[str]
     unknown: tuple[str, ...] | None
     run_dir: str | None
+    compares: bool
 
     @property
     def command(self) -> list[str]:
@@ -106,7 +108,7 @@ def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
     return Supervisor(
         _specs(environment),
         asked.command,
-        rule(_FLAGS.max_restarts, _FLAGS.restart_window_seconds, _FLAGS.grace_seconds),
+        rule(_FLAGS.max_restarts, _FLAGS.restart_window_seconds, _FLAGS.grace_seconds, compares=asked.compares),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
         coloured=tuple(os.isatty(stream) and _wants_colours(environment) for stream in (1, 2)),
@@ -166,16 +168,17 @@ def _read_command(arguments: list[str]) -> _Asked:
         flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
         unknown = tuple(flags.FLAGS(["task", *own], known_only=True)[1:])
         strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
+        compares = flags.FLAGS.fail_below is not None
         given = flags.FLAGS["strategy"].present
     except flags.Error:  # the tasks will say so
-        return _Asked(start, own, None, None)
+        return _Asked(start, own, None, None, False)
     if given and strategy == "parameter_server" != meant:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if given and strategy != meant:
         raise UsageError(f"--strategy={strategy} is not for workers; leave it out, or use launch.train without them")
     if _FLAGS.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Asked(start, own, unknown, run_dir)
+    return _Asked(start, own, unknown, run_dir, compares)
 
 
 def _specs(environment: Mapping[str, str]) -> list[Spec]:

@@ -16,10 +16,8 @@ from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLOWER, EXIT_TERMI
 # A task that somebody else asked to end: saved, or ended before it could catch the signal.
 _ASKED_TO_END = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGINT, -signal.SIGTERM)
 # Why the same would come of it again.
-_FINAL = {
-    EXIT_USAGE: "a mistake in what was asked",
-    EXIT_SLOWER: "the benchmark is slower than --fail_below allows",
-}
+_MISTAKE = {EXIT_USAGE: "a mistake in what was asked"}
+_SLOWER = {EXIT_SLOWER: "the benchmark is slower than --fail_below allows"}
 _LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for what is to be said about it
 _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same time
 # From SIGTERM to SIGKILL where a peer is dead: nothing can be saved any more, and a task that waits for its peers
@@ -94,13 +92,23 @@ class Synchronous:
     Args:
       max_restarts: after failures, within `window_seconds`.
       grace_seconds: what preempted tasks have to save.
+      compares: whether `EXIT_SLOWER` is a benchmark's, which has --fail_below; else it may be any script's own.
       clock: seconds, monotonic.
     """
 
-    def __init__(self, max_restarts: int, window_seconds: float, grace_seconds: float, clock=time.monotonic):
+    def __init__(
+        self,
+        max_restarts: int,
+        window_seconds: float,
+        grace_seconds: float,
+        *,
+        compares: bool = False,
+        clock=time.monotonic,
+    ):
         self._max_restarts = max_restarts
         self._window_seconds = window_seconds
         self._grace_seconds = grace_seconds
+        self._final = {**_MISTAKE, **_SLOWER} if compares else _MISTAKE
         self._clock = clock
         self._failures: collections.deque[float] = collections.deque()
         self._preemptions: collections.deque[float] = collections.deque()
@@ -128,7 +136,7 @@ class Synchronous:
         cause = next((ending for ending in endings if ending.code), None)
         if cause is None:
             return Settlement(0)
-        if why := _FINAL.get(cause.code):
+        if why := self._final.get(cause.code):
             return Settlement(cause.code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
         if self._was_preempted(cause):
             count = self._count(self._preemptions)
@@ -214,7 +222,7 @@ class Servers(Synchronous):
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server that ended well before the run did: nobody asked it to
             return self._failed(endings[0])
-        if chief is not None and chief.code in _FINAL:
+        if chief is not None and chief.code in self._final:
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().settle(part)
 

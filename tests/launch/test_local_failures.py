@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from launch.errors import EXIT_SLOWER
 from launch.process import SAME_REQUEST_SECONDS
 from launch.restarts import Ending, Synchronous
 from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, is_alive, lines_of, pids, says
@@ -119,6 +120,12 @@ def test_who_ends_well_waits_for_the_others(local):
     outcome = local("time.sleep(index)\nprint('bye')").wait().ok()
     assert outcome.out.count("bye") == 2
     assert "[local] worker 0 ended with exit code 0; 1 still running" in outcome.err
+
+
+def test_a_scripts_own_exit_code_is_not_taken_for_a_slow_benchmark():
+    slower = [Ending("worker 0", EXIT_SLOWER)]
+    assert "--fail_below" in Synchronous(2, 100, 30, compares=True).settle(slower).message
+    assert Synchronous(2, 100, 30).settle(slower).exit_code is None
 
 
 def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
