@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from engine import cpus
-from launch import errors, restarts, shares
+from launch import errors, process, restarts, shares
 from launch import flags as train_flags
 from launch.benchmark import drive, program
 from launch.cluster import ClusterError
@@ -77,6 +77,7 @@ class _Asked:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs what the command line asks for, and exits the process."""
+    process.open_closed_streams()
     argv = sys.argv if argv is None else argv
     try:
         code = _run(argv, os.environ)
