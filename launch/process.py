@@ -57,6 +57,39 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
+class Lasting:
+    """A standard stream whose reader may leave and whose disk may be full: what is printed then is lost, not the run.
+
+    Attributes:
+      lost: what kept something from being written, the first time; None if nothing has.
+    """
+
+    def __init__(self, stream):
+        self._stream = stream
+        self.lost: OSError | None = None
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._guarded(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._guarded(self._stream.flush)
+
+    def _guarded(self, do, *arguments) -> None:
+        try:
+            do(*arguments)
+        except OSError as error:
+            if self.lost is None:
+                self.lost = error
+                logging.warning("%s can't be written (%s); what is printed is lost", self._stream.name, error.strerror)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # what the stream holds back is written there
+            os.close(nowhere)
+
+
 def tune_allocator() -> bool:
     """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
 

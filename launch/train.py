@@ -42,36 +42,31 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
       argv: the command line; None is the process's.
     """
     process.open_closed_streams()
-    argv = sys.argv if argv is None else argv
-    try:
-        _parse(argv)
-        if drive.is_asked_for():
-            code = drive.run_train(argv, trainer_class, data is not None)
-        else:
-            code = _run(trainer_class, data, hooks)
-    except UsageError as error:
-        code = errors.fail(errors.EXIT_USAGE, str(error))
-    except clusters.ClusterError as error:
-        code = errors.fail(errors.EXIT_FAILED, str(error))
-    except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
-        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
-    except Exception as error:
-        code = _explain(error, flags.FLAGS["debug"].value)
-    code = _flushed(code)
+    with contextlib.redirect_stdout(process.Lasting(sys.stdout)) as output:
+        code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks)
+        output.flush()
+    if output.lost and not isinstance(output.lost, BrokenPipeError):  # a reader that has seen enough is no failure
+        code = code or errors.fail(errors.EXIT_FAILED, f"a part of what was printed is lost: {output.lost.strerror}")
     # Of a dataset that calls Python, an iterator that is freed as the interpreter ends waits for that for ever.
     gc.collect()
     sys.exit(code)
 
 
-def _flushed(code: int) -> int:
-    """The exit code, once all that was printed is written."""
+def _exit_code(argv: list[str], trainer_class, data, hooks) -> int:
+    """Does what `main` is for; every failure is one line here."""
     try:
-        sys.stdout.flush()
-        return code
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
-        why = f"standard output can't be written ({error.strerror}); give it a reader or a disk with room"
-        return code or errors.fail(errors.EXIT_FAILED, why)
+        _parse(argv)
+        if drive.is_asked_for():
+            return drive.run_train(argv, trainer_class, data is not None)
+        return _run(trainer_class, data, hooks)
+    except UsageError as error:
+        return errors.fail(errors.EXIT_USAGE, str(error))
+    except clusters.ClusterError as error:
+        return errors.fail(errors.EXIT_FAILED, str(error))
+    except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
+        return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
+    except Exception as error:
+        return _explain(error, flags.FLAGS["debug"].value)
 
 
 def run() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from launch.guard import Guard
 from launch.output import last_lines
+from launch.process import SAME_REQUEST_SECONDS
 
 _GRACE_SECONDS = 10.0  # from SIGTERM, which TensorFlow may swallow, to SIGKILL
 _POLL_SECONDS = 0.2
@@ -61,15 +62,23 @@ def untuned(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Within, SIGTERM and Ctrl-C raise `Stopped`, so that what has been measured can still be said."""
+    """Within, SIGTERM and Ctrl-C raise `Stopped`, so that what has been measured can still be said.
+
+    A second one, but for one that comes with the first, does what it would have done without.
+    """
     codes = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGINT: EXIT_INTERRUPTED}
 
     before = {number: signal.getsignal(number) for number in codes}
+    stopped_at = None
 
     def stop(number, _frame):
-        for each, handler in before.items():  # a second one ends at once
-            signal.signal(each, handler)
-        raise Stopped(codes[number])
+        nonlocal stopped_at
+        if stopped_at is None:
+            stopped_at = time.monotonic()
+            raise Stopped(codes[number])
+        if time.monotonic() - stopped_at > SAME_REQUEST_SECONDS:
+            signal.signal(number, before[number])
+            os.kill(os.getpid(), number)
 
     for number, handler in before.items():
         if handler != signal.SIG_IGN:  # a job in the background hears no Ctrl-C

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 
-from launch import checks, train
+from launch import checks
 from launch.errors import UsageError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -191,13 +192,19 @@ def test_what_nobody_thought_of_is_one_line_too(inside, monkeypatch):
     assert "Traceback" in inside(*RUN, "--debug").err
 
 
-def test_a_full_disk_under_the_output_is_one_line(monkeypatch, capsys):
-    with open("/dev/full", "w") as full:
-        full.write("printed")
-        monkeypatch.setattr(sys, "stdout", full)
-        assert train._flushed(0) == 1
-        assert train._flushed(2) == 2  # what was wrong before has been said
-    assert "standard output can't be written (No space left on device)" in capsys.readouterr().err
+@pytest.mark.parametrize("gone", ["disk", "reader"])
+def test_a_run_outlives_what_it_prints_to(inside, monkeypatch, tmp_path, gone):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with contextlib.suppress(OSError), open("/dev/full" if gone == "disk" else writing, "w", buffering=1) as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        run = [*RUN, "--mode=train", "--jit=off", "--train_steps=3", "--checkpoint_every_steps=0"]
+        outcome = inside(*run, f"--run_dir={tmp_path}/run")
+    assert (tmp_path / "run/checkpoints/ckpt-3.manifest.json").exists()
+    why = "No space left on device" if gone == "disk" else "Broken pipe"
+    assert outcome.err.count(f"can't be written ({why}); what is printed is lost") == 1
+    assert outcome.code == (1 if gone == "disk" else 0)
+    assert gone == "reader" or outcome.error == f"a part of what was printed is lost: {why}"
 
 
 def test_a_data_dir_without_the_files_names_the_first(crank, tmp_path):

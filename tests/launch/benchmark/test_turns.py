@@ -4,13 +4,17 @@ result made before; it notes when it was run."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
+import time
 
 import pytest
 
 from engine.benchmark.statistics import Call, columns, describe_round, summarize
-from launch.benchmark import schema, turns
+from launch.benchmark import children, schema, turns
+from launch.process import SAME_REQUEST_SECONDS
 
 BENCHMARK = ("--mode=benchmark", "--model=mlp", "--input=synthetic")
 
@@ -141,3 +145,19 @@ def test_merged_turns_are_one_benchmark_of_all_rounds():
     assert found["steps_per_sec"] == pytest.approx(900 / (0.603 + 0.603))
     assert found["warnings"] == ["drift"]
     assert schema.check(found) == []
+
+
+def test_a_signal_that_comes_twice_at_once_stops_once():
+    later = []
+    before = signal.signal(signal.SIGTERM, lambda *_: later.append("a second one"))
+    try:
+        with children.stoppable():
+            with pytest.raises(children.Stopped):
+                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert not later
+            time.sleep(SAME_REQUEST_SECONDS)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert later
+    finally:
+        signal.signal(signal.SIGTERM, before)
