@@ -136,7 +136,7 @@ def checked(metrics, where: str) -> dict[str, Mean]:
     if not isinstance(metrics, dict):
         raise TypeError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
     for name in metrics:
-        if not isinstance(name, str) or name in _ENGINES or name.partition(":")[0] in _KINDS:
+        if not isinstance(name, str) or name in _ENGINES or _named_kind(name)[1] is not Mean:
             raise ValueError(f"{where}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
     return {name: as_pair(pair, f"{where}[{name!r}]") for name, pair in metrics.items()}
 
@@ -172,8 +172,8 @@ def _row_name(name: str, pair) -> str:
 
 
 def _named_kind(row_name: str) -> tuple[str, type]:
-    key, _, name = row_name.partition(":")
-    return (name, _KINDS[key]) if key in _KINDS else (row_name, Mean)
+    key, colon, name = row_name.partition(":")
+    return (name, _KINDS[key]) if colon and key in _KINDS else (row_name, Mean)
 
 
 class Sums:

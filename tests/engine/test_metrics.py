@@ -148,6 +148,10 @@ def test_a_window_of_every_kind_survives_json():
     assert again.values()["rmse"] == (18.0, 2.0)
 
 
+def test_a_mean_may_be_called_as_a_kind_is():
+    assert loop_sums(auc=(1.0, 2.0), root_mean=(3.0, 4.0)).read() == {"auc": (3.0, 2.0), "root_mean": (7.0, 2.0)}
+
+
 def test_rows_of_means_alone_carry_their_names():
     metrics = {"loss": mean([1.0]), "top:5": mean([0.0]), "accuracy": mean([1.0])}
     assert row_names(metrics) == sorted(metrics)

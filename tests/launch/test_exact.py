@@ -145,7 +145,7 @@ def sleep(x):
 
 class Asleep(Model):
     def loss(self, outputs, batch):
-        return super().loss(tf.ensure_shape(tf.numpy_function(sleep, [outputs], tf.float32), outputs.shape), batch)
+        return super().loss(tf.ensure_shape(tf.py_function(sleep, [outputs], tf.float32), outputs.shape), batch)
 
     def build(self):
         self.num_classes = 10
