@@ -61,7 +61,7 @@ class Lasting:
     """A standard stream whose reader may leave and whose disk may be full: what is printed then is lost, not the run.
 
     Attributes:
-      lost: what kept something from being written, the first time; None if nothing has.
+      lost: what kept something from being written, the first time; None if nothing has, or a reader had seen enough.
     """
 
     def __init__(self, stream):
@@ -82,7 +82,7 @@ class Lasting:
         try:
             do(*arguments)
         except OSError as error:
-            if self.lost is None:
+            if self.lost is None and not isinstance(error, BrokenPipeError):
                 self.lost = error
                 logging.warning("%s can't be written (%s); what is printed is lost", self._stream.name, error.strerror)
             nowhere = os.open(os.devnull, os.O_WRONLY)

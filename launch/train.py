@@ -45,7 +45,7 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
     with contextlib.redirect_stdout(process.Lasting(sys.stdout)) as output:
         code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks)
         output.flush()
-    if output.lost and not isinstance(output.lost, BrokenPipeError):  # a reader that has seen enough is no failure
+    if output.lost:
         code = code or errors.fail(errors.EXIT_FAILED, f"a part of what was printed is lost: {output.lost.strerror}")
     # Of a dataset that calls Python, an iterator that is freed as the interpreter ends waits for that for ever.
     gc.collect()
