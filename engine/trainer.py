@@ -78,7 +78,8 @@ class Trainer(tf.Module):
         )
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
-        """Returns further (total, count) pairs by name, over this replica's examples."""
+        """Returns further (total, count) pairs by name, over this replica's examples: `engine.mean(values)`. The names
+        `loss`, `gradient_norm` and `skipped` are the engine's."""
         return {}
 
     @classmethod
