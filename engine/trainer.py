@@ -78,8 +78,7 @@ class Trainer(tf.Module):
         )
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
-        """Returns further (total, count) pairs by name, over this replica's examples: `engine.mean(values)`. The names
-        `loss`, `gradient_norm` and `skipped` are the engine's."""
+        """Returns further pairs as `loss` does, by names that are not the engine's: loss, gradient_norm, skipped."""
         return {}
 
     @classmethod
@@ -304,8 +303,8 @@ class Trainer(tf.Module):
         self.build()
         updated = [v for each in self.optimizers.values() for v in each.updated_variables]
         self.reduction.build(updated, self.moving_statistics)
-        generators = (g for layer in self.held_layers.values() for g in randomness.seed_generators(layer))
-        self._generators = list({id(g): g for g in generators}.values())
+        layers = self.held_layers.values()
+        self._generators = list({id(g): g for layer in layers for g in randomness.seed_generators(layer)}.values())
 
     @property
     def models(self) -> list[tf.keras.Model]:
@@ -314,7 +313,7 @@ class Trainer(tf.Module):
 
     @property
     def held_layers(self) -> dict[str, tf.keras.layers.Layer]:
-        """The Keras layers, models among them, among this object's attributes, but for parts of others, by path."""
+        """The Keras layers, models too, among this object's attributes, by path; parts of others are left out."""
         found = held(self, tf.keras.layers.Layer)
         parts = {id(part) for layer in found.values() for part in layer._flatten_layers(include_self=False)}
         return {path: layer for path, layer in found.items() if id(layer) not in parts}
