@@ -96,16 +96,17 @@ def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, replicas, op
     [
         (lambda x: (tf.reduce_sum(x), tf.constant(-2.0)), "its count is negative or not finite"),
         (lambda x: (tf.reduce_sum(x), tf.reduce_sum(x) / 0.0), "its count is negative or not finite"),
+        (lambda x: (x, tf.constant(4.0)), "its total is not a scalar"),
     ],
-    ids=["negative", "infinite"],
+    ids=["negative", "infinite", "vector"],
 )
-def test_debug_checks_the_count_that_any_loss_returns(bench, pair, message):
+def test_debug_checks_the_pair_that_any_loss_returns(bench, pair, message):
     class Wrong(Linear):
         def loss(self, outputs, batch):
             return pair(tf.abs(outputs[:, 0]) + 1)
 
     made = bench(Wrong(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4, debug=True)
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"Wrong.loss: {message}"):
+    with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError), match=f"Wrong.loss: {message}"):
         made.train(1)
 
 

@@ -1,0 +1,159 @@
+"""Mistakes in a user's own trainer and hooks, TensorFlow running: one line all the same."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+from engine.hooks import Hook, every_epoch, every_steps
+from tests.launch.line import RUN, Line, data, place_of
+
+
+def test_a_trainer_without_mistakes_trains(inside):
+    inside(*RUN, trainer=Line, data=data).ok()
+
+
+def test_a_loss_that_is_no_pair_is_told_what_to_return(inside):
+    class Scalar(Line):
+        def loss(self, outputs, batch):
+            return tf.reduce_mean(tf.square(outputs[:, 0] - batch[1]))
+
+    outcome = inside(*RUN, trainer=Scalar, data=data)
+    assert outcome.code == 2
+    assert "Scalar.loss: a SymbolicTensor is no pair (total, count); return engine.mean(values)" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("metrics", "says"),
+    [
+        (None, "Wrong.metrics returned a NoneType; return a dictionary of pairs"),
+        ({"error": tf.reduce_mean}, "Wrong.metrics['error']: a SymbolicTensor is no pair (total, count)"),
+        ({"error": lambda x: (x, tf.ones_like(x))}, "Wrong.metrics['error']: its total is not a scalar, but of shape"),
+        ({"loss": mean}, "Wrong.metrics: 'loss' can't be the name of a metric"),
+        ({"skipped": mean}, "Wrong.metrics: 'skipped' can't be the name of a metric"),
+        ({"auc:error": mean}, "Wrong.metrics: 'auc:error' can't be the name of a metric"),
+        ({1: mean}, "Wrong.metrics: 1 can't be the name of a metric"),
+    ],
+    ids=["none", "mean", "vector", "loss", "skipped", "kind", "number"],
+)
+def test_metrics_that_cannot_be_summed_are_named(inside, metrics, says):
+    class Wrong(Line):
+        def metrics(self, outputs, batch):
+            errors = tf.abs(outputs[:, 0] - batch[1])
+            return metrics and {name: make(errors) for name, make in metrics.items()}
+
+    outcome = inside(*RUN, trainer=Wrong, data=data)
+    assert outcome.code == 2
+    assert says in outcome.error
+
+
+def test_a_metric_of_whole_numbers_is_summed_as_others_are(inside):
+    class Counting(Line):
+        def metrics(self, outputs, batch):
+            return {"positive": (tf.math.count_nonzero(batch[1] > 0), tf.size(batch[1]))}
+
+    assert "positive 0.5" in inside(*RUN, trainer=Counting, data=data).ok().out
+
+
+@pytest.mark.parametrize("why", ["no model", "frozen", "constant"])
+def test_a_step_that_would_train_nothing_is_refused(inside, why):
+    class Idle(Line):
+        def build(self):
+            super().build()
+            if why == "no model":
+                self.line = self.model
+                del self.model
+
+        def build_model(self):
+            model = super().build_model()
+            model.trainable = why != "frozen"
+            return model
+
+        def forward(self, features, training):
+            outputs = (self.line if why == "no model" else self.model)(features, training=training)
+            return tf.stop_gradient(outputs) if why == "constant" else outputs
+
+    outcome = inside(*RUN, trainer=Idle, data=data)
+    assert outcome.code == 2
+    assert ("depends on none of the 2 variables" if why == "constant" else "has no variable to train") in outcome.error
+
+
+@pytest.mark.parametrize("given", ["adam", None, lambda: "adam"], ids=["name", "none", "function"])
+def test_what_is_no_optimizer_is_told_what_is_one(inside, given):
+    class Wrong(Line):
+        def build_optimizer(self):
+            return given
+
+    outcome = inside(*RUN, trainer=Wrong, data=data)
+    assert outcome.code == 2
+    assert "use one of engine.optimizers or tf.keras.optimizers" in outcome.error
+
+
+@pytest.mark.parametrize(("method", "cure"), [("build_model", "return a Keras model"), ("loss", "engine.mean(losses)")])
+def test_a_method_that_is_not_there_is_named(inside, method, cure):
+    class Bare(Trainer):
+        if method == "loss":
+            build_model = Line.build_model
+
+    outcome = inside(*RUN, trainer=Bare, data=data)
+    assert outcome.code == 2
+    assert f"Bare has no {method}(self" in outcome.error
+    assert cure in outcome.error
+
+
+def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
+    class Buggy(Line):
+        def loss(self, outputs, batch):
+            return mean(tf.matmul(outputs, tf.ones([7, 7])))
+
+    outcome = inside(*RUN, trainer=Buggy, data=data)
+    assert outcome.code == 2
+    assert place_of(Buggy.loss) in outcome.error
+    assert "--debug" in outcome.error
+
+
+def test_a_bug_in_a_users_metric_shows_its_traceback_with_debug(inside):
+    class Buggy(Line):
+        def metrics(self, outputs, batch):
+            return {"wrong": mean(batch["labels"])}
+
+    outcome = inside(*RUN, "--debug", trainer=Buggy, data=data)
+    assert outcome.code == 2
+    assert place_of(Buggy.metrics) in outcome.err
+    assert "Traceback" in outcome.err
+
+
+def test_a_bug_in_a_users_hook_names_its_file_and_line(inside):
+    def buggy(moment, means):
+        raise KeyError("perplexity")
+
+    outcome = inside(*RUN, trainer=Line, data=data, hooks=[every_steps(1, buggy)])
+    assert outcome.code == 2
+    assert place_of(buggy) in outcome.error
+    assert "perplexity" in outcome.error
+
+
+def test_a_function_that_is_no_hook_is_told_how_to_become_one(inside):
+    outcome = inside(*RUN, trainer=Line, data=data, hooks=[print])
+    assert outcome.code == 2
+    assert "print" in outcome.error
+    assert "every_epoch" in outcome.error
+
+
+def test_a_hook_by_itself_is_to_be_put_in_a_list(inside):
+    outcome = inside(*RUN, trainer=Line, data=data, hooks=every_epoch(print))
+    assert outcome.code == 2
+    assert "put hooks into one, hooks=[...]" in outcome.error
+
+
+def test_a_hook_that_is_due_in_the_past_is_named(inside):
+    class Backwards(Hook):
+        name = "backwards"
+
+        def next_due(self, step, moment):
+            return 2
+
+    outcome = inside(*RUN, trainer=Line, data=data, hooks=[Backwards()])
+    assert outcome.code == 2
+    assert "hook backwards says at step 2 that it is next due at step 2" in outcome.error
