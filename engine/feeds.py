@@ -1,14 +1,16 @@
 """How batches reach replicas: a step goes in, that step's batch comes out on each replica.
 
 A feed has a host side (`take`: what the next call of the inner loop gets, `reach`: how far it can go) and a replica
-side (`batch`: one step's batch, inside the compiled loop). Three kinds: arrays kept on the device, arrays streamed from
-the host, and a user's `tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be had without
-those before it, and an epoch's smaller last batch has a compiled program of its own.
+side (`batch`: one step's batch, inside the compiled loop, which `most_steps` tells how many a call can have). Three
+kinds: arrays kept on the device, arrays streamed from the host, and a user's `tf.data.Dataset`. Those of arrays have
+`random_access`: any step's batch can be had without those before it, and an epoch's smaller last batch has a compiled
+program of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from typing import Any, NamedTuple
 
@@ -60,6 +62,10 @@ class ResidentFeed:
             self._resident = on_each_device(self._strategy, tf.nest.map_structure(_as_rows, self._arrays))
         indices, start, stop = self._blocks.take(step, limit)
         return Run((self._resident, indices), start, stop)
+
+    def most_steps(self, operands) -> float:
+        """How many steps a call has at most that is given operands of this shape."""
+        return operands[1].shape[0]
 
     def next_operands(self, operands, place: tf.Tensor):
         """In the compiled loop, outside replicas: what one step's `strategy.run` is given."""
@@ -114,6 +120,9 @@ class StreamedFeed:
         block, start, stop = self._blocks.take(step, limit)
         return Run((block,), start, stop)
 
+    def most_steps(self, operands) -> float:
+        return tf.nest.flatten(operands)[0].shape[0]
+
     def next_operands(self, operands, place: tf.Tensor):
         return (*operands, place)
 
@@ -167,6 +176,9 @@ class RepeatedFeed:
     def take(self, step: int, limit: int) -> Run:
         return Run((self._values,), 0, limit)
 
+    def most_steps(self, operands) -> float:
+        return math.inf
+
     def next_operands(self, operands, place: tf.Tensor):
         return operands
 
@@ -214,6 +226,9 @@ class DatasetFeed:
         limit = self.reach(step, limit)
         self._next_step = step + limit
         return Run((self._iterator,), 0, limit)
+
+    def most_steps(self, operands) -> float:
+        return math.inf
 
     def next_operands(self, operands, place: tf.Tensor):
         (iterator,) = operands

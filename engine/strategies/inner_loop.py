@@ -123,6 +123,7 @@ class InnerLoop:
         `observed` is the place of the step whose costly figures are looked at, -1 for none.
         """
         one_step, zeros = self._traced(operands, start, first_step)
+        unrolled = self._unrolls and self._is_small and self._feed.most_steps(operands) >= _UNROLLED_STEPS
 
         def body(steps, step):
             def run(place, sums):
@@ -137,7 +138,7 @@ class InnerLoop:
             return run
 
         def run_until(end, place, sums):
-            if self._unrolls and self._is_small:
+            if unrolled:
                 # Traced in place: calls of one graph would wait for one another, operations for what they need.
                 several = body(_UNROLLED_STEPS, self._replicated_step)
                 place, sums = tf.while_loop(

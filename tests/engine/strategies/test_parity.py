@@ -50,15 +50,35 @@ def test_parts_learn_what_whole_batches_teach(curves, parts):
 
 @pytest.mark.parametrize(
     ("trainer", "options", "traces"),
-    [(Mlp((8,)), {}, 5), (Mlp((8,)), {"jit": True}, 1), (Mlp((8,)), {"replicas": 2}, 2), (Cnn(), {}, 1)],
+    [
+        (Mlp((8,)), {}, 5),
+        (Mlp((8,)), {"jit": True}, 1),
+        (Mlp((8,)), {"replicas": 2}, 2),
+        (Cnn(), {}, 1),
+        (Mlp((8,)), {"block_steps": 3}, 1),
+        (Mlp((8,)), {"block_steps": 3, "feed": FeedOptions(resident_bytes=0)}, 1),
+    ],
 )
 def test_small_steps_alone_are_unrolled(bench, trainer, options, traces):
-    """Four in the loop's body and one for what is left, which the executor runs on one replica."""
-    made, times = bench(trainer, images(64), 16, num_classes=4, **options), []
-    plain_loss = trainer.loss
-    trainer.loss = lambda outputs, batch: (times.append(1), plain_loss(outputs, batch))[1]
+    """Four in the loop's body and one for what is left, which the executor runs on one replica, if calls have four."""
+    made, times = bench(trainer, images(64), 16, num_classes=4, **options), _times_traced(trainer)
     made.train(4)
     assert len(times) == traces
+
+
+@pytest.mark.parametrize("feed", [None, FeedOptions(resident_bytes=0)], ids=["resident", "streamed"])
+def test_an_epochs_smaller_last_batch_is_traced_once(bench, feed):
+    trainer = Mlp((8,))
+    made, times = bench(trainer, images(72), 16, num_classes=4, feed=feed), _times_traced(trainer)
+    made.train(10)
+    assert len(times) == 5 + 1
+
+
+def _times_traced(trainer):
+    """A list that grows with each trace of the trainer's loss from here on."""
+    times, plain_loss = [], trainer.loss
+    trainer.loss = lambda outputs, batch: (times.append(1), plain_loss(outputs, batch))[1]
+    return times
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
