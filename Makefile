@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
 # Each holds up to 3 GB and keeps a core busy for half of its time; a file's tests stay in one.
-TEST_PROCESSES ?= $(if $(filter 1 2 3,$(shell nproc)),2,3)
+TEST_PROCESSES ?= $(if $(filter 1 2 3,$(shell nproc)),2,4)
 PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help

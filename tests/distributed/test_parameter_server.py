@@ -206,6 +206,7 @@ def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for
     assert "a feature is over 50" in line
 
 
+@pytest.mark.slow
 def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
     flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=5000", "--step_timeout_seconds=3")
     job = start("run", *flags, local=("--max_restarts=0",))
@@ -247,6 +248,7 @@ def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run_and_not_the
     assert job.left == []
 
 
+@pytest.mark.slow
 def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start):
     """One worker; layers with statistics, counters, penalties, a table, constraints, frozen weights."""
 

@@ -95,7 +95,7 @@ def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, inside, cran
 
 
 @pytest.mark.parametrize("place", [ONE, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("model", [MLP, CNN], ids=["mlp", "cnn"])
+@pytest.mark.parametrize("model", [MLP, pytest.param(CNN, marks=pytest.mark.slow)], ids=["mlp", "cnn"])
 def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_path, model, place):
     run = (*model, *place, *RUN, "--jit=off")
     inside(*run, f"--run_dir={tmp_path}/straight").ok()
@@ -112,6 +112,7 @@ def test_measuring_xla_changes_no_bit(inside, tmp_path):
     assert_equal_bits(tmp_path / "measured", tmp_path / "asked")
 
 
+@pytest.mark.slow
 def test_the_loss_scale_of_float16_goes_on_where_it_was(inside, tmp_path):
     run = (*MLP, "--input=digits", "--jit=off", "--precision=float16", f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=29").ok()

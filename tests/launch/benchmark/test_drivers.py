@@ -202,6 +202,7 @@ def test_replicas_may_be_workers(stand_in):
     assert [each["efficiency"] for each in found] == pytest.approx([1, 1, 0.5, 0.5])
 
 
+@pytest.mark.slow
 def test_a_sweep_of_the_real_program(crank, tmp_path):
     result = tmp_path / "result.json"
     small = ("--mode=benchmark", "--model=mlp", "--input=digits", "--jit=off", "--benchmark_steps=20")
