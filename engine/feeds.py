@@ -1,10 +1,10 @@
 """How batches reach replicas: a step goes in, that step's batch comes out on each replica.
 
-A feed has a host side (`take`: what the next call of the inner loop gets, `reach`: how far it can go) and a replica
-side (`batch`: one step's batch, inside the compiled loop, which `most_steps` tells how many a call can have). Three
-kinds: arrays kept on the device, arrays streamed from the host, and a user's `tf.data.Dataset`. Those of arrays have
-`random_access`: any step's batch can be had without those before it, and an epoch's smaller last batch has a compiled
-program of its own.
+A feed has a host side (`take`: what the next call of the inner loop gets, `reach`: how far it can go), a side in the
+compiled loop (`next_operands`: what a step is given of it, `most_steps`: how many there can be) and a replica side
+(`batch`: one step's batch). Three kinds: arrays kept on the device, arrays streamed from the host, and a user's
+`tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be had without those before it, and an
+epoch's smaller last batch has a compiled program of its own.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ResidentFeed:
         return Run((self._resident, indices), start, stop)
 
     def most_steps(self, operands) -> float:
-        """How many steps a call has at most that is given operands of this shape."""
+        """How many steps a call with operands of this shape has at most."""
         return operands[1].shape[0]
 
     def next_operands(self, operands, place: tf.Tensor):
