@@ -15,9 +15,13 @@ BATCH, WIDTH, ROUNDS, CALLS = 64, 2048, 7, 10
 
 PRODUCTS = {
     "outputs: x W": lambda x, w, dy: tf.matmul(x, w),
+    "outputs: x W, batched": lambda x, w, dy: tf.matmul(x[tf.newaxis], w[tf.newaxis])[0],
     "inputs' gradient: dy W^T": lambda x, w, dy: tf.matmul(dy, w, transpose_b=True),
     "inputs' gradient: dy W^T, batched": lambda x, w, dy: tf.matmul(dy[tf.newaxis], w[tf.newaxis], transpose_b=True)[0],
     "inputs' gradient: (W dy^T)^T": lambda x, w, dy: tf.transpose(tf.matmul(w, tf.transpose(dy))),
+    "inputs' gradient: (W dy^T)^T, batched": lambda x, w, dy: tf.transpose(
+        tf.matmul(w[tf.newaxis], dy[tf.newaxis], transpose_b=True)[0]
+    ),
     "kernel's gradient: x^T dy": lambda x, w, dy: tf.matmul(x, dy, transpose_a=True),
     "kernel's gradient: (dy^T x)^T": lambda x, w, dy: tf.transpose(tf.matmul(dy, x, transpose_a=True)),
 }

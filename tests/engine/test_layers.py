@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from engine import cpus
 from engine.layers import BatchNormalization, Conv2DMaxPool, Dense
 from models.mlp import Model as Mlp
 
@@ -69,14 +70,22 @@ def test_batch_normalisation_is_that_of_keras(total, dtype, jit):
         np.testing.assert_allclose(ours, keras, rtol=rounding, atol=rounding * np.abs(keras).max())
 
 
+@pytest.fixture(params=[set(), {"amx_tile"}], ids=["any CPU", "CPU with AMX"])
+def of_any_cpu(request, monkeypatch):
+    """The orders of products that are fastest on such a CPU, which all can compute."""
+    monkeypatch.setattr(cpus, "features", lambda: request.param)
+
+
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-5), ("mixed_bfloat16", 2e-2)])
-def test_a_dense_layer_is_that_of_keras(dtype, rounding, jit):
-    """A kernel of 2**18 values, from which on the layer has its own gradients; of the inputs too, and without them."""
-    x = tf.random.stateless_normal([5, 512], seed=[1, 2])
-    weights = tf.random.stateless_normal([512, 512], seed=[3, 4]).numpy() / 512**0.5, np.linspace(-1, 1, 512)
+@pytest.mark.parametrize(("inputs", "units"), [(512, 512), (128, 2048)])  # the second's rows are 8 KiB apart
+@pytest.mark.usefixtures("of_any_cpu")
+def test_a_dense_layer_is_that_of_keras(inputs, units, dtype, rounding, jit):
+    """Kernels of 2**18 values, from which on the layer has its own gradients; of the inputs too, and without them."""
+    x = tf.random.stateless_normal([5, inputs], seed=[1, 2])
+    weights = tf.random.stateless_normal([inputs, units], seed=[3, 4]).numpy() / inputs**0.5, np.linspace(-1, 1, units)
     found = []
-    for layer in (tf.keras.layers.Dense(512, "relu", dtype=dtype), Dense(512, "relu", dtype=dtype)):
+    for layer in (tf.keras.layers.Dense(units, "relu", dtype=dtype), Dense(units, "relu", dtype=dtype)):
         layer.build(x.shape)
         layer.set_weights(weights)
 
@@ -93,13 +102,14 @@ def test_a_dense_layer_is_that_of_keras(dtype, rounding, jit):
         np.testing.assert_allclose(ours, theirs, rtol=rounding, atol=rounding * np.abs(theirs).max())
 
 
+@pytest.mark.usefixtures("of_any_cpu")
 def test_an_update_copies_no_large_kernel(bench):
     """An update of a kernel that is still being read would: the kernel would then lie elsewhere."""
     rng = np.random.default_rng(0)
     source = rng.normal(size=(64, 32)).astype(np.float32), rng.integers(0, 4, 64).astype(np.int32)
-    made = bench(Mlp((1024, 1024)), source, 32, num_classes=4)
+    made = bench(Mlp((512, 2048)), source, 32, num_classes=4)
     made.train(2)
-    [kernel] = [v.value for v in made.trainer.trainable_variables if v.shape == (1024, 1024)]
+    [kernel] = [v.value for v in made.trainer.trainable_variables if v.shape == (512, 2048)]
 
     def address():
         return np.asarray(memoryview(kernel.read_value())).ctypes.data
