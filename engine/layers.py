@@ -10,7 +10,7 @@ from engine import cpus
 
 # Kernels of fewer values gain nothing: their products take microseconds either way.
 _LARGE = 1 << 18
-# Rows that lie this far apart in memory, or a multiple, get into each other's way in the caches. Bytes.
+# Rows that lie this far apart, or a multiple of it, get into each other's way in the caches of some CPUs. Bytes.
 _COLLIDING_STRIDE = 8 << 10
 
 
@@ -19,8 +19,8 @@ class Dense(tf.keras.layers.Dense):
 
     On CPUs alone. The inputs' gradient, dy W^T, is a batched product of one: TensorFlow's own for two matrices reads W
     against the grain, which takes two to three times as long. The kernel's comes after it, since an update of W while
-    W is still being read would copy all of W first. Which order of a product is fastest depends on the CPU
-    (`tests/benchmarks/products.py`), so bits depend on it, as those of TensorFlow's kernels do.
+    W is still being read would copy all of W first. The outputs are a batched product too where the CPU and the width
+    make the plain one slow (`tests/benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
     """
 
     def call(self, inputs, training=None):
@@ -148,17 +148,16 @@ def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
 @tf.custom_gradient
 def _matmul(x: tf.Tensor, w: tf.Tensor):
     """x [batch, in] times w [in, out]."""
-    # Intel's CPUs from Sapphire Rapids on. Others keep the orders that were fastest on an AMD EPYC.
-    has_amx = "amx_tile" in cpus.features() and w.dtype == tf.float32
 
     def gradient(dy: tf.Tensor):
-        dx = tf.transpose(_batched(w, dy, transpose_b=True)) if has_amx else _batched(dy, w, transpose_b=True)
+        dx = _batched(dy, w, transpose_b=True)
         with tf.control_dependencies([dx]):  # which keeps no dx in a graph that has no other use for it
             dw = tf.matmul(x, dy, transpose_a=True)
         return dx, dw
 
-    collides = w.shape[1] * w.dtype.size % _COLLIDING_STRIDE == 0
-    return (_batched if has_amx and collides else tf.matmul)(x, w), gradient
+    collides = w.dtype == tf.float32 and w.shape[1] * w.dtype.size % _COLLIDING_STRIDE == 0
+    # Intel's CPUs from Sapphire Rapids on. An AMD EPYC was found to be near its peak at the plain one.
+    return (_batched if collides and "amx_tile" in cpus.features() else tf.matmul)(x, w), gradient
 
 
 def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:

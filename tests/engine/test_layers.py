@@ -72,7 +72,7 @@ def test_batch_normalisation_is_that_of_keras(total, dtype, jit):
 
 @pytest.fixture(params=[set(), {"amx_tile"}], ids=["any CPU", "CPU with AMX"])
 def of_any_cpu(request, monkeypatch):
-    """The orders of products that are fastest on such a CPU, which all can compute."""
+    """The kinds of products that are fastest on such a CPU; all can compute them."""
     monkeypatch.setattr(cpus, "features", lambda: request.param)
 
 
