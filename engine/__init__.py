@@ -1,9 +1,23 @@
 """The training engine: explicit, distributed training loops for TensorFlow 2. Reads no flag, no environment.
 
 Its names are imported when they are first asked for: what starts before TensorFlow uses rooms that do without it.
+
+Raises ImportError where Keras runs on another backend than TensorFlow already.
 """
 
+import os
+import sys
 from importlib import import_module
+
+# tf.keras works on TensorFlow alone. Keras reads this as it is imported, TensorFlow's own import of it included; for
+# other programs the variable or ~/.keras/keras.json may name another backend.
+os.environ["KERAS_BACKEND"] = "tensorflow"
+_keras = sys.modules.get("keras.src.backend.config")  # there also where Keras failed for want of its backend
+if _keras is not None and _keras.backend() != "tensorflow":
+    raise ImportError(
+        f"Keras runs on {_keras.backend()} here, by KERAS_BACKEND or keras.json, and was imported before engine, which "
+        "wants tensorflow: set KERAS_BACKEND=tensorflow, or import engine before tensorflow and keras"
+    )
 
 _HOMES = {
     "Mean": "engine.metrics",

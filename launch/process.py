@@ -106,23 +106,14 @@ def tune_allocator() -> bool:
 
 
 def prepare(tunes_allocator: bool) -> None:
-    """What this process's environment is to say before TensorFlow starts: Keras, threads, vectors, the allocator if
-    asked. Raises `UsageError`."""
-    choose_keras(os.environ)
+    """What this process's environment is to say before TensorFlow starts: threads, vectors, the allocator if asked.
+    Raises `UsageError` where tf.keras is asked to be Keras 2; its backend is chosen as `engine` is imported."""
+    if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
+        raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
     fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
     widen_vectors(os.environ, cpus.features())
     if tunes_allocator:
         tune_allocator()
-
-
-def choose_keras(variables: MutableMapping[str, str]) -> None:
-    """Keras 3 on TensorFlow, also where the variable or ~/.keras/keras.json names another backend for other programs.
-
-    Has to run before Keras is imported. Raises `UsageError` where tf.keras is asked to be Keras 2.
-    """
-    if (legacy := variables.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
-        raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
-    variables["KERAS_BACKEND"] = "tensorflow"
 
 
 def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) -> None:

@@ -86,13 +86,16 @@ def imports(tree: ast.Module, path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def attributes(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
-    """Every attribute taken of an imported module, whatever it is called here: (line, name)."""
+    """Every attribute taken of an imported module, whatever it is called here: (line, name). Not where an item of it is
+    set, which reads nothing."""
     modules = {}
     for _, name, bound in imports(tree, path):
         top = name.partition(".")[0]
         modules[bound] = top if bound == top else name
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+    nodes = list(ast.walk(tree))
+    written = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node not in written:
             first, _, rest = ast.unparse(node).partition(".")
             if first in modules:
                 yield node.lineno, f"{modules[first]}.{rest}"
@@ -207,6 +210,7 @@ def test_import_the_wrong_way_is_found(tmp_path, path, source, name):
         ("engine/a.py", "import os.path\nimport numpy as np\nimport tensorflow as tf\n"),
         ("engine/a.py", "from absl import logging\nfrom tensorboard.plugins import hparams\n"),
         ("engine/strategies/a.py", "from . import b\nfrom .. import loop\nfrom ..loop import c\n"),
+        ("engine/a.py", "import os\nos.environ['A'] = 'b'\n"),
         ("models/a.py", "from engine import Trainer\n"),
         ("launch/a.py", "import os\nimport rich\nfrom absl import flags\nos.environ['A']\n"),
         ("tests/a.py", "import launch, models, sklearn\n"),
@@ -223,6 +227,7 @@ def test_import_the_right_way_is_let_through(tmp_path, path, source):
         ("import os\nos.environ.get('HOME')\n", "os.environ"),
         ("import os as system\nsystem.getenv('HOME')\n", "os.getenv"),
         ("import os.path\nos.environ['HOME']\n", "os.environ"),
+        ("import os\nos.environ['A'] = os.environ['B']\n", "os.environ"),
         ("from os import environ as e\n", "os.environ"),
         ("from absl import flags\n", "absl.flags"),
         ("from absl.flags import FLAGS\n", "absl.flags.FLAGS"),

@@ -45,22 +45,11 @@ def test_xla_has_wide_vectors_where_the_cpu_has_fast_ones(given, features, flags
     assert variables.get("XLA_FLAGS") == flags
 
 
-@pytest.mark.parametrize("given", [{}, {"KERAS_BACKEND": "jax"}, {"TF_USE_LEGACY_KERAS": "0"}])
-def test_keras_computes_by_tensorflow(given):
-    process.choose_keras(given)
-    assert given["KERAS_BACKEND"] == "tensorflow"
-
-
 @pytest.mark.parametrize("value", ["1", "true", "True"])
-def test_keras_2_is_refused(value):
+def test_keras_2_is_refused(value, monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", value)
     with pytest.raises(UsageError, match=f"TF_USE_LEGACY_KERAS={value} asks for Keras 2, .*; unset it"):
-        process.choose_keras({"TF_USE_LEGACY_KERAS": value})
-
-
-def test_the_environment_is_prepared_before_tensorflow_starts(monkeypatch):
-    monkeypatch.setattr(process.os, "environ", found := {"KERAS_BACKEND": "torch"})
-    process.prepare(False)
-    assert found["KERAS_BACKEND"] == "tensorflow"
+        process.prepare(False)
 
 
 def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):

@@ -1,0 +1,26 @@
+"""Keras's backend where the environment names another one for other programs, each time in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+TRAINER = "from engine import Trainer\n"
+NAMED = {**os.environ, "KERAS_BACKEND": "jax"}
+
+
+def script(source: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", source], env=NAMED, capture_output=True, text=True, timeout=120)
+
+
+def test_keras_computes_by_tensorflow():
+    done = script(TRAINER + "import keras\nprint(keras.backend.backend())")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "tensorflow\n"
+
+
+def test_a_backend_that_was_chosen_before_is_told():
+    done = script("import tensorflow\n" + TRAINER)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: Keras runs on jax here, by KERAS_BACKEND or keras.json, ")
+    assert last.endswith(": set KERAS_BACKEND=tensorflow, or import engine before tensorflow and keras")
