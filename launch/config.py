@@ -216,7 +216,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
             return f"{value.__module__}.{value.__qualname__}"
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
-    return json.loads(json.dumps(values, default=name))
+    return json.loads(json.dumps(values, default=name), parse_constant=str)
 
 
 def whole_rounds(steps: int, round_steps: int) -> int:
@@ -225,7 +225,9 @@ def whole_rounds(steps: int, round_steps: int) -> int:
 
 
 def _arguments(flag: str, given, entry: registry.Entry) -> dict[str, Any]:
-    return given if isinstance(given, dict) else registry.parse_arguments(flag, given, entry)
+    if not isinstance(given, dict):
+        return registry.parse_arguments(flag, given, entry)
+    return json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(given)))  # a run's, by their names
 
 
 def _parse_update(values: dict[str, Any]) -> None:
@@ -268,7 +270,7 @@ def read(run_dir: str) -> dict[str, Any] | None:
         return None
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            found = json.load(file, parse_constant=str)
         # A flag that the version which made the run did not have yet was what it is by default.
         defaults = {name: flags.FLAGS[name].default for name in DECIDING}
         return {"flags": dict(found["flags"]), "deciding": {**defaults, **found["deciding"]}}

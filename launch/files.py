@@ -28,16 +28,17 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
-    """`write_text` of values as JSON."""
-    write_text(path, json.dumps(values, indent=2) + "\n")
+    """`write_text` of values as JSON; numbers that are not finite, which JSON has no words for, are null."""
+    write_text(path, json.dumps(_finite(values), indent=2) + "\n")
 
 
 def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
     """Adds a line of JSON to a file, all of it or nothing, and waits until it is on the disk.
 
     What a writer that was killed has left of a line stays as it is, on a line of its own. Several processes may write.
+    Numbers that are not finite are null, as in `write_json`.
     """
-    line = json.dumps(values).encode() + b"\n"
+    line = json.dumps(_finite(values)).encode() + b"\n"
     if os.path.exists(path) and not os.path.isfile(path):
         write_text(path, line.decode())
         return
@@ -57,3 +58,8 @@ def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None
             raise
     finally:
         os.close(file)
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as they are read back from JSON, with None for inf and nan at any depth."""
+    return json.loads(json.dumps(values), parse_constant=lambda _: None)

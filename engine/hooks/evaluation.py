@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
+
+from absl import logging
 
 from engine.hooks.base import Moment, Periodic
 
@@ -22,9 +25,18 @@ def averaged_weights(trainer):
 
 
 def evaluate(strategy, trainer) -> dict[str, float]:
-    """The metrics' means over the whole evaluation set that is bound to the strategy; waits for them."""
+    """The metrics' means over the whole evaluation set that is bound to the strategy; waits for them.
+
+    Warns of those that are not finite.
+    """
     with averaged_weights(trainer):
-        return strategy.evaluate().means()
+        found = strategy.evaluate().means()
+    wrong = [f"{name} is {value}" for name, value in sorted(found.items()) if not math.isfinite(value)]
+    if wrong and strategy.is_chief:
+        logging.warning(
+            "evaluation: %s; look at the evaluation data, lower the learning rate or set clip_norm", ", ".join(wrong)
+        )
+    return found
 
 
 class Evaluation(Periodic):

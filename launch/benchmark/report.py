@@ -107,7 +107,12 @@ def _quality(row: Row) -> list[list[str]]:
     results = {peer: row.measured[peer][0] for peer in SETTINGS if peer in row.measured}
     results[OURS] = row.measured["quality"][0]["eval"]
     title, metric = f"{row.workload.title}, {row.precision}", row.workload.metric
-    return [[title, peer, f"{each['loss']:.4f}", f"{each[metric]:.4f}"] for peer, each in results.items()]
+    return [[title, peer, _decimals(each["loss"]), _decimals(each[metric])] for peer, each in results.items()]
+
+
+def _decimals(value: float | None) -> str:
+    """Four; a dash for what was not finite."""
+    return "–" if value is None else f"{value:.4f}"
 
 
 def _commands(rows: Sequence[Row], command: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -69,6 +71,20 @@ def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
     write_json(tmp_path / config.FILE_NAME, trained.about())
     for given in ((), ("--model=Line",)):
         assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).model_arg == {"units": 5}
+
+
+def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
+    class Line:
+        def __init__(self, most=1.0, least=(0.0,)):
+            pass
+
+    given = ("--input=digits", "--model_arg=most=inf", "--model_arg=least=-inf,2")
+    trained = asked(*given, script=Line)
+    write_json(tmp_path / config.FILE_NAME, trained.about())
+    assert config.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
+    found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
+    assert found.model_arg == {"most": math.inf, "least": [-math.inf, 2]}
+    assert found.deciding() == trained.deciding()
 
 
 @pytest.mark.parametrize("mode", ["eval", "export"])

@@ -1,6 +1,7 @@
 """Files are there whole or not at all; what is no file is written to."""
 
 import json
+import math
 import os
 import threading
 
@@ -38,6 +39,15 @@ def test_a_device_stays_one(tmp_path):
     files.write_json(link, {"a": 1})
     assert link.is_symlink()
     assert link.is_char_device()
+
+
+def test_what_json_has_no_number_for_is_null(tmp_path):
+    values = {"a": math.nan, "b": [1.5, {"c": -math.inf}], "d": "NaN"}
+    as_read = {"a": None, "b": [1.5, {"c": None}], "d": "NaN"}
+    files.write_json(tmp_path / "one.json", values)
+    files.append_json_line(tmp_path / "all.jsonl", values)
+    for path in (tmp_path / "one.json", tmp_path / "all.jsonl"):
+        assert json.loads(path.read_text(), parse_constant=pytest.fail) == as_read
 
 
 def test_a_module_that_cannot_be_read_is_told_where_it_is_asked_for(tmp_path, monkeypatch):

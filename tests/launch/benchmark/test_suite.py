@@ -52,6 +52,13 @@ def test_what_failed_is_said_and_has_no_ratio():
     assert "- mlp one_device float32 crankshaft: exit code 1: no memory" in text
 
 
+def test_a_loss_that_was_not_finite_is_a_dash():
+    row = Row("mlp", ONE, "float32", {"quality": [{"eval": {"loss": None, "accuracy": 0.125}}]})
+    text = report.markdown(Suite([row], 1, 1.0, True, {}), ABOUT, {})
+    [line] = [line for line in text.splitlines() if line.endswith("| 0.1250 |")]
+    assert cells(line)[2:] == ["–", "0.1250"]
+
+
 def test_a_tuned_setting_that_is_far_behind_is_not_measured_again():
     row = Row("mlp", ONE, "float32", {"fit": measured(1), "fit_tuned": measured(100), "fit_tuned_xla": measured(84)})
     assert [peer for peer in row.peers if row.is_hopeless(peer)] == ["fit_tuned_xla"]
