@@ -1,6 +1,10 @@
 """Learning rates over the steps of a run: Keras schedules found by name, and a linear warm-up for
 all of them. Made on the host, called in replica code with the number of updates applied so far."""
 
+import itertools
+import math
+import numbers
+
 import tensorflow as tf
 
 from engine.optimizers import names
@@ -63,8 +67,9 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
         cosine: alpha=0.0 (the last rate as a share of the first), decay_steps.
         exponential: decay_rate=0.1, decay_steps, staircase=False.
         polynomial: end_learning_rate=0.0, power=1.0, decay_steps.
-        piecewise: boundaries (steps), values (rates as they are, one more than the boundaries;
-          by default each is a tenth of the one before, beginning with learning_rate).
+        piecewise: boundaries (steps, each later than the one before), values (rates as they are,
+          one more than the boundaries; by default each is a tenth of the one before, beginning
+          with learning_rate).
 
     Returns: a Keras LearningRateSchedule: (integer scalar step) -> float32 scalar.
 
@@ -109,6 +114,12 @@ def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
     boundaries = list(boundaries)
     if not boundaries:
         raise ValueError("schedule piecewise has no boundaries; name the steps where the rate changes")
+    numeric = all(isinstance(boundary, numbers.Real) for boundary in boundaries)
+    if not (numeric and boundaries[0] >= 0 and all(a < b for a, b in itertools.pairwise([*boundaries, math.inf]))):
+        raise ValueError(
+            f"schedule piecewise has boundaries {', '.join(map(str, boundaries))}; use steps from 0 on, each later "
+            "than the one before"
+        )
     if values is None:
         values = [learning_rate * 0.1**i for i in range(len(boundaries) + 1)]
     if len(values) != len(boundaries) + 1:

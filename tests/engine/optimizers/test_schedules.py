@@ -88,6 +88,11 @@ def test_schedules_compile_under_xla():
         ({"name": "cosine", "warmup_steps": -1}, "warmup_steps=-1 is negative"),
         ({"name": "piecewise"}, "no boundaries"),
         ({"name": "piecewise", "boundaries": [5], "values": [1.0]}, "1 values; use 2 values"),
+        ({"name": "piecewise", "boundaries": [10, 5]}, "boundaries 10, 5; use steps from 0 on, each later than the"),
+        ({"name": "piecewise", "boundaries": [5, 5]}, "boundaries 5, 5; use steps from 0 on, each later"),
+        ({"name": "piecewise", "boundaries": [-5, 5]}, "boundaries -5, 5; use steps from 0 on"),
+        ({"name": "piecewise", "boundaries": [5, float("inf")]}, "boundaries 5, inf; use steps from 0 on"),
+        ({"name": "piecewise", "boundaries": ["half"]}, "boundaries half; use steps from 0 on"),
     ],
 )
 def test_a_mistake_is_answered_with_the_cure(arguments, message):
