@@ -224,7 +224,7 @@ def _define_when_and_what_is_shown() -> None:
     when(_string, "monitor", "eval_loss", "What best checkpoint, early stopping and plateau watch.")
     when(_integer, "early_stopping_patience", 0, "Stop after so many evaluations without improvement.", **_COUNT)
     when(_integer, "reduce_lr_patience", 0, "Lower the rate after so many evaluations without improvement.", **_COUNT)
-    when(_number, "reduce_lr_factor", 0.1, "Times this.", lower_bound=0)
+    when(_number, "reduce_lr_factor", 0.1, "Times this, down to a thousandth in all.", lower_bound=0)
 
     show = _group("What is shown and checked")
     show(_enum, "progress", "auto", "Live bar, plain lines, or none.", enum_values=("auto", "bar", "plain", "off"))

@@ -9,6 +9,7 @@ from absl import logging
 from engine.hooks.base import Moment, Periodic
 from engine.metrics import Sums
 
+_ROUNDING = 1e-6  # of a float32, which a scale is kept as
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}
 
 
@@ -143,7 +144,7 @@ class ReduceLearningRate(Patient):
 
     Args:
       factor: between 0 and 1, exclusive.
-      min_scale: the scale is never lowered past it.
+      min_scale: the scale is never lowered past it; a warning says once where it would have been.
       monitor, patience, and `Monitor`'s own by keyword.
     """
 
@@ -155,19 +156,34 @@ class ReduceLearningRate(Patient):
             raise ValueError(f"factor={factor} does not lower a learning rate; use one between 0 and 1, such as 0.5")
         self.factor = factor
         self.min_scale = min_scale
+        self._warned = False
 
     def act_on_plateau(self, moment: Moment) -> None:
         self.waited = 0
+        least = []
         for name, optimizer in moment.state.trainer.optimizers.items():
             scale = float(optimizer.learning_rate_scale.numpy())
+            if scale <= self.min_scale * (1 + _ROUNDING):
+                least.append(name)
+                continue
             lower = max(scale * self.factor, self.min_scale)
-            if lower < scale:
-                optimizer.learning_rate_scale.assign(lower)
-                logging.info(
-                    "step %d: %s has not improved for %d evaluations: the learning rate of %s is scaled by %.3g now",
-                    moment.step,
-                    self.monitor,
-                    self.patience,
-                    name,
-                    lower,
-                )
+            optimizer.learning_rate_scale.assign(lower)
+            logging.info(
+                "step %d: %s has not improved for %d evaluations: the learning rate of %s is scaled by %.3g now",
+                moment.step,
+                self.monitor,
+                self.patience,
+                name,
+                lower,
+            )
+        if least and not self._warned and moment.strategy.is_chief:
+            self._warned = True
+            logging.warning(
+                "step %d: %s has not improved for %d evaluations, and the learning rate of %s, scaled by %.3g, is not "
+                "lowered further",
+                moment.step,
+                self.monitor,
+                self.patience,
+                ", ".join(least),
+                self.min_scale,
+            )

@@ -137,6 +137,15 @@ def test_learning_rate_falls_on_each_plateau_down_to_the_least_scale(mlp):
     assert float(optimizer.current_learning_rate()) == pytest.approx(0.5 * 0.2)
 
 
+def test_a_plateau_at_the_least_scale_is_said_once(mlp, caplog):
+    reduce = ReduceLearningRate("eval_loss", 2, factor=0.01)
+    with caplog.at_level("INFO", logger="absl"):
+        run(mlp(learning_rate=0.5), [Values("loss", [1] * 11), reduce], 11)
+    said = [(each.levelname, each.getMessage().split(": ")[0]) for each in caplog.records if "scaled" in each.message]
+    assert said == [("INFO", "step 3"), ("INFO", "step 5"), ("WARNING", "step 7")]
+    assert "the learning rate of optimizer, scaled by 0.001, is not lowered further" in caplog.text
+
+
 def test_plateau_is_counted_over_a_restart(mlp, tmp_path):
     """Nine steps straight, and four, a new process and five, lower the rate alike."""
 
