@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -22,6 +23,15 @@ AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
 
+
+class Path(flags.ArgumentParser):
+    """A flag's value as a path: a leading ~ is a home, which a shell leaves as it is after --NAME=."""
+
+    def parse(self, argument: str) -> str:
+        return os.path.expanduser(argument)
+
+
+_path = functools.partial(flags.DEFINE, Path())
 _string, _integer, _number = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
 _boolean, _enum, _repeated = flags.DEFINE_bool, flags.DEFINE_enum, flags.DEFINE_multi_string
 _COUNT = {"lower_bound": 0}
@@ -51,7 +61,7 @@ def _define_what() -> None:
     run = _group("The run")
     run(_enum, "mode", "train_and_eval", "What to do.", enum_values=MODES)
     run(
-        _string,
+        _path,
         "run_dir",
         None,
         "Checkpoints, TensorBoard files, config and result live here; an existing run resumes.",
@@ -60,17 +70,17 @@ def _define_what() -> None:
     run(_integer, "train_steps", None, "Updates in all. One of --train_steps and --train_epochs.", **_COUNT)
     run(_number, "train_epochs", None, "Passes over the training data in all; 10 if neither is given.", lower_bound=0)
     run(_boolean, "allow_changed_config", False, "Resume a run_dir although its configuration was another.")
-    run(_string, "result_json", None, "Write the result here too.")
+    run(_path, "result_json", None, "Write the result here too.")
 
     model = _group("Model")
     model(_string, "model", None, "A module in models/ (a script of your own brings its Trainer).")
     model(_repeated, "model_arg", [], "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.")
-    model(_string, "init_from", None, "Start from the weights (no more) of this run or checkpoint.")
+    model(_path, "init_from", None, "Start from the weights (no more) of this run or checkpoint.")
 
     data = _group("Input")
     data(_string, "input", None, "A module in input/ (a script of your own may bring its data).")
     data(_repeated, "input_arg", [], "NAME=VALUE for the input, e.g. examples=10000. Repeatable.")
-    data(_string, "data_dir", None, "Where the input's files are.")
+    data(_path, "data_dir", None, "Where the input's files are.")
     data(_integer, "global_batch_size", 64, "Examples an update, over all replicas.", lower_bound=1)
     data(_integer, "eval_batch_size", 512, "Examples an evaluation step, over all replicas.", lower_bound=1)
     data(_integer, "resident_data_mb", 1024, "Arrays up to so many MiB are kept on each device.", **_COUNT)
@@ -240,7 +250,7 @@ def _define_when_and_what_is_shown() -> None:
 
     modes = _group("Modes other than training")
     modes(_string, "eval_checkpoint", "latest", "eval: latest, best, all, or a step.")
-    modes(_string, "export_dir", None, "export: where the SavedModel goes; run_dir/export if not given.")
+    modes(_path, "export_dir", None, "export: where the SavedModel goes; run_dir/export if not given.")
 
 
 def _define_benchmark() -> None:
@@ -270,9 +280,9 @@ def _define_benchmark() -> None:
         "that belongs to a value has a backslash before it.",
     )
     bench(_boolean, "profile", False, "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.")
-    bench(_string, "result_jsonl", None, "Add the result to this file, one line a run.")
-    bench(_string, "result_html", None, "Write a report with charts here: one file that needs no network.")
-    bench(_string, "baseline", None, "A result of before (--result_json) to compare with.")
+    bench(_path, "result_jsonl", None, "Add the result to this file, one line a run.")
+    bench(_path, "result_html", None, "Write a report with charts here: one file that needs no network.")
+    bench(_path, "baseline", None, "A result of before (--result_json) to compare with.")
     bench(_string, "baseline_cmd", None, "A command to compare with, run in turn with this one: A B A B.")
     bench(
         _number,

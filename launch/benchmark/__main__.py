@@ -39,7 +39,8 @@ def _define_flags() -> None:
     flags.DEFINE_integer("rounds", 3, "Measurements of each peer, in turn.", lower_bound=1, **own)
     flags.DEFINE_float("seconds", 5.0, "Steady state of each measurement.", lower_bound=0.1, upper_bound=1e4, **own)
     flags.DEFINE_bool("quick", False, "One round of a second each, no losses compared: whether all of it runs.", **own)
-    flags.DEFINE_string("output_dir", "docs/benchmarks", "Where the table and the figures are written.", **own)
+    written = "Where the table and the figures are written."
+    flags.DEFINE(our_flags.Path(), "output_dir", "docs/benchmarks", written, **own)
 
 
 _define_flags()

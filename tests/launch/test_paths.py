@@ -6,7 +6,10 @@ import errno
 import re
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
+from launch import flags as our_flags
 from launch import paths
 from launch.errors import UsageError
 
@@ -41,6 +44,32 @@ def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypa
     with pytest.raises(UsageError, match=re.escape(f"--run_dir=first, which is {folder}/first, has a [ in it")):
         paths.check({**NONE, "run_dir": "first"})
     paths.check({**NONE, "data_dir": "first", "result_json": "a.json"})
+
+
+def test_each_flag_of_a_path_is_checked():
+    names = [name for group in our_flags.GROUPS.values() for name in group]
+    assert {name for name in names if isinstance(flags.FLAGS[name].parser, our_flags.Path)} == set(FLAGS)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_home_is_found_as_by_a_shell(name, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, meant in (("~/x", "/home/me/x"), ("~", "/home/me"), ("./~/x", "./~/x"), ("x~/~", "x~/~"), ("", "")):
+        with flagsaver.flagsaver():
+            flags.FLAGS(["launch.train", f"--{name}={given}"])
+            assert flags.FLAGS[name].value == meant
+
+
+def test_a_run_in_a_home_is_printed_as_it_is(crank, tmp_path, monkeypatch):
+    """Its logs, which launch.local keeps, lie there too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text("from launch import train\n\ntrain.main()\n")
+    asked = ("--", tmp_path / "task.py", "--run_dir=~/run", "--data_dir=~/none", "--model=mlp", "--input=digits")
+    outcome = crank("launch.local", "--workers=1", *asked, script="-m", tensorflow=False)
+    assert f"--data_dir={tmp_path}/none does not exist" in outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "task.py"]
+    assert (tmp_path / "run" / "logs").is_dir()
 
 
 def test_other_paths_are_let_through():
