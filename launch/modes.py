@@ -22,6 +22,7 @@ from engine.summaries import TensorBoard
 from engine.summaries.probe import Probe
 from launch import config as configs
 from launch import export as exports
+from launch import results
 from launch.errors import UsageError
 from launch.files import write_json
 from launch.process import EXIT_CODES, Signals
@@ -171,6 +172,8 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
         newest = _newest(session, session.checkpoints)
         if newest is None and (problem := session.checkpoints.problem()):
             raise UsageError(_unreadable(session, problem))
+        if newest is None:
+            _check_beginning(session)
         session.checkpoints.clean()
         session.best.clean()
         if newest:
@@ -185,8 +188,31 @@ def _unreadable(session: Session, problem: str) -> str:
     weights = f"{best.directory} or other weights" if best.latest() else "other weights"
     return (
         f"no checkpoint in {directory} can be read ({problem}); mend it, train on from {weights} with --init_from in a "
-        "new --run_dir, or remove the folder to begin anew"
+        f"new --run_dir, or remove {session.config.run_dir} to begin anew"
     )
+
+
+def _check_beginning(session: Session) -> None:
+    """A run without a checkpoint begins anew, which is a mistake where those that it had are gone.
+
+    A best checkpoint alone may be what a process has left that was killed before its first other one.
+    """
+    best, run_dir = session.best.latest(), session.config.run_dir
+    if best is None:
+        return
+    # The second save of the others waits for the first, and at the same step the best one is saved before it.
+    every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
+    if best.step > 2 * every or results.step_of(os.path.join(run_dir, "result.json")):
+        raise UsageError(
+            f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
+            f"with; remove {run_dir} or use another --run_dir, with --init_from={session.best.directory} to train on "
+            "from there"
+        )
+    if session.strategy.is_chief:
+        logging.warning(
+            "%s has no checkpoint but best/%s: the run begins anew, and that one stays until there is a better one",
+            *(run_dir, best.name),
+        )
 
 
 def _newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,3 +23,12 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         append_json_line(path, result)
     if path := values["result_html"]:
         html.write(path, result)
+
+
+def step_of(path: str) -> int:
+    """The updates done by the run whose result is there; 0 where there is none that can be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return int(json.load(file)["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
