@@ -8,6 +8,11 @@ A script of your own becomes such a program by `train.main(MyTrainer, data=my_da
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main` can answer Ctrl-C, it ends the process without a word
+
 import contextlib
 import gc
 import os
@@ -214,4 +219,6 @@ def _explain(error: Exception, debug: bool) -> int:
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

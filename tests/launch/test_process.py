@@ -11,6 +11,7 @@ import pytest
 
 from launch import explanations, process
 from launch.errors import UsageError
+from tests.launch.conftest import ROOT, Program
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,21 @@ def test_what_is_used_before_tensorflow_starts_does_not_start_it():
     modules = "launch.train, launch.local, engine.cpus, engine.errors"
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_path):
+    absl = tmp_path / "absl"
+    absl.mkdir()
+    (absl / "__init__.py").write_text("import time\n\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = Program(["-m", "launch.train"], tmp_path / "program", environment)
+    try:
+        program.until(lambda: "importing" in program.out)
+        program.send(signal.SIGINT)
+        outcome = program.wait()
+    finally:
+        program.end()
+    assert (outcome.code, outcome.err) == (-signal.SIGINT, "")
 
 
 TWICE_AT_ONCE = """
