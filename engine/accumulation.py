@@ -117,7 +117,9 @@ def _cut(batch, size, i, parts):
 
     def rows(x):
         rest = x.shape.rank - 1
-        return tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
+        part = tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
+        part.set_shape([None, *x.shape[1:]])  # which a slice of a length that is not known yet has lost
+        return part
 
     return tf.nest.map_structure(rows, batch)
 

@@ -104,6 +104,15 @@ def test_a_trainer_learns_the_same_from_micro_batches(bench, steps, replicas, ji
         np.testing.assert_allclose(a, b, **CLOSE)
 
 
+def test_a_trainer_learns_the_same_from_micro_batches_of_a_dataset(bench):
+    """Whose batches' size is not known when the step of three replicas is traced."""
+    source = tf.data.Dataset.from_tensor_slices(data())
+    common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1, "shuffle": False}
+    whole = bench(Mlp((8,)), source, 16, **common)
+    parts = bench(Mlp((8,)), source, 16, 3, accumulate_steps=2, **common)
+    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
+
+
 class Bag(Trainer):
     """Rows of a table, averaged: gradients of the table are sparse."""
 
