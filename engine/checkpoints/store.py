@@ -289,20 +289,34 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
 
 
 def _find_prefix(path: str) -> str:
-    if os.path.exists(path + ".index"):
-        for manifest in manifests.read_all(os.path.dirname(path))[0]:
-            if manifest.prefix == path and (problem := manifest.problem()):
-                raise CheckpointError(f"{problem}, in {os.path.dirname(path)}; use another checkpoint")
+    if any(os.path.exists(path + ending) for ending in (".index", manifests.SUFFIX)):
+        if problem := _sealed_problem(path):
+            raise CheckpointError(f"{problem}, in {os.path.dirname(path)}; use another checkpoint")
         return path
+    problems = []
     for directory in (os.path.join(path, "checkpoints"), path):
         reader = Checkpoints(directory, tf.train.Checkpoint(), keep=None, about={})
         if (manifest := reader.latest()) is not None:
             return manifest.prefix
-    if (plain := tf.train.latest_checkpoint(path)) is not None:
+        if problem := reader.problem():
+            problems.append(f"no checkpoint in {directory} can be read ({problem}); mend it, or use another checkpoint")
+    if (plain := tf.train.latest_checkpoint(path)) is not None and _sealed_problem(plain) is None:
         return plain
+    if problems:
+        raise CheckpointError(problems[0])
     raise CheckpointError(
         f"no valid checkpoint at {path}; expected a run's directory, its checkpoints/, or a path such as .../ckpt-1000"
     )
+
+
+def _sealed_problem(prefix: str) -> str | None:
+    """What is wrong with a checkpoint by its manifest; None where nothing is, or TensorFlow alone wrote it."""
+    if not os.path.exists(prefix + manifests.SUFFIX):
+        return None
+    try:
+        return manifests.read(prefix + manifests.SUFFIX).problem()
+    except CheckpointError as error:
+        return str(error)
 
 
 def _jsonable(name: str, value: dict) -> dict:

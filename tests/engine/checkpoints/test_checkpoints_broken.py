@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from engine.checkpoints import CheckpointError, Checkpoints
+from engine.checkpoints import CheckpointError, Checkpoints, load_weights
 from engine.checkpoints import manifest as manifests
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
@@ -118,6 +118,32 @@ def test_a_broken_checkpoint_asked_for_by_name_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="expected sha256"):
         checkpoints.restore(manifest)
     assert bits(state) == before
+
+
+@pytest.mark.parametrize("break_it", [truncate, flip_a_bit, remove_the_index, halve_the_manifest, another_format])
+def test_weights_are_taken_from_no_broken_checkpoint(tmp_path, break_it):
+    saved(tmp_path / "checkpoints", [2])
+    pattern = break_it(tmp_path / "checkpoints")
+    state = make_state()
+    before = bits(state)
+    for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "ckpt-2"):
+        with pytest.raises(CheckpointError, match=pattern) as caught:
+            load_weights(path, state.trainer.model)
+        assert str(tmp_path / "checkpoints") in str(caught.value)
+        assert str(caught.value).endswith("use another checkpoint")
+        assert len(str(caught.value).splitlines()) == 1
+    assert bits(state) == before
+
+
+def test_weights_are_taken_from_what_tensorflow_alone_wrote(tmp_path):
+    state = make_state()
+    fill(state, 1)
+    wanted = bits(state.trainer.model)
+    prefix = tf.train.CheckpointManager(state, str(tmp_path), max_to_keep=None).save()
+    for path in (tmp_path, prefix):
+        other = make_state()
+        load_weights(path, other.trainer.model)
+        assert bits(other.trainer.model) == wanted
 
 
 def test_what_a_killed_writer_leaves_is_cleaned_and_the_rest_stays(tmp_path):
