@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     per_epoch = train_feed.order.steps_per_epoch
     train_steps = config.train_steps
     if train_steps is None:
-        train_steps = math.ceil(config.train_epochs * per_epoch)
+        train_steps = math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)  # as written: 1.1 is 11/10
     train_steps = max(1, train_steps)
     if trainer_class is None:
         trainer_class = named_class(config)

@@ -81,6 +81,13 @@ def test_train_mode_evaluates_nothing(inside, tmp_path):
     assert not (tmp_path / "best").exists() or not runs.steps(tmp_path, "best")
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [("1.1", 110), ("2.2", 220), ("1.101", 111), ("1e-05", 1), ("2", 200)])
+def test_parts_of_epochs_are_as_many_steps_as_they_are_written(inside, tmp_path, epochs, steps):
+    data = ("--input=synthetic", "--input_arg=examples=100", "--global_batch_size=1", "--jit=off")
+    inside("--model=logistic", *data, "--mode=train", f"--train_epochs={epochs}", f"--run_dir={tmp_path}").ok()
+    assert runs.steps(tmp_path) == [steps]
+
+
 def test_a_run_of_one_call_has_that_calls_rate(inside, tmp_path):
     inside(*MLP, "--mode=train", "--train_steps=1", f"--result_json={tmp_path}/r.json").ok()
     assert json.loads((tmp_path / "r.json").read_text())["steps_per_sec"] > 0
