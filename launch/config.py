@@ -23,7 +23,7 @@ DECIDING = (
     "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
     "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
     "ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
-    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer"
+    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer auto_shard_policy"
 ).split()
 # When something is due that reads the weights.
 PERIODS = (
@@ -271,9 +271,10 @@ def read(run_dir: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file, parse_constant=str)
-        # A flag that the version which made the run did not have yet was what it is by default.
-        defaults = {name: flags.FLAGS[name].default for name in DECIDING}
-        return {"flags": dict(found["flags"]), "deciding": {**defaults, **found["deciding"]}}
+        given = dict(found["flags"])
+        # A flag that did not decide yet was what the run had it at; one that was not there yet, what it is by default.
+        before = {name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}
+        return {"flags": given, "deciding": {**before, **found["deciding"]}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a configuration ({error}); remove it or use another --run_dir") from None
 

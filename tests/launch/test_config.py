@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import config
+from launch import checks, config
 from launch.config import Config
 from launch.errors import UsageError
 from launch.files import write_json
@@ -60,6 +61,28 @@ def test_the_same_given_again_keeps_what_belongs_to_it(run_dir):
 def test_what_belongs_to_another_is_not_taken_from_the_run(run_dir, given, names):
     found = asked("--mode=eval", f"--run_dir={run_dir}", given)
     assert not any(found.values[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("flag", "other"), [("shuffle_buffer", "7"), ("auto_shard_policy", "file"), ("global_batch_size", "7")]
+)
+def test_what_decides_a_datasets_order_is_the_runs(run_dir, flag, other):
+    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
+    with pytest.raises(UsageError, match=rf"is a run of another configuration \({flag}: \w+ -> {other}\)"):
+        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--{flag}={other}"))
+
+
+@pytest.mark.parametrize(("was", "now"), [("file", "file"), (None, "auto")])
+def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, was, now):
+    path = run_dir / config.FILE_NAME
+    before = json.loads(path.read_text())
+    del before["deciding"]["auto_shard_policy"], before["flags"]["auto_shard_policy"]
+    if was:
+        before["flags"]["auto_shard_policy"] = was
+    path.write_text(json.dumps(before))
+    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--auto_shard_policy={now}"))
+    with pytest.raises(UsageError, match=f"auto_shard_policy: {now} -> data"):
+        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data"))
 
 
 def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
