@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
 from engine.order import Order, SharedOrder, replica_part
+from engine.randomness import epoch_seed
 
 _HUGE_PAGE = 2 << 20  # bytes
 
@@ -189,8 +190,7 @@ class RepeatedFeed:
 class DatasetFeed:
     """A user's `tf.data.Dataset` of single examples, by `experimental_distribute_dataset`.
 
-    An epoch is shuffled by seed + epoch and batched; the position is the step: a resumed run skips the batches before
-    it, which costs reading them.
+    An epoch is shuffled and batched; the position is the step: a resumed run reads and skips the batches before it.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -259,12 +259,12 @@ class DatasetFeed:
         return self._shuffled(epoch).batch(order.batch_size, drop_remainder=order.drop_remainder)
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        order, dataset = self.order, self._dataset
-        if order.seed is not None:
+        seed, dataset = self.order.seed, self._dataset
+        if seed is not None:
             # Of this function's graph alone. TensorFlow mixes it in, and compares it with 0 in a way that fails where
             # the other seed is a tensor.
             tf.compat.v1.set_random_seed(1)
-            dataset = dataset.shuffle(self._shuffle_buffer, seed=order.seed + epoch, reshuffle_each_iteration=False)
+            dataset = dataset.shuffle(self._shuffle_buffer, epoch_seed(seed, epoch), reshuffle_each_iteration=False)
         return dataset
 
 

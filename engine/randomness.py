@@ -33,6 +33,12 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> 
     return tf.stack([tf.bitwise.bitwise_and(first, 0x7FFFFFFF), tf.cast(step, tf.int64) * _DRAWS_PER_STEP])
 
 
+def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """A seed for an epoch's shuffle, scalar int64: neighbouring seeds' epochs have none in common. `epoch` is int64."""
+    key = tf.stack([tf.constant(seed, tf.int64), epoch])
+    return tf.random.stateless_uniform([], key, minval=None, maxval=None, dtype=tf.int64, alg="philox")
+
+
 def seed_generators(model) -> list:
     """The Keras `SeedGenerator`s of a model's layers, in the order of the layers, each once."""
     found = []

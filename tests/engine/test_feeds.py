@@ -186,6 +186,17 @@ def test_epochs_differ(bench, kind):
     assert batches[:5] != batches[5:]
 
 
+@pytest.mark.parametrize("kind", ["resident", "dataset"])
+def test_seeds_have_no_epoch_in_common(bench, kind):
+    found = []
+    for seed in (0, 1, 2, 2**32 - 1):
+        made = bench(Recorder(), dataset(26) if kind == "dataset" else arrays(26), 6, seed=seed)
+        made.train(15)
+        batches = joined(seen(made))
+        found += [batches[:5], batches[5:10], batches[10:]]
+    assert all(found.count(epoch) == 1 for epoch in found)
+
+
 def test_a_feed_may_jump_back_and_forth(bench, reference):
     """As measuring loops or a rollback do."""
     made = bench(Recorder(), arrays(26), 6, 2, feed=STREAMED, block_steps=2, seed=3)
