@@ -14,7 +14,7 @@ class StepOptions:
     """The settings of `Trainer`'s step.
 
     Attributes:
-      seed: the run's only source of randomness.
+      seed: the run's only source of randomness, from 0 to 2^31 - 1.
       precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
       optimizer, optimizer_args: a name for `engine.optimizers.build` and its arguments.
       learning_rate, schedule, schedule_args, warmup_steps, total_steps: see `engine.optimizers.schedules.build`.

@@ -19,7 +19,7 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> 
     """A seed for `tf.random.stateless_*` ops and Keras's generators.
 
     Args:
-      seed: the run's seed.
+      seed: the run's seed, below 2^31: higher bits change nothing.
       step: scalar int64, the global step.
       replica: scalar int32, the replica's id in the whole strategy.
       salt: which use of randomness in the step this is.

@@ -56,6 +56,10 @@ MISTAKES = {
     "a word for a number": ([*RUN, "--learning_rate=high"], ["--learning_rate=high", "a number"]),
     "a word for yes or no": ([*RUN, "--debug=maybe"], ["--debug=maybe", "true or false"]),
     "a negative count": ([*RUN, "--train_steps=-3"], ["--train_steps=-3", "non-negative"]),
+    "a seed of more bits than are drawn from": (
+        [*RUN, "--seed=2147483648"],
+        ["--seed=2147483648", "in the range [0, 2147483647]", "see --help"],
+    ),
     "a batch of nothing": ([*RUN, "--global_batch_size=0"], ["--global_batch_size=0", "positive"]),
     "a flag without its value": ([*RUN, "--train_steps"], ["--train_steps", "Missing value"]),
     "a rate that is no number": ([*RUN, "--learning_rate=nan"], ["--learning_rate=nan is not finite"]),
