@@ -18,8 +18,8 @@ import time
 import zlib
 from typing import NamedTuple
 
-_MAX_BYTES = 2048  # of a datagram; ours are under 700
-_MAX_LINE = 400  # characters of a farewell that travel
+_MAX_BYTES = 4096  # of a datagram; ours are under 700, or 2700 if JSON has to escape each byte of a farewell
+_MAX_LINE = 400  # bytes of a farewell that travel, in UTF-8
 _PROBE_SECONDS = 0.5
 
 
@@ -91,8 +91,9 @@ class Peers:
         """Sends this worker's state to all others. What is lost on the way is told again the next time."""
         message = {"job": self._job, "worker": self.worker, "step": step, "beats": beats, "arrived": arrived}
         if farewell is not None:
-            message |= {"farewell": farewell[:_MAX_LINE], "lost": lost}
-        data = json.dumps(message).encode()
+            line = farewell.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
+            message |= {"farewell": line, "lost": lost}
+        data = json.dumps(message, ensure_ascii=False).encode()
         for other in self._others:
             if other not in self._where:
                 self._find()  # a host whose name was not known yet
