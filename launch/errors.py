@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 import sys
 
 EXIT_FAILED = 1  # the run failed: not finite, a write that failed
@@ -21,6 +22,14 @@ def nearest(found: str, known, otherwise: str | None = None) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; of those between SIGRTMIN and SIGRTMAX, which have no name, "signal 35"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def fail(code: int, line: str) -> int:

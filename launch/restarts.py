@@ -11,7 +11,7 @@ import dataclasses
 import signal
 import time
 
-from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLOWER, EXIT_TERMINATED, EXIT_USAGE
+from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLOWER, EXIT_TERMINATED, EXIT_USAGE, signal_name
 
 # A task that somebody else asked to end: saved, or ended before it could catch the signal.
 _ASKED_TO_END = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGINT, -signal.SIGTERM)
@@ -47,7 +47,7 @@ class Ending:
 
     def __str__(self) -> str:
         if self.code < 0:
-            return f"{self.task} was killed by {_signal_name(-self.code)}"
+            return f"{self.task} was killed by {signal_name(-self.code)}"
         return f"{self.task} ended with exit code {self.code}"
 
 
@@ -239,10 +239,3 @@ class Servers(Synchronous):
 def _pause(count: int) -> float:
     """0 for none, then 1, 2, 4 s and so on."""
     return min(2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS) if count else 0.0
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

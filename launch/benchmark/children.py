@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
 from launch.guard import Guard
 from launch.output import last_lines
 from launch.process import SAME_REQUEST_SECONDS
@@ -195,7 +195,7 @@ def _wait(
         codes = [child.poll() for child in started]
         for place, code in enumerate(codes):
             if code:
-                return place, f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+                return place, f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
         if all(code == 0 or server for code, server in zip(codes, serves, strict=True)):
             return None
         if deadline is not None and time.monotonic() > deadline:

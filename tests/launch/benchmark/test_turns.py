@@ -15,6 +15,7 @@ import pytest
 from engine.benchmark.statistics import Call, columns, describe_round, summarize
 from launch.benchmark import children, schema, turns
 from launch.process import SAME_REQUEST_SECONDS
+from launch.restarts import Ending
 
 BENCHMARK = ("--mode=benchmark", "--model=mlp", "--input=synthetic")
 
@@ -161,3 +162,11 @@ def test_a_signal_that_comes_twice_at_once_stops_once():
             assert later
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, "signal 35")])
+def test_what_kills_a_measurement_is_named_whether_it_has_a_name_or_not(number, name):
+    process = children.Process([sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
+    with pytest.raises(children.MeasurementFailed, match=f"^killed by {name}$"):
+        children.run_together([process], environment=os.environ)
+    assert str(Ending("worker 1", -number)) == f"worker 1 was killed by {name}"
