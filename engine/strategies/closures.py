@@ -61,7 +61,7 @@ class Returned(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What a worker computes with (`engine.wire.Pull`): variables, and how far optimizers are."""
+    """What a worker computes with (`engine.pull.Pull`): variables, and how far optimizers are."""
 
     packs: list[tf.Tensor]
     progress: list[tf.Tensor]
