@@ -122,6 +122,11 @@ class Config:
         return bool(self.run_dir) and self.trains and self.is_chief
 
     @property
+    def writes_best(self) -> bool:
+        """Whether the best checkpoint is for this process to write: where there is an evaluator, for that one alone."""
+        return self.cluster is None or self.looks_on or not self.cluster.job("evaluator")
+
+    @property
     def why_no_jit(self) -> str | None:
         """Why XLA can't be used with these flags, or None if it can."""
         checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None

@@ -261,9 +261,10 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated):
         return None, None
     about = {**config.about(), "strategy": strategy.describe()}
     folder = os.path.join(config.run_dir, "checkpoints")
-    common = {"about": about, "writes": strategy.is_chief}
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, **common)
-    best = Checkpoints(os.path.join(config.run_dir, "best"), state.checkpoint, keep=1, **common)
+    writes = strategy.is_chief
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writes=writes)
+    folder, writes = os.path.join(config.run_dir, "best"), writes and config.writes_best
+    best = Checkpoints(folder, state.checkpoint, keep=1, about=about, writes=writes)
     return checkpoints, best
 
 

@@ -11,6 +11,7 @@ from launch import cluster as clusters
 from launch.errors import UsageError
 from launch.restarts import Ending, Patience, Servers, Synchronous
 from launch.shares import free_ports
+from tests import runs
 
 JOBS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4", "h:5"], "evaluator": ["h:6"]}
 
@@ -154,3 +155,22 @@ def test_what_servers_cannot_do_is_one_line_before_tensorflow_starts(crank, monk
     for words in says:
         assert words in outcome.error
     assert outcome.code == 2
+
+
+@pytest.mark.parametrize("evaluator", [True, False])
+def test_where_there_is_an_evaluator_the_coordinator_leaves_the_best_checkpoint_to_it(
+    crank, monkeypatch, tmp_path, evaluator
+):
+    """What a killed writer leaves is, to another process, the same as what a live one has half written."""
+    half_written = tmp_path / "best" / "ckpt-9.index"
+    half_written.parent.mkdir()
+    half_written.write_bytes(b"half")
+    kinds = ["chief", "worker", "ps", *(["evaluator"] if evaluator else [])]  # which nobody waits for, nor starts here
+    jobs = {kind: [f"127.0.0.1:{port}"] for kind, port in zip(kinds, free_ports(len(kinds)), strict=True)}
+    flags = ("--model=logistic", "--input=digits", "--mode=train", "--train_steps=3", f"--run_dir={tmp_path}")
+    for kind in ("ps", "worker", "chief"):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": kind, "index": 0}}))
+        program = crank.start(*flags, "--strategy=parameter_server")
+    program.wait().ok()
+    assert runs.steps(tmp_path) == [3]
+    assert half_written.exists() == evaluator
