@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine import optimizers, randomness
+from engine import layer_state, optimizers, randomness
 from engine.accumulation import accumulate, side_by_side
 from engine.embeddings import Embedding
 from engine.gradients import Gradients, check_reached
@@ -19,6 +19,8 @@ from engine.options import StepOptions
 from engine.pull import Values
 from engine.reduction import ByReplica, Reduction
 from engine.variables import assign_local, held
+
+_HALVES = (tf.bfloat16, tf.float16)
 
 
 class Trainer(tf.Module):
@@ -72,7 +74,10 @@ class Trainer(tf.Module):
         return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:
-        """Returns (total, count) over this replica's examples: `engine.mean(losses)`, losses one an example."""
+        """Returns (total, count) over this replica's examples: `engine.mean(losses)`, losses one an example.
+
+        Outputs of 16 bits come as float32, here and in `metrics`.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} has no loss(self, outputs, batch); return engine.mean(losses)"
         )
@@ -150,7 +155,7 @@ class Trainer(tf.Module):
 
     def compute_metrics(self, batch) -> dict[str, Mean]:
         """The loss and the metrics of one batch, as in evaluation."""
-        outputs = self.forward(batch[0], training=False)
+        outputs = self._outputs(batch[0], training=False)
         return self._with_metrics(self.checked_loss(outputs, batch), outputs, batch)
 
     def summed_gradients(self, batch):
@@ -160,19 +165,18 @@ class Trainer(tf.Module):
     def compute_gradients(self, batch):
         """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics.
 
-        What the model's layers add to the loss (Keras's regularizers and `add_loss`) is added to the mean over the
-        global batch, once: here times this replica's count, which the division by the global count undoes. The metric
-        `loss` is that of `loss` alone, so that training and evaluation compare.
+        What layers add to the loss (Keras's regularizers and `add_loss`; not of layers that another step trains) is
+        added to the mean over the global batch, once: here times this replica's count, which the division by the global
+        count undoes. The metric `loss` is that of `loss` alone, so that training and evaluation compare.
         """
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
         alone = self.reduction.alone()
         with tf.GradientTape() as tape, self.pulled.in_use(self.trainable_variables, tape) as sources:
-            outputs = self.forward(batch[0], training=True)
+            outputs = self._outputs(batch[0], training=True)
             loss = self.checked_loss(outputs, batch)
             total = loss.total
-            if added := self.model.losses if hasattr(self, "model") else ():
-                self._check_added()
+            if added := self._added_losses():
                 total += loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added])
             total = self.loss_scale.scale(total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
@@ -181,14 +185,21 @@ class Trainer(tf.Module):
         gradients = Gradients(gradients, (loss.count,) if alone else ())
         return gradients, self._with_metrics(loss, outputs, batch)
 
-    def _check_added(self) -> None:
-        """What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one."""
-        if self.reduction.met_midway and any(layer._get_own_losses() for layer in self.model._flatten_layers()):
+    def _outputs(self, features, training: bool):
+        """In float32 what layers compute in 16 bits: a loss would lose too much, small probabilities for one."""
+        outputs = self.forward(features, training)
+        return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype in _HALVES else x, outputs)
+
+    def _added_losses(self) -> list[tf.Tensor]:
+        layers = layer_state.concerned(self.held_layers.values(), self.trainable_variables)
+        # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
+        if (added := layer_state.own_losses(layers)) and self.reduction.met_midway:
             raise ValueError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum up "
                 "statistics over replicas of one process; leave one of them out, or use a process for each replica "
                 "(--strategy=multi_worker)"
             )
+        return [*added, *layer_state.regularization(layers)]
 
     def checked_loss(self, outputs, batch) -> Mean:
         """`loss`, which has to be a (total, count) pair; its values are checked where `options.debug` asks for it."""
@@ -359,27 +370,12 @@ class Trainer(tf.Module):
     @property
     def steady_variables(self) -> list[tf.keras.Variable]:
         """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
-        moving = {id(variable) for variable in self.moving_statistics}
-        layers = self.held_layers.values()
-        found = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
-        return [variable for place, variable in found.items() if place not in moving]
+        return layer_state.steady_variables(list(self.held_layers.values()))
 
     @property
     def moving_statistics(self) -> list[tf.Variable]:
-        """Float variables that layers move in the forward pass, such as batch normalisation's mean and variance.
-
-        Those that a layer made as non-trainable. Frozen weights are not among them, nor is what a frozen
-        `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round what is constant.
-        """
-        found = {}
-        for outer in self.held_layers.values():
-            for layer in outer._flatten_layers():
-                constant = isinstance(layer, tf.keras.layers.Normalization)
-                constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
-                for variable in () if constant else layer._non_trainable_variables:
-                    if variable.value.dtype.is_floating:
-                        found[id(variable.value)] = variable.value
-        return list(found.values())
+        """Float variables that layers move in the forward pass, such as batch normalisation's mean and variance."""
+        return layer_state.moving_statistics(self.held_layers.values())
 
     def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None, pulled=None) -> None:
         """Replica code, before each train step: where we are, and this step's randomness.

@@ -14,9 +14,7 @@ class Classifier(Trainer):
         _, labels = batch
         if self.options.debug:
             _check(outputs, labels)
-        # In float32 whatever layers compute in: a softmax over 16-bit logits loses small probabilities.
-        logits = tf.cast(outputs, tf.float32)
-        return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+        return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=outputs))
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         _, labels = batch

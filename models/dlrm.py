@@ -68,7 +68,7 @@ class Model(Tabular):
         inputs = {"embedded": self.embedding(self.ids(features), training=training)}
         if self.num_numbers:
             inputs["numbers"] = self.numbers(features)
-        return tf.cast(self.model(inputs, training=training), tf.float32)[:, 0]
+        return self.model(inputs, training=training)[:, 0]
 
 
 class Products(tf.keras.layers.Layer):

@@ -72,23 +72,56 @@ class Penalised(Trainer):
         return mean(tf.square(outputs[:, 0] - 1))
 
 
+class PenalisedBeside(Penalised):
+    """The same in an encoder beside the model, and a model, with a regularizer, that another step would train."""
+
+    def build(self):
+        self.encoder, self.model = (tf.keras.Sequential([layer]) for layer in super().build_model().layers)
+        self.judge = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_regularizer=tf.keras.regularizers.L2(9.0))])
+        self.judge(self.model(self.encoder(self.example[0])))
+        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+
+    @property
+    def trainable_variables(self):
+        return [*self.encoder.trainable_variables, *self.model.trainable_variables]
+
+    def forward(self, features, training):
+        return self.model(self.encoder(features, training=training), training=training)
+
+
+@pytest.mark.parametrize("trainer", [Penalised, PenalisedBeside])
 @pytest.mark.parametrize(
     ("replicas", "options"),
     [(1, {}), (1, {"accumulate_steps": 2}), (2, {}), (3, {}), (3, {"accumulate_steps": 2, "clip_norm": 1e3})],
 )
-def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, replicas, options):
+def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, trainer, replicas, options):
     """7 examples: uneven parts. The added mean is each part's own, weighted by its examples: the whole batch's."""
     features = np.random.default_rng(0).normal(1, 1, size=(7, 3)).astype(np.float32)
     source = features, np.zeros(7, np.int32)
-    made = bench(Penalised(), source, 7, replicas, optimizer="sgd", learning_rate=1.0, **options)
+    made = bench(trainer(), source, 7, replicas, optimizer="sgd", learning_rate=1.0, **options)
     values = made.train(1)
     kernel = np.full(3, 0.5)
     wrong = features @ kernel - 1
-    by_name = {v.path.split("/")[-1]: v.numpy() for v in made.trainer.model.trainable_variables}
+    by_name = {v.path.split("/")[-1]: v.numpy() for v in made.trainer.trainable_variables}
     gradient = 2 * features.T @ wrong / 7 + 2 * 0.1 * kernel
     np.testing.assert_allclose(kernel - by_name["kernel"][:, 0], gradient, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(1 - by_name["weight"], 0.3 * np.mean(features**2), rtol=1e-5)
     np.testing.assert_allclose(values["loss"], [np.sum(wrong**2), 7], rtol=1e-5)  # of the data alone
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_loss_and_metrics_get_outputs_in_float32(bench, precision):
+    class Precise(Linear):
+        def loss(self, outputs, batch):
+            return mean(tf.square(outputs[:, 0] - batch[1]))
+
+        def metrics(self, outputs, batch):
+            return {"error": mean(tf.abs(outputs[:, 0] - batch[1]))}
+
+    source = np.ones((4, 3), np.float32), np.zeros(4, np.float32)
+    made = bench(Precise(), source, 4, precision=precision, eval_source=source)
+    assert made.train(1)["error"][1] == 4
+    assert made.strategy.evaluate().means().keys() == {"loss", "error"}
 
 
 @pytest.mark.parametrize(
