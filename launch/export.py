@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -20,7 +21,8 @@ def save(trainer: Trainer, example, path: str) -> str:
     """Writes `path` (a version folder, as TensorFlow Serving wants it), whole or not at all, and returns it.
 
     The signature `serving_default` takes the features of a batch, by name if they are a dict, else as `features`, and
-    gives `outputs`: what the model gives, in float32, with the weights that evaluation uses.
+    gives `outputs`: what `Trainer.forward` gives, in float32, with the weights that evaluation uses. Of several outputs
+    it gives each, by its name if they are a dict, else as `outputs_0` and so on.
     """
     if os.path.exists(path):
         raise UsageError(f"--export_dir: {path} exists; remove it or use another --export_dir")
@@ -36,32 +38,48 @@ def save(trainer: Trainer, example, path: str) -> str:
         name: tf.TensorSpec([None, *np.shape(value)[1:]], tf.as_dtype(value.dtype), name=name)
         for name, value in inputs.items()
     }
+    if wrong := [name for name in inputs if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)]:
+        raise UsageError(
+            f"--mode=export: a signature can't name a feature {wrong[0]!r}; use a letter, then letters, digits and _"
+        )
     module = tf.Module()
-    module.model, module.embeddings = trainer.model, trainer.embedding_tables
+    module.layers, module.embeddings = trainer.held_layers, trainer.embedding_tables
 
     def serve(**features):
-        outputs = trainer.forward(features if named else features["features"], training=False)
-        return {"outputs": tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), outputs)}
+        return _by_name(trainer.forward(features if named else features["features"], training=False))
 
     module.serve = tf.function(serve, autograph=False)
     temporary = f"{path}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     with averaged_weights(trainer):
-        tf.saved_model.save(module, temporary, signatures=module.serve.get_concrete_function(**specs))
+        signature = module.serve.get_concrete_function(**specs)
+        tf.saved_model.save(module, temporary, signatures=signature)
     with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-        file.write(_readme(trainer, inputs))
+        file.write(_readme(trainer, inputs, list(signature.structured_outputs)))
     os.replace(temporary, path)
     return path
 
 
-def _readme(trainer: Trainer, inputs: dict) -> str:
+def _by_name(outputs) -> dict[str, tf.Tensor]:
+    """A signature's outputs are flat."""
+    if isinstance(outputs, dict) and len(tf.nest.flatten(outputs)) == len(outputs):
+        found = outputs
+    elif tf.nest.is_nested(outputs):
+        found = {f"outputs_{place}": each for place, each in enumerate(tf.nest.flatten(outputs))}
+    else:
+        found = {"outputs": outputs}
+    return {name: tf.cast(each, tf.float32) for name, each in found.items()}
+
+
+def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
     shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {x.dtype}" for name, x in inputs.items())
     arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{x.dtype}")' for name, x in inputs.items())
+    given = ", ".join(f"`{name}`" for name in outputs)
     return (
-        f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, `outputs` out.\n\n"
+        f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, {given} out.\n\n"
         "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
         "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
-        f"print(serve({arrays})['outputs'])\n```\n\n"
+        f"print(serve({arrays})['{outputs[0]}'])\n```\n\n"
         "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of one "
         f"example, zeros:\n\n```sh\n{_request(inputs)}\n```\n"
     )

@@ -224,6 +224,51 @@ def test_layers_beside_the_model_are_brought_too(inside, tmp_path):
     assert losses[1] == losses[0]
 
 
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        (lambda mean, spread: {"mean": mean, "spread": spread}, ["mean", "spread"]),
+        (lambda mean, spread: (mean, spread), ["outputs_0", "outputs_1"]),
+        (lambda mean, spread: {"both": {"mean": mean, "spread": spread}}, ["outputs_0", "outputs_1"]),
+    ],
+    ids=["named", "pair", "nested"],
+)
+def test_an_export_has_all_layers_and_outputs(inside, tmp_path, shape, names):
+    """An encoder beside the model, and two outputs of it."""
+
+    class Encoded(Regression):
+        def build(self):
+            self.encoder = tf.keras.Sequential([tf.keras.layers.Dense(4)])
+            self.encoder.build((None, 3))
+            inputs = tf.keras.Input((4,))
+            self.model = tf.keras.Model(inputs, shape(*(tf.keras.layers.Dense(1)(inputs) for _ in range(2))))
+            self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+
+        @property
+        def trainable_variables(self):
+            return [*self.encoder.trainable_variables, *self.model.trainable_variables]
+
+        def forward(self, features, training):
+            return self.model(self.encoder(features))
+
+        def loss(self, outputs, batch):
+            return super().loss(tf.add_n(tf.nest.flatten(outputs)), batch)
+
+        metrics = Trainer.metrics
+
+    run = f"--run_dir={tmp_path}/run"
+    inside(*QUIET, "--train_epochs=2", "--global_batch_size=32", run, trainer=Encoded, data=arrays).ok()
+    inside("--mode=export", run, trainer=Encoded, data=arrays).ok()
+    folder = tmp_path / "run" / "export" / "6"
+    outputs = tf.saved_model.load(str(folder)).signatures["serving_default"](features=tf.constant(FEATURES[:30]))
+    assert sorted(outputs) == names
+    error = np.mean((sum(each.numpy() for each in outputs.values())[:, 0] - LABELS[:30]) ** 2)
+    assert found_in(tmp_path / "run" / "result.json")["eval"]["loss"] == pytest.approx(error, rel=1e-5)
+    readme = (folder / "README.md").read_text()
+    assert ", ".join(f"`{name}`" for name in names) + " out." in readme
+    assert f"['{names[0]}'])" in readme
+
+
 def test_a_dataset_that_calls_python_keeps_no_run_from_ending(crank, tmp_path):
     """Its threads want the interpreter: an iterator that is let go of as that ends waits for them for ever."""
     script = tmp_path / "generated.py"
