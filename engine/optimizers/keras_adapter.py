@@ -3,6 +3,7 @@ host in a strategy's scope, applied in replica code."""
 
 import tensorflow as tf
 
+from engine.gradients import sum_duplicate_rows
 from engine.optimizers.base import Optimizer
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
@@ -75,7 +76,8 @@ class KerasOptimizer(Optimizer):
         return super()._decays(target) and self.keras_optimizer._use_weight_decay(target.given)
 
     def _update(self, pairs, learning_rate, iterations):
-        gradients = [gradient for gradient, _ in pairs]
+        # Keras squares the values of slices one by one: of a row that occurs twice it would take a sum of squares.
+        gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
         self.keras_optimizer._backend_update_step(gradients, variables, learning_rate)
         tf.raw_ops.AssignAddVariableOp(

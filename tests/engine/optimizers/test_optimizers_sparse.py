@@ -101,6 +101,28 @@ def test_sparse_updates_touch_their_rows_only_and_sum_duplicates(name):
     np.testing.assert_array_equal(table.numpy()[4], start[4])
 
 
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", ["nadam", "adamax", "lion"])
+def test_keras_own_rules_sum_duplicates(name, jit):
+    """Two occurrences of a row are one of their sum, as in the gradient that is dense."""
+    tables = []
+    for is_dense in (False, True):
+        [table] = variables = make_table()
+        optimizer = optimizers.build(name, 0.1)
+        optimizer.build(variables)
+
+        @tf.function(jit_compile=jit)
+        def apply(values, indices, is_dense=is_dense, optimizer=optimizer, variables=variables):
+            gradient = tf.IndexedSlices(values, indices, (6, 2))
+            optimizer.apply([tf.convert_to_tensor(gradient) if is_dense else gradient], variables)
+
+        for step in range(8):
+            indices, values = sparse_gradients(step)
+            apply(tf.constant(values), tf.constant(indices))
+        tables.append(table.numpy())
+    np.testing.assert_allclose(*tables, rtol=1e-6, atol=1e-6)  # sums in another order
+
+
 @pytest.mark.parametrize("name", optimizers.NAMES)
 def test_a_sparse_gradient_without_rows_changes_nothing(name):
     [table] = variables = make_table()
