@@ -145,7 +145,7 @@ def compose_hooks(
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
                 config=config.deciding(),
-                probe=Probe(session.strategy.distribution, session.strategy.train_feed, session.trainer),
+                probe=Probe(session.strategy, session.trainer),
             )
         )
     hooks += [Progress(config.progress if config.is_chief else "off"), stop_request]

@@ -13,16 +13,17 @@ from engine.variables import assign_local, path_of, read_local, tf_variable
 class Probe:
     """Computes the gradients that the next step would, and shows its batch, without doing it.
 
+    Of a user's dataset, whose iterator is training's, it takes one batch and keeps it: each look is at that one.
+
     Args:
-      distribution: the `tf.distribute.Strategy` of the run.
-      feed: the training data's feed. It is asked for the step that training asks for next, which every feed answers
-        twice alike.
+      strategy: the run's, of this package, bound to its data.
       trainer: built.
     """
 
-    def __init__(self, distribution: tf.distribute.Strategy, feed, trainer):
-        self._distribution = distribution
-        self._feed = feed
+    def __init__(self, strategy, trainer):
+        self._strategy = strategy
+        self._distribution = strategy.distribution
+        self._kept = None
         self._trainer = trainer
         self._gradients = tf.function(self._replicated_gradients, autograph=False)
         self._batch = tf.function(self._replicated_batch, autograph=False)
@@ -49,6 +50,15 @@ class Probe:
         """The features of one replica's part of the batch of a step, as tensors."""
         operands, place, _ = self._feed.take(step, 1)
         return self._batch(operands, tf.constant(place, tf.int64))
+
+    @property
+    def _feed(self):
+        feed = self._strategy.train_feed
+        if feed.random_access:  # which training asks for the same step next
+            return feed
+        if self._kept is None:
+            self._kept = self._strategy.repeated_batch()
+        return self._kept
 
     def _replicated_batch(self, operands, place):
         batch = self._feed.next_operands(operands, place)

@@ -189,7 +189,7 @@ def test_ids_of_a_space_of_2_to_the_40_take_the_memory_of_the_rows_that_there_ar
 def test_a_probe_and_an_evaluation_give_no_rows(bench, replicas):
     made = bench(Pull(), power_law(), 30, replicas, eval_source=power_law())
     before = made.arrays()
-    probe = Probe(made.strategy.distribution, made.strategy.train_feed, made.trainer)
+    probe = Probe(made.strategy, made.trainer)
     assert list(probe.gradients(0)) == ["table/shard_0"]
     made.strategy.evaluate()
     for now, then in zip(made.arrays(), before, strict=True):

@@ -29,7 +29,7 @@ class Every(Hook):
 
 
 def probe_of(bench):
-    return Probe(bench.strategy.distribution, bench.strategy.train_feed, bench.trainer)
+    return Probe(bench.strategy, bench.trainer)
 
 
 def run(bench, hooks, until):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from engine.summaries import TensorBoard, event_values
 from models.cnn import Model as Cnn
 from models.mlp import Model as Mlp
-from tests.engine.summaries.boards import Every, data, probe_of, run, tensor
+from tests.engine.summaries.boards import BATCH, EXAMPLES, Every, data, probe_of, run, scalars, tensor
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -44,6 +44,31 @@ def test_probe_takes_a_replica_without_examples_as_training_does(bench):
     ]
     assert np.isfinite(found[1]).all()
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)  # one example's: rounding of kernels alone
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_looks_at_a_dataset_leave_its_iterator_to_training(bench, tmp_path, replicas):
+    begun = []
+
+    def examples():
+        begun.append(1)
+        yield from zip(*data(), strict=True)
+
+    def source():
+        signature = tf.TensorSpec((12, 12, 1)), tf.TensorSpec((), tf.int32)
+        whole = tf.data.Dataset.from_generator(examples, output_signature=signature)
+        return whole.apply(tf.data.experimental.assert_cardinality(EXAMPLES))
+
+    losses = []
+    for histograms in (0, 2):
+        made = bench(Mlp((8,)), source(), BATCH, replicas, num_classes=3)
+        begun.clear()
+        board = TensorBoard(tmp_path / str(histograms), 1, histogram_every_steps=histograms, probe=probe_of(made))
+        run(made, [board], 12)
+        losses.append(scalars(tmp_path / str(histograms) / "train")["loss"])
+        # Three epochs and two fetched ahead; a first look, of images, and training's return to where it was: once.
+        assert len(begun) <= 7
+    assert losses[0] == losses[1]
 
 
 def test_probe_takes_micro_batches_as_training_does(bench):
