@@ -7,6 +7,18 @@ from collections import Counter
 import tensorflow as tf
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+# Draws of `tf.random` that go on from the last one in the process.
+STATEFUL_RANDOM = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
 
 
 def called(op: tf.Operation, name: str) -> tf.Graph:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from absl import logging
 
 from engine import graphs
 from engine.metrics import LoopSums, row_names, stack
@@ -18,6 +19,10 @@ from engine.strategies.rounds import Rounds
 # resnet20 1,384 (`InnerLoop.operations`).
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
+_DRAWS = (
+    "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* with "
+    "Trainer.stateless_seed(), or Keras's layers"
+)
 
 
 class LoopResult(NamedTuple):
@@ -164,6 +169,8 @@ class InnerLoop:
         batch_spec = one_batch.get_concrete_function(operands, place).structured_outputs
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
         self._step_graph = one_step.graph
+        if drawn := graphs.STATEFUL_RANDOM & self.operations.keys():
+            logging.log_first_n(logging.WARNING, _DRAWS, 1, ", ".join(sorted(drawn)))
         local = self._strategy.experimental_local_results(self._sums(one_step.structured_outputs))
         return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
 

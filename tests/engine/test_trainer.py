@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 from engine import StepOptions, Trainer, mean
 from engine.reduction import Reduction
@@ -122,6 +123,19 @@ def test_loss_and_metrics_get_outputs_in_float32(bench, precision):
     made = bench(Precise(), source, 4, precision=precision, eval_source=source)
     assert made.train(1)["error"][1] == 4
     assert made.strategy.evaluate().means().keys() == {"loss", "error"}
+
+
+@pytest.mark.parametrize("is_stateless", [False, True])
+def test_draws_that_a_resumed_run_would_not_repeat_are_warned_of(bench, caplog, is_stateless):
+    class Noisy(Linear):
+        def forward(self, features, training):
+            if is_stateless:
+                return self.model(features + tf.random.stateless_normal([1], self.stateless_seed()))
+            return self.model(features + tf.random.normal([1]))
+
+    logging._log_counter_per_token.clear()
+    bench(Noisy(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4).train(1)
+    assert ("a resumed run draws otherwise (RandomStandardNormal, of tf.random)" in caplog.text) != is_stateless
 
 
 @pytest.mark.parametrize(
