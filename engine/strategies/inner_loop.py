@@ -20,8 +20,8 @@ from engine.strategies.rounds import Rounds
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 _DRAWS = (
-    "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* with "
-    "Trainer.stateless_seed(), or Keras's layers"
+    "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* "
+    "with Trainer.stateless_seed(), or Keras's layers"
 )
 
 
