@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import csv
 import dataclasses
+import zlib
 
 import numpy as np
 
@@ -61,23 +62,28 @@ def load(
         raise InputError(f"split={split} is unknown; use time or random")
     check_share("eval_share", eval_share)
     check_at_least("max_bad_records", max_bad_records, 0)
-    users, items, ratings, times = _read(data_dir, split == "time", max_bad_records)
+    users, items, ratings, times, *names = _read(data_dir, split == "time", max_bad_records)
     count = len(ratings)
     held_out = eval_count(count, eval_share, f"data_dir={data_dir}")
     order = np.argsort(times, kind="stable") if split == "time" else generator(seed, 0).permutation(count)
     is_eval = np.zeros(count, bool)
     is_eval[order[count - held_out :]] = True
-    users, user_count = _number(users, ~is_eval)
-    items, item_count = _number(items, ~is_eval)
+    users, known_users = _number(users, ~is_eval)
+    items, known_items = _number(items, ~is_eval)
+    ids = 0
+    for each, known in zip(names, (known_users, known_items), strict=True):
+        ids = zlib.crc32("\n".join([*(each[number] for number in known), ""]).encode(), ids)
 
     def part(rows: np.ndarray):
         return {"user": users[rows], "item": items[rows]}, ratings[rows]
 
-    return Splits(part(~is_eval), part(is_eval), None, {"user": user_count, "item": item_count})
+    vocabulary = {"user": len(known_users) + 1, "item": len(known_items) + 1}
+    return Splits(part(~is_eval), part(is_eval), None, vocabulary, ids)
 
 
-def _read(data_dir: str, with_times: bool, max_bad_records: int) -> tuple[np.ndarray, ...]:
-    """Users and items int64, numbered by first appearance; ratings float32; times float64, of length 0 if unasked."""
+def _read(data_dir: str, with_times: bool, max_bad_records: int) -> tuple:
+    """Users and items int64, numbered by first appearance; ratings float32; times float64, of length 0 if unasked; and
+    the lists of the users' and of the items' ids, by number."""
     bad_records = BadRecords(max_bad_records)
     numbers_of_users, numbers_of_items = _numbers(), _numbers()
     pieces = []
@@ -91,7 +97,8 @@ def _read(data_dir: str, with_times: bool, max_bad_records: int) -> tuple[np.nda
     bad_records.warn()
     if not pieces:
         raise InputError(f"data_dir={data_dir} holds no ratings: expected lines of user, item, rating[, timestamp]")
-    return tuple(np.concatenate(column) for column in zip(*pieces, strict=True))
+    columns = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    return (*columns, list(numbers_of_users), list(numbers_of_items))
 
 
 def _numbers() -> dict[str, int]:
@@ -101,15 +108,16 @@ def _numbers() -> dict[str, int]:
     return numbers
 
 
-def _number(ids: np.ndarray, in_training: np.ndarray) -> tuple[np.ndarray, int]:
-    """Ids anew from 1, in the order of their first appearance in training, the others 0; and how many, 0 counted."""
+def _number(ids: np.ndarray, in_training: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids anew from 1, in the order of their first appearance in training, the others 0; and which, in that order."""
     known = ids[in_training]
     first = np.full(int(ids.max()) + 1, len(known), np.int64)
     first[known[::-1]] = np.arange(len(known))[::-1]  # of repeated indices, NumPy keeps the last value
     seen = np.flatnonzero(first < len(known))
+    known = seen[np.argsort(first[seen])]
     new = np.zeros(len(first), np.int64)
-    new[seen[np.argsort(first[seen])]] = np.arange(1, len(seen) + 1)
-    return new[ids], len(seen) + 1
+    new[known] = np.arange(1, len(known) + 1)
+    return new[ids], known
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,12 +17,16 @@ class Splits(NamedTuple):
     `vocabulary` says which features are ids and how many there are: by the feature's name, the ids
     in it are 0..count-1, in each of its columns where it has several. 0 stands for what is missing
     or was not seen in training.
+
+    `ids` tells one numbering of them from another, where the training data decides it: a digest of
+    which id has which number.
     """
 
     train: Any
     eval: Any
     num_classes: int | None  # None: labels are not classes
     vocabulary: dict[str, int] | None = None  # None: no feature is an id
+    ids: int | None = None  # None: the training data does not decide it
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:

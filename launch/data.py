@@ -13,17 +13,17 @@ from launch.errors import UsageError
 
 
 def load(config: Config) -> tuple:
-    """(train, eval, num_classes, vocabulary) of --input."""
+    """(train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
     module = importlib.import_module(f"input.{config.input_entry.name}")
     return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
 
 
 def call(data: Callable) -> tuple:
-    """(train, eval, num_classes, vocabulary) of the user's function; see `launch.train.main` for what they may be."""
+    """What the user's function gives, None for what it leaves out; see `launch.train.main` for what that may be."""
     splits = data()
-    if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3, 4):
+    if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3, 4, 5):
         found = f"{len(splits)} values" if isinstance(splits, (tuple, list)) else f"a {type(splits).__name__}"
         raise UsageError(
             f"the data function gave {found}; return (train, eval), (train, eval, num_classes) or (..., vocabulary)"
         )
-    return (*splits, None, None)[:4]
+    return (*splits, None, None, None)[:5]

@@ -22,7 +22,7 @@ from engine.summaries import TensorBoard
 from engine.summaries.probe import Probe
 from launch import config as configs
 from launch import export as exports
-from launch import results
+from launch import fingerprints, results
 from launch.errors import UsageError
 from launch.files import write_json
 from launch.process import EXIT_CODES, Signals
@@ -174,6 +174,8 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
             raise UsageError(_unreadable(session, problem))
         if newest is None:
             _check_beginning(session)
+        else:
+            fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
         session.checkpoints.clean()
         session.best.clean()
         if newest:
@@ -233,6 +235,8 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results = {}
     for manifest in _restored_checkpoints(session):
+        if not results and session.trainer.vocabulary:
+            fingerprints.warn_of_ids(session.config, manifest, session.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
         session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
     result = result_of(session, eval=results[session.state.step])
@@ -277,6 +281,8 @@ def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
 
 
 def _restored_unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
+    if session.config.mode == "eval":
+        fingerprints.check_evaluated(session.config, manifest, checkpoints.about)
     try:
         return saving.restore(checkpoints, session.state, manifest=manifest)
     except (CheckpointError, tf.errors.OpError):

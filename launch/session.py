@@ -29,7 +29,7 @@ from engine.strategies import devices, jit_choice
 from engine.strategies.multi_worker import Place
 from engine.strategies.parameter_server import ServerOptions
 from engine.strategies.replicated import FeedOptions, Replicated
-from launch import checks
+from launch import checks, fingerprints
 from launch.config import Config, whole_rounds
 from launch.errors import UsageError
 from models.classification import Classifier
@@ -100,7 +100,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
 
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
     """Makes everything and restores nothing."""
-    *both, num_classes, vocabulary = splits
+    *both, num_classes, vocabulary, ids = splits
     train, evaluation = (_as_arrays(split) for split in both)
     _check_split("train", train)
     _check_split("eval", evaluation)
@@ -131,7 +131,11 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
 
     state = strategy.build(make)
     strategy.bind(state, train_feed, eval_feed)
-    checkpoints, best = _checkpoints(config, state, strategy)
+    data = {
+        "train": fingerprints.of(train, train_feed.order.num_examples, ids),
+        "eval": fingerprints.of(evaluation, eval_feed.order.num_examples),
+    }
+    checkpoints, best = _checkpoints(config, state, strategy, data)
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
 
 
@@ -256,10 +260,10 @@ def _reduction(config: Config) -> Reduction:
     return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
 
 
-def _checkpoints(config: Config, state: TrainState, strategy: Replicated):
+def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: dict[str, dict[str, int]]):
     if not config.run_dir:
         return None, None
-    about = {**config.about(), "strategy": strategy.describe()}
+    about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}
     folder = os.path.join(config.run_dir, "checkpoints")
     writes = strategy.is_chief
     checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writes=writes)

@@ -46,6 +46,12 @@ class Manifest:
     def name(self) -> str:
         return os.path.basename(self.prefix)
 
+    def other_data(self, about: dict) -> set[str]:
+        """The splits that are other data now, by what `about` says of each under "data"; of both, or it is taken as the
+        same."""
+        before, now = self.about.get("data", {}), about.get("data", {})
+        return {split for split in before.keys() & now.keys() if before[split] != now[split]}
+
     def problem(self, content: bool = True) -> str | None:
         """How the files differ from the manifest, or None when they match. Without `content`, sizes only."""
         if self.gone():

@@ -90,6 +90,10 @@ class Hook:
     def restore_host_state(self, values: dict) -> None:
         """Takes back what `host_state` gave."""
 
+    def data_changed(self, splits: set[str]) -> None:
+        """After `restore_host_state`, where these splits ("train", "eval") are other data by now: what was measured on
+        them is to be forgotten."""
+
 
 class Periodic(Hook):
     """Acts every so many steps. Override `act`.

@@ -43,7 +43,7 @@ class Evaluation(Periodic):
     """Evaluates every so many steps and at the last one, and sets `moment.evaluation`, {metric: mean}.
 
     Attributes:
-      step, result: of the newest evaluation, a resumed run's too; None before there is one.
+      step, result: of the newest evaluation, a resumed run's too; None before there is one of this data.
     """
 
     name = "evaluation"
@@ -64,3 +64,7 @@ class Evaluation(Periodic):
 
     def restore_host_state(self, values: dict) -> None:
         self.step, self.result = values.get("step"), values.get("result")
+
+    def data_changed(self, splits: set[str]) -> None:
+        if "eval" in splits:
+            self.step = self.result = None

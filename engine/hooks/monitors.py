@@ -89,6 +89,11 @@ class Monitor(Periodic):
             self.best = values["best"]
             self.window = Sums(values["window"])
 
+    def data_changed(self, splits: set[str]) -> None:
+        if self.source in splits:
+            self.best = None
+            self.window = Sums()
+
 
 class Patient(Monitor):
     """A monitor that calls `act_on_plateau` after `patience` evaluations in a row without improvement."""
@@ -115,6 +120,11 @@ class Patient(Monitor):
         super().restore_host_state(values)
         if values.get("monitor") == self.monitor:
             self.waited = values["waited"]
+
+    def data_changed(self, splits: set[str]) -> None:
+        super().data_changed(splits)
+        if self.source in splits:
+            self.waited = 0
 
 
 class EarlyStopping(Patient):

@@ -51,10 +51,11 @@ def restore(
     if manifest is None:
         return None
     state.restore_host_state(manifest.host_state.get("state", {}))
-    kept = manifest.host_state.get("hooks", {})
+    kept, changed = manifest.host_state.get("hooks", {}), manifest.other_data(checkpoints.about)
     for name, hook in by_name(hooks).items():
         if name in kept:
             hook.restore_host_state(kept[name])
+            hook.data_changed(changed)
     return manifest
 
 
@@ -105,8 +106,11 @@ class BestCheckpoint(Monitor):
 
     def begin(self, moment: Moment) -> None:
         # What is on disk decides, not what this run remembers: a best checkpoint that is broken or was removed is
-        # none, and one that a killed process saved after its last other checkpoint is one.
+        # none, and one that a killed process saved after its last other checkpoint is one. A score of other data is
+        # none either.
         manifest = self.checkpoints.latest()
+        if manifest and self.source in manifest.other_data(self.checkpoints.about):
+            manifest = None
         kept = manifest.host_state.get("hooks", {}) if manifest else {}
         values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
         self.best = values[0]["best"] if values else None

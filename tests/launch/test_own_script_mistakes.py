@@ -21,7 +21,7 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
     ("splits", "says"),
     [
         (None, "the data function gave a NoneType; return (train, eval)"),
-        ((1, 2, 3, 4, 5), "the data function gave 5 values; return (train, eval)"),
+        ((1, 2, 3, 4, 5, 6), "the data function gave 6 values; return (train, eval)"),
         ((FEATURES, LABELS), "the train data is a ndarray; give (features, labels)"),
         (((FEATURES, LABELS), None), "the eval data is a NoneType; give (features, labels)"),
         (((FEATURES, LABELS[:-1]), (FEATURES, LABELS)), "the train data has arrays of 32, 31 examples"),

@@ -165,6 +165,20 @@ def test_plateau_is_counted_over_a_restart(mlp, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(("changed", "kept"), [("train", True), ("eval", False)])
+def test_what_was_measured_on_other_data_does_not_count_after_a_restart(mlp, tmp_path, changed, kept):
+    found = []
+    for now in ({"train": 1, "eval": 1}, {"train": 1, "eval": 1, changed: 2}):
+        bench = mlp()
+        hooks = [Evaluation(2), EarlyStopping("eval_loss", 9, min_delta=1e9)]
+        saved = Checkpoints(tmp_path, bench.state.checkpoint, keep=None, about={"data": now})
+        hooks.append(saving.Checkpointing(saved, 0, hooks))
+        saving.restore(saved, bench.state, hooks)
+        found.append((hooks[0].step, hooks[1].best is not None, hooks[1].waited))
+        run(bench, hooks, 6)
+    assert found == [(None, False, 0), (6, True, 2) if kept else (None, False, 0)]
+
+
 def best_run(bench, directory, values, until, *, restore):
     """A run that keeps its best checkpoint in `best`; returns its steps."""
     hooks = [Values("accuracy", values)]

@@ -1,0 +1,62 @@
+"""Two workers whose data has changed, or differs by rounding: the chief's decides, and all do the same."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.distributed.test_survival import local
+from tests.runs import manifests
+
+_ = local  # the fixture
+
+# The second worker's arrays differ in their last bits, as another CPU's may.
+SCRIPT = """
+import json, os, sys
+import numpy as np
+import tensorflow as tf
+from absl import flags
+from engine import Trainer, mean
+from launch import train
+
+examples = flags.DEFINE_integer("examples", 40, "To train on.")
+
+class Line(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+def data():
+    x = np.random.default_rng(0).random((examples.value, 3), np.float32)
+    x += x * 2e-7 * json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    return (x, x[:, 0]), (x[:16], x[:16, 0])
+
+train.main(Line, data=data)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "line.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+def test_the_chiefs_data_decides_for_all(local, script, tmp_path):
+    run = (script, "--global_batch_size=8", "--progress=off", "--step_timeout_seconds=20")
+    first = local(2, *run, "--train_steps=4", run_dir=tmp_path / "run").ok()
+    assert manifests(first.run_dir)[-1]["about"]["data"]["train"]["examples"] == 40
+    # A worker that evaluated alone would wait for the other in vain.
+    again = local(2, *run, "--train_steps=4", run_dir=tmp_path / "run").ok()
+    assert "evaluation at step 4" in again.output
+    assert "data is not that of" not in again.output
+    more = local(2, *run, "--train_steps=8", "--examples=48", run_dir=tmp_path / "run")
+    assert more.process.wait(timeout=90) == 2
+    assert more.output.count("is a run of other training data (examples: 40 -> 48)") >= 1
+    assert more.starts() == 1
+    allowed = local(
+        2, *run, "--train_steps=8", "--examples=48", "--allow_changed_config", run_dir=tmp_path / "run"
+    ).ok()
+    assert allowed.output.count("the training data is not that of ckpt-4 (examples: 40 -> 48)") == 1

@@ -1,0 +1,222 @@
+"""A run that is called again with other data: refused, warned of, or evaluated anew, and never taken for the same."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from engine import Trainer, mean
+from tests import runs
+from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
+
+MNIST = ("--model=mlp", "--model_arg=hidden_units=4", "--input=mnist", "--jit=off", "--progress=off")
+QUIET = ("--jit=off", "--progress=off", "--global_batch_size=8")
+
+
+def images(folder, train_count=200, eval_count=100):
+    folder.mkdir()
+    write_data_set(folder, compressed=False, train_count=train_count, eval_count=eval_count)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of 200 images to train on and 100 to evaluate on."""
+    return images(tmp_path / "data")
+
+
+def warnings(outcome) -> list[str]:
+    return [line for line in outcome.err.splitlines() if " data is not that of " in line]
+
+
+def shown(outcome) -> str:
+    """The evaluation that the program's last line of one tells."""
+    return re.findall(r"^evaluation at step \d+: (.*)$", outcome.out, re.MULTILINE)[-1]
+
+
+def test_more_examples_to_train_on_are_refused_until_they_are_allowed(inside, data, tmp_path):
+    run = (*MNIST, f"--run_dir={tmp_path}/run")
+    inside(*run, f"--data_dir={data}", "--train_steps=4").ok()
+    before = (tmp_path / "run" / "config.json").read_text()
+    more = (*run, f"--data_dir={images(tmp_path / 'more', train_count=500)}", "--train_steps=8")
+    outcome = inside(*more)
+    assert outcome.code == 2
+    assert f"--run_dir={tmp_path}/run is a run of other training data (examples: 200 -> 500); use" in outcome.error
+    assert outcome.error.endswith("another --run_dir, the same data, or --allow_changed_config")
+    assert runs.newest(tmp_path / "run") == 4
+    assert (tmp_path / "run" / "config.json").read_text() == before
+    outcome = inside(*more, "--allow_changed_config").ok()
+    assert "resumed at step 4 of 8" in outcome.out
+    assert "the training data is not that of ckpt-4 (examples: 200 -> 500)" in warnings(outcome)[0]
+    # From now on, this is the run's data.
+    assert "examples: 500 -> 200" in inside(*run, f"--data_dir={data}", "--train_steps=12").error
+    assert not warnings(inside(*more).ok())
+
+
+def test_as_many_examples_of_other_contents_are_warned_of_in_one_line(inside, data, tmp_path):
+    run = (*MNIST, "--mode=train", f"--run_dir={tmp_path}/run", f"--data_dir={data}")
+    inside(*run, "--train_steps=4").ok()
+    assert not warnings(inside(*run, "--train_steps=6").ok())
+    path = data / TRAIN_LABELS
+    labels = np.frombuffer(path.read_bytes()[8:], np.uint8)
+    path.write_bytes(idx_bytes((labels + 1) % 10))
+    (warned,) = warnings(inside(*run, "--train_steps=8").ok())
+    assert "the training data is not that of ckpt-6 (as many examples, of other contents); if that is not" in warned
+
+
+def test_the_same_files_elsewhere_are_the_same_data(inside, data, tmp_path):
+    run = (*MNIST, f"--run_dir={tmp_path}/run")
+    done = inside(*run, f"--data_dir={data}", "--train_steps=4").ok()
+    moved = data.rename(tmp_path / "moved")
+    again = inside(*run, f"--data_dir={moved}", "--train_steps=4").ok()
+    assert shown(again) == shown(done)
+    assert not warnings(again)
+
+
+def test_a_complete_runs_evaluation_is_made_anew_of_other_data(inside, data, tmp_path):
+    run = (*MNIST, f"--run_dir={tmp_path}/run", "--train_steps=4")
+    done = inside(*run, f"--data_dir={data}").ok()
+    other = images(tmp_path / "other")
+    for name, array in {EVAL_IMAGES: np.ones((70, 28, 28), np.uint8), EVAL_LABELS: np.zeros(70, np.uint8)}.items():
+        (other / name).write_bytes(idx_bytes(array))
+    again = inside(*run, f"--data_dir={other}").ok()
+    (warned,) = warnings(again)
+    assert "the evaluation data is not that of ckpt-4 (examples: 100 -> 70): it is evaluated anew" in warned
+    assert shown(again) != shown(done)
+    assert shown(again) == shown(inside("--mode=eval", f"--run_dir={tmp_path}/run", f"--data_dir={other}").ok())
+    # The checkpoint is still of the data that it was evaluated on.
+    assert shown(inside(*run, f"--data_dir={data}").ok()) == shown(done)
+
+
+def test_a_kept_evaluation_of_the_same_data_is_used_again(inside, data, tmp_path):
+    run = (*MNIST, f"--run_dir={tmp_path}/run", f"--data_dir={data}", "--train_steps=4")
+    inside(*run).ok()
+    (path,) = (tmp_path / "run" / "checkpoints").glob("*.manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["host_state"]["hooks"]["evaluation"]["result"] = {"loss": 12.5}
+    path.write_text(json.dumps(manifest))
+    assert shown(inside(*run).ok()) == "loss 12.5"
+    # So it was before checkpoints told of their data.
+    del manifest["about"]["data"]
+    path.write_text(json.dumps(manifest))
+    other = inside(*run, f"--data_dir={images(tmp_path / 'other', train_count=300)}").ok()
+    assert shown(other) == "loss 12.5"
+    assert not warnings(other)
+
+
+def test_scores_of_other_data_are_not_compared(inside, data, tmp_path):
+    """Labels that are all alike give a loss that images by chance never reach, and it counts for nothing after."""
+    easy = images(tmp_path / "easy")
+    (easy / EVAL_LABELS).write_bytes(idx_bytes(np.zeros(100, np.uint8)))
+    (easy / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(200, np.uint8)))
+    run = (*MNIST, f"--run_dir={tmp_path}/run", "--eval_every_steps=20", "--learning_rate=0.05")
+    inside(*run, f"--data_dir={easy}", "--train_steps=20").ok()
+    easiest = runs.result(tmp_path / "run")["eval"]["loss"]
+    assert len(warnings(inside(*run, f"--data_dir={data}", "--train_steps=40").ok())) == 2
+    assert runs.result(tmp_path / "run")["eval"]["loss"] > easiest
+    assert runs.steps(tmp_path / "run", "best") == [40]
+
+
+RATINGS = ("--model=wide_deep", "--model_arg=hidden_units=4", "--model_arg=width=2", "--input=ratings", *QUIET)
+
+
+@pytest.fixture
+def ratings(tmp_path):
+    """A file of 60 records, of which the last six by time are for evaluation."""
+    path = tmp_path / "ratings.csv"
+    path.write_text("".join(f"u{i % 5},i{i % 7},{i % 2},{i}\n" for i in range(60)))
+    return path
+
+
+def test_ids_that_other_data_numbers_otherwise_are_not_evaluated(inside, ratings, tmp_path):
+    done = inside(*RATINGS, f"--data_dir={ratings}", "--train_steps=4", f"--run_dir={tmp_path}/run").ok()
+    lines = ratings.read_text().splitlines()
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(lines[::-1]) + "\n")
+    evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
+    outcome = inside(*evaluating, f"--data_dir={other}")
+    assert outcome.code == 2
+    assert f"--data_dir={other} numbers ids otherwise than the training data of --run_dir={tmp_path}/run did" in (
+        outcome.error
+    )
+    inside(*evaluating, f"--data_dir={other}", "--allow_changed_config").ok()
+    # Other records, by which ids have the same numbers, may be evaluated on.
+    other.write_text("\n".join(lines[:58]) + "\n")
+    outcome = inside(*evaluating, f"--data_dir={other}").ok()
+    assert not warnings(outcome)
+    assert shown(outcome) != shown(done)
+    assert shown(inside(*evaluating).ok()) == shown(done)
+
+
+def test_a_file_of_ratings_that_grew_or_was_sorted_is_not_trained_on(inside, ratings, tmp_path):
+    run = (*RATINGS, f"--data_dir={ratings}", f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=4").ok()
+    text = ratings.read_text()
+    ratings.write_text("new,i0,1,0\n" + text)
+    outcome = inside(*run, "--train_steps=8")
+    assert outcome.code == 2
+    assert "other training data (examples: 54 -> 55; ids are numbered otherwise); use another" in outcome.error
+    ratings.write_text("".join(f"{line}\n" for line in text.splitlines()[::-1]))
+    outcome = inside(*run, "--train_steps=8")
+    assert outcome.code == 2
+    assert "is a run of other training data (ids are numbered otherwise); use another --run_dir" in outcome.error
+    ratings.write_text(text)
+    assert not warnings(inside(*run, "--train_steps=8").ok())
+
+
+class Mean(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+def from_seed(seed: int, examples: int, vocabulary=None, ids=None):
+    features = np.random.default_rng(seed).random((examples, 3), np.float32)
+    return lambda: ((features, features[:, 0]), (features[:9], features[:9, 0]), None, vocabulary, ids)
+
+
+def test_a_scripts_dataset_of_another_length_is_refused_and_none_is_read(inside, tmp_path):
+    run = (*QUIET, f"--run_dir={tmp_path}/run", "--mode=train")
+    seen = []
+
+    def data(examples):
+        def one(i):
+            tf.py_function(lambda i: seen.append(int(i)), [i], [])
+            return tf.ones(3), tf.constant(1.0)
+
+        made = tf.data.Dataset.range(examples).map(one).apply(tf.data.experimental.assert_cardinality(examples))
+        return lambda: (made, from_seed(0, 9)()[1])
+
+    inside(*run, "--train_steps=2", trainer=Mean, data=data(40)).ok()
+    seen.clear()
+    outcome = inside(*run, "--train_steps=4", trainer=Mean, data=data(48))
+    assert outcome.code == 2
+    assert "(examples: 40 -> 48)" in outcome.error
+    assert not seen
+    inside(*run, "--train_steps=4", trainer=Mean, data=data(40)).ok()
+
+
+def test_a_scripts_ids_are_warned_of_where_it_does_not_say_how_they_are_numbered(inside, tmp_path):
+    run = (*QUIET, f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=2", trainer=Mean, data=from_seed(0, 40, {"user": 5})).ok()
+    evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
+    assert not warnings(inside(*evaluating, trainer=Mean, data=from_seed(0, 40, {"user": 5})).ok())
+    (warned,) = warnings(inside(*evaluating, trainer=Mean, data=from_seed(1, 40, {"user": 5})).ok())
+    assert warned.endswith("(as many examples, of other contents); if it numbers ids, they mean others now")
+    assert not warnings(inside(*evaluating, trainer=Mean, data=from_seed(1, 40)).ok())
+
+
+def test_a_script_may_say_how_its_ids_are_numbered(inside, tmp_path):
+    run = (*QUIET, f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=2", trainer=Mean, data=from_seed(0, 40, {"user": 5}, "a b c")).ok()
+    evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
+    assert not warnings(inside(*evaluating, trainer=Mean, data=from_seed(1, 44, {"user": 5}, "a b c")).ok())
+    outcome = inside(*evaluating, trainer=Mean, data=from_seed(0, 40, {"user": 5}, "b a c"))
+    assert outcome.code == 2
+    assert outcome.error.startswith("the training data numbers ids otherwise than")
