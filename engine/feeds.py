@@ -213,12 +213,8 @@ class DatasetFeed:
         self._next_step = None
 
     def reach(self, step: int, limit: int) -> int:
-        if not self.order.ends_smaller:
-            return limit
-        # Rows that replicas gather are as many at each step of a call, as TensorFlow's collectives ask: an epoch's
-        # last step is a call of its own.
-        before_last = -(step + 1) % self.order.steps_per_epoch
-        return min(limit, before_last or 1)
+        # Rows that replicas gather are as many at each step of a call, as TensorFlow's collectives ask.
+        return min(limit, self.order.steps_alike(step))
 
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:

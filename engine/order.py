@@ -60,10 +60,18 @@ class Order:
     def steps_per_epoch(self) -> int:
         return self.whole_steps + (1 if self.remainder else 0)
 
+    def steps_alike(self, step: int) -> float:
+        """How many steps from `step` on bring each worker as many examples as that one; inf where all steps do."""
+        fewer = [place for place in self._steps_with_fewer if 0 < place < self.steps_per_epoch]
+        if not fewer:
+            return math.inf
+        in_epoch = step % self.steps_per_epoch
+        return min(later for later in (*fewer, self.steps_per_epoch) if later > in_epoch) - in_epoch
+
     @property
-    def ends_smaller(self) -> bool:
-        """Whether the last batch of an epoch is smaller than the others."""
-        return self.remainder > 0
+    def _steps_with_fewer(self) -> set[int]:
+        """The steps of an epoch at which a worker has fewer examples than at the one before."""
+        return {self.whole_steps}
 
     def examples_before(self, step: int) -> int:
         """Examples in the first `step` steps."""
@@ -157,8 +165,9 @@ class SharedOrder(Order):
         return math.ceil(max(self.shares) / self.share_size)
 
     @property
-    def ends_smaller(self) -> bool:
-        return any(share % self.share_size for share in self.shares)
+    def _steps_with_fewer(self) -> set[int]:
+        lasting = [share / self.share_size for share in self.shares]
+        return {*map(math.floor, lasting), *map(math.ceil, lasting)}
 
     def examples_before(self, step: int) -> int:
         epochs, in_epoch = divmod(step, self.steps_per_epoch)

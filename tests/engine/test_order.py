@@ -1,10 +1,12 @@
 """The order of examples as arithmetic: each once an epoch, and any step's batch the same however it is reached."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.order import Order, replica_part
+from engine.order import Order, SharedOrder, replica_part
 
 SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
 
@@ -70,6 +72,27 @@ def test_examples_before_a_step_are_those_of_the_batches_before_it(drop_remainde
     order = Order(10, 4, 2, drop_remainder=drop_remainder)
     sizes = [4, 4] if drop_remainder else [4, 4, 2]
     assert [order.examples_before(step) for step in range(8)] == np.cumsum([0, *(3 * sizes + [4])])[:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("order", "rows"),
+    [
+        (Order(20, 5, 4), [[5]] * 4),
+        (Order(22, 5, 4), [[5]] * 4 + [[2]]),
+        (Order(22, 5, 4, drop_remainder=True), [[5]] * 4),
+        (Order(3, 5, 4), [[3]]),
+        (SharedOrder(50, 20, 1, shares=(25, 25)), [[10, 10]] * 2 + [[5, 5]]),
+        (SharedOrder(50, 20, 1, shares=(40, 10)), [[10, 10]] + [[10, 0]] * 3),
+        (SharedOrder(50, 20, 1, shares=(0, 50)), [[0, 10]] * 5),
+        (SharedOrder(45, 20, 1, shares=(32, 13)), [[10, 10], [10, 3], [10, 0], [2, 0]]),
+    ],
+)
+def test_steps_alike_end_where_a_worker_has_other_than_it_had(order, rows):
+    """`rows` are the examples of each worker at each step of an epoch."""
+    assert order.steps_per_epoch == len(rows)
+    for step in range(2 * len(rows)):
+        later = [rows[place % len(rows)] != rows[step % len(rows)] for place in range(step, step + len(rows))]
+        assert order.steps_alike(step) == (later.index(True) if True in later else math.inf)
 
 
 def test_without_a_seed_the_order_is_the_examples_own_in_every_epoch():
