@@ -273,10 +273,15 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: 
 
 
 def _as_arrays(split):
-    """A split's eager tensors as NumPy arrays; all else as it is."""
+    """A split's eager tensors as NumPy arrays, and float64, which NumPy makes unasked, as float32; else as it is."""
     if not isinstance(split, (tuple, list)):
         return split
-    return tf.nest.map_structure(lambda x: np.asarray(x) if tf.is_tensor(x) else x, split)
+
+    def array(x):
+        x = np.asarray(x) if tf.is_tensor(x) else x
+        return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
+
+    return tf.nest.map_structure(array, split)
 
 
 def _check_split(name: str, split) -> None:

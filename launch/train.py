@@ -40,10 +40,10 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
     Args:
       trainer_class: your `engine.Trainer`; None takes the one that --model names.
       data: a function without arguments that returns (train, eval[, num_classes[, vocabulary[, ids]]]); train and eval
-        are each (features, labels) of arrays whose first axis is examples, or a `tf.data.Dataset` of single examples.
-        vocabulary has, by the name of each feature that is an id, how many ids there are; None: no feature is. ids
-        tells numberings of them apart where the training data decides them, a number or text; None: it does not say.
-        None takes what --input names.
+        are each (features, labels) of arrays whose first axis is examples (float64 is taken as float32, as Keras does),
+        or a `tf.data.Dataset` of single examples. vocabulary has, by the name of each feature that is an id, how many
+        ids there are; None: no feature is. ids tells numberings of them apart where the training data decides them, a
+        number or text; None: it does not say. None takes what --input names.
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.
     """

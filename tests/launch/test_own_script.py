@@ -171,13 +171,14 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
     assert "mirrored, 2 replica(s)" in outcome.out
 
 
-def test_data_may_be_tensors(inside, tmp_path):
+@pytest.mark.parametrize("kind", [tf.constant, np.float64], ids=["tensors", "float64"])
+def test_data_may_be_of_other_kinds_of_arrays(inside, tmp_path, kind):
     def data():
-        return tuple(tuple(tf.constant(array) for array in split) for split in arrays())
+        return tuple(tuple(kind(array) for array in split) for split in arrays())
 
-    for name, each in {"tensors": data, "arrays": arrays}.items():
+    for name, each in {"others": data, "arrays": arrays}.items():
         inside(*QUIET, "--train_steps=4", f"--result_json={tmp_path}/{name}.json", trainer=Regression, data=each).ok()
-    assert found_in(tmp_path / "tensors.json")["eval"] == found_in(tmp_path / "arrays.json")["eval"]
+    assert found_in(tmp_path / "others.json")["eval"] == found_in(tmp_path / "arrays.json")["eval"]
 
 
 def test_an_average_begins_with_the_weights_that_were_brought(inside, tmp_path):
