@@ -44,6 +44,7 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_chiefs_data_decides_for_all(local, script, tmp_path):
     run = (script, "--global_batch_size=8", "--progress=off", "--step_timeout_seconds=20")
     first = local(2, *run, "--train_steps=4", run_dir=tmp_path / "run").ok()

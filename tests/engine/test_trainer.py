@@ -90,10 +90,17 @@ class PenalisedBeside(Penalised):
         return self.model(self.encoder(features, training=training), training=training)
 
 
-@pytest.mark.parametrize("trainer", [Penalised, PenalisedBeside])
 @pytest.mark.parametrize(
-    ("replicas", "options"),
-    [(1, {}), (1, {"accumulate_steps": 2}), (2, {}), (3, {}), (3, {"accumulate_steps": 2, "clip_norm": 1e3})],
+    ("trainer", "replicas", "options"),
+    [
+        (Penalised, 1, {}),
+        (Penalised, 1, {"accumulate_steps": 2}),
+        (Penalised, 2, {}),
+        (Penalised, 3, {}),
+        (Penalised, 3, {"accumulate_steps": 2, "clip_norm": 1e3}),
+        (PenalisedBeside, 1, {}),
+        (PenalisedBeside, 2, {}),
+    ],
 )
 def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, trainer, replicas, options):
     """7 examples: uneven parts. The added mean is each part's own, weighted by its examples: the whole batch's."""

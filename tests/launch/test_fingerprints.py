@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,18 +60,6 @@ def test_datasets_differ_by_their_elements_and_not_by_what_is_in_them():
     zeros, ones = (tf.data.Dataset.from_tensor_slices((make((6, 2)), make(6))) for make in (tf.zeros, tf.ones))
     assert of(zeros) == of(ones)
     assert of(zeros)["digest"] != of(zeros.map(lambda x, y: (tf.cast(x, tf.float16), y)))["digest"]
-
-
-@pytest.mark.parametrize(("examples", "width"), [(40_000_000, 1), (40, 1_000_000)])
-def test_it_costs_milliseconds_whatever_the_size(examples, width):
-    """Of 320 MB, which take ten times as long to be read once."""
-    features = np.zeros((examples, width))
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        fingerprints.of((features, features[:, 0]), examples)
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.1
 
 
 def test_ids_are_told_apart_where_they_are_said():

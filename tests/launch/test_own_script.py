@@ -363,5 +363,6 @@ def test_an_own_train_step_is_taken(inside, tmp_path):
     assert found_in(tmp_path / "result.json")["eval"]["loss"] < 1e-2
     again = inside(*flags, trainer=Two, data=arrays).ok()
     assert "this run is complete" in again.out
-    shutil.rmtree(tmp_path / "checkpoints")
+    for folder in ("checkpoints", "best"):
+        shutil.rmtree(tmp_path / folder)
     assert "resumed" not in inside(*flags, trainer=Two, data=arrays).ok().out
