@@ -92,6 +92,7 @@ def test_a_full_table_sends_further_ids_to_row_0_and_says_how_often(shards):
     assert len(own) == len(set(own)) == given
 
 
+@pytest.mark.slow
 def test_counts_are_halved_before_a_stream_of_new_ids_fills_them():
     """Were they never halved, 60,000 different ids would bring a new one to 4 or more in each of its cells."""
     made = table(rows=100, admit_after=4)
