@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "distributed" / "counting.py"
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 STEPS_PER_EPOCH = 16  # 1000 examples in batches of 64: the last is of 40
-_SECONDS = 150
+_SECONDS = 300
 
 
 class Job:
