@@ -16,7 +16,7 @@ help: ## what there is to make
 	@echo 'ARGS="..." is handed on to train and the tests; PYTHON=... names the Python of a new .venv.'
 
 train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume that run
-	@$(VENV_PYTHON) -m launch.train --model=cnn --input=digits --run_dir=runs/digits-cnn \
+	@$(VENV_PYTHON) -m crankshaft train --model=cnn --input=digits --run_dir=runs/digits-cnn \
 		--train_epochs=50 --learning_rate_schedule=cosine $(ARGS)
 
 test: $(INSTALLED) ## run the tests, but for the slow ones

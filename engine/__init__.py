@@ -9,6 +9,9 @@ import os
 import sys
 from importlib import import_module
 
+if __name__ == "engine":
+    raise ImportError("engine is a part of crankshaft; write `import crankshaft.engine` in place of `import engine`")
+
 # tf.keras works on TensorFlow alone. Keras reads this as it is imported, TensorFlow's own import of it included; for
 # other programs the variable or ~/.keras/keras.json may name another backend.
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -16,14 +19,14 @@ _keras = sys.modules.get("keras.src.backend.config")  # there also where Keras f
 if _keras is not None and _keras.backend() != "tensorflow":
     raise ImportError(
         f"Keras runs on {_keras.backend()} here, by KERAS_BACKEND or keras.json, and was imported before engine, which "
-        "wants tensorflow: set KERAS_BACKEND=tensorflow, or import engine before tensorflow and keras"
+        "wants tensorflow: set KERAS_BACKEND=tensorflow, or import crankshaft before tensorflow and keras"
     )
 
 _HOMES = {
-    "Mean": "engine.metrics",
-    "StepOptions": "engine.options",
-    "Trainer": "engine.trainer",
-    "mean": "engine.metrics",
+    "Mean": "crankshaft.engine.metrics",
+    "StepOptions": "crankshaft.engine.options",
+    "Trainer": "crankshaft.engine.trainer",
+    "mean": "crankshaft.engine.metrics",
 }
 
 __all__ = ["Mean", "StepOptions", "Trainer", "mean"]

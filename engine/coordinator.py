@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from engine.errors import reason
-from engine.health import answers
-from engine.health.peers import is_gone
-from engine.health.watchdog import LostPeerError
-from engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
+from crankshaft.engine.errors import reason
+from crankshaft.engine.health import answers
+from crankshaft.engine.health.peers import is_gone
+from crankshaft.engine.health.watchdog import LostPeerError
+from crankshaft.engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
 
 _PROBE_SECONDS = 0.5
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from engine import cpus
+from crankshaft.engine import cpus
 
 # What changes how fast TensorFlow runs, by the beginning of its name.
 _TUNING_VARIABLES = (

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
-from engine.order import Order, SharedOrder, replica_part
-from engine.randomness import epoch_seed
+from crankshaft.engine.order import Order, SharedOrder, replica_part
+from crankshaft.engine.randomness import epoch_seed
 
 _HUGE_PAGE = 2 << 20  # bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from engine import cpus
+from crankshaft.engine import cpus
 
 # Kernels of fewer values gain nothing: their products take microseconds either way.
 _LARGE = 1 << 18

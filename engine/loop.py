@@ -6,8 +6,8 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from engine.hooks import Hook, Moment
-from engine.state import TrainState
+from crankshaft.engine.hooks import Hook, Moment
+from crankshaft.engine.state import TrainState
 
 
 def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter) -> Moment:

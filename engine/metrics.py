@@ -65,8 +65,8 @@ class Auc(NamedTuple):
 _KINDS = {"root_mean": RootMean, "auc": Auc}
 _ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics
 _ONE_NUMBER = (
-    "engine.mean was given one number for a batch, which counts as one example, however large the batch is; give it "
-    "one value an example (Keras losses: reduction=None), or say engine.Mean(number, 1.0) if that is what is meant"
+    "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
+    "one value an example (Keras losses: reduction=None), or say crankshaft.Mean(number, 1.0) if that is what is meant"
 )
 
 
@@ -123,11 +123,13 @@ def as_pair(pair, where: str) -> Mean:
     if isinstance(pair, Auc):
         return pair
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); return engine.mean(values)")
+        raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); return crankshaft.mean(values)")
     total, count = (tf.cast(part, tf.float32) for part in pair)
     for name, part in (("total", total), ("count", count)):
         if part.shape.rank not in (None, 0):
-            raise TypeError(f"{where}: its {name} is not a scalar, but of shape {part.shape}; use engine.mean(values)")
+            raise TypeError(
+                f"{where}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
+            )
     return RootMean(total, count) if isinstance(pair, RootMean) else Mean(total, count)
 
 

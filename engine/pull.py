@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine import wire
-from engine.optimizers.base import Optimizer
-from engine.variables import server_of, tf_variable
+from crankshaft.engine import wire
+from crankshaft.engine.optimizers.base import Optimizer
+from crankshaft.engine.variables import server_of, tf_variable
 
 PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
 

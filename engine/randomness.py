@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.variables import assign_local
+from crankshaft.engine.variables import assign_local
 
 # Keras adds 1 to a generator's second word at each draw and takes it modulo 2^31 - 2. A layer may draw 256 times a
 # step before it meets the next step's numbers, and a run may last 8 million steps before the words come round.

@@ -6,8 +6,8 @@ import contextlib
 
 import tensorflow as tf
 
-from engine.reduction import per_replica
-from engine.trainer import Trainer
+from crankshaft.engine.reduction import per_replica
+from crankshaft.engine.trainer import Trainer
 
 
 class TrainState:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine import layer_state, optimizers, randomness
-from engine.accumulation import accumulate, side_by_side
-from engine.embeddings import Embedding
-from engine.gradients import Gradients, check_reached
-from engine.metrics import Mean, as_pair, checked
-from engine.optimizers import schedules
-from engine.optimizers.averaging import WeightAverage
-from engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
-from engine.options import StepOptions
-from engine.pull import Values
-from engine.reduction import ByReplica, Reduction
-from engine.variables import assign_local, held
+from crankshaft.engine import layer_state, optimizers, randomness
+from crankshaft.engine.accumulation import accumulate, side_by_side
+from crankshaft.engine.embeddings import Embedding
+from crankshaft.engine.gradients import Gradients, check_reached
+from crankshaft.engine.metrics import Mean, as_pair, checked
+from crankshaft.engine.optimizers import schedules
+from crankshaft.engine.optimizers.averaging import WeightAverage
+from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
+from crankshaft.engine.options import StepOptions
+from crankshaft.engine.pull import Values
+from crankshaft.engine.reduction import ByReplica, Reduction
+from crankshaft.engine.variables import assign_local, held
 
 _HALVES = (tf.bfloat16, tf.float16)
 
@@ -74,12 +74,12 @@ class Trainer(tf.Module):
         return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:
-        """Returns (total, count) over this replica's examples: `engine.mean(losses)`, losses one an example.
+        """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, losses one an example.
 
         Outputs of 16 bits come as float32, here and in `metrics`.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no loss(self, outputs, batch); return engine.mean(losses)"
+            f"{type(self).__name__} has no loss(self, outputs, batch); return crankshaft.mean(losses)"
         )
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
@@ -188,7 +188,9 @@ class Trainer(tf.Module):
     def _outputs(self, features, training: bool):
         """In float32 what layers compute in 16 bits: a loss would lose too much, small probabilities for one."""
         outputs = self.forward(features, training)
-        return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype in _HALVES else x, outputs)
+        return tf.nest.map_structure(
+            lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in _HALVES else x, outputs
+        )
 
     def _added_losses(self) -> list[tf.Tensor]:
         layers = layer_state.concerned(self.held_layers.values(), self.trainable_variables)

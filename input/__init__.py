@@ -5,3 +5,6 @@ Host code. A source is a module with a function
 docstring says what the data is. Modules without `load` are what sources share. No module imports
 TensorFlow when it is imported, so files and arguments are checked before TensorFlow starts.
 """
+
+if __name__ == "input":
+    raise ImportError("input is a part of crankshaft; write `import crankshaft.input` in place of `import input`")

@@ -3,8 +3,8 @@
 Without --data_dir, Keras's download. Host code.
 """
 
-from input.mnist_files import read_or_download
-from input.splits import Splits
+from crankshaft.input.mnist_files import read_or_download
+from crankshaft.input.splits import Splits
 
 
 def load(data_dir: str | None, seed: int) -> Splits:

@@ -11,8 +11,8 @@ import zlib
 
 import numpy as np
 
-from input.files import listing
-from input.splits import InputError
+from crankshaft.input.files import listing
+from crankshaft.input.splits import InputError
 
 _TYPE_NAMES = {
     0x08: "uint8",

@@ -6,12 +6,12 @@ import math
 import os
 import re
 
-from launch import cluster as clusters
-from launch import config as configs
-from launch import paths
-from launch.benchmark import baseline
-from launch.config import Config
-from launch.errors import UsageError
+from crankshaft.launch import cluster as clusters
+from crankshaft.launch import config as configs
+from crankshaft.launch import paths
+from crankshaft.launch.benchmark import baseline
+from crankshaft.launch.config import Config
+from crankshaft.launch.errors import UsageError
 
 
 def check(config: Config) -> None:
@@ -38,7 +38,7 @@ def _check_export(config: Config) -> None:
     if config.cluster:
         raise UsageError(
             f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; use python -m "
-            "launch.train without TF_CONFIG"
+            "crankshaft train without TF_CONFIG"
         )
     paths.check_writable("export_dir", config.export_folder)
 

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from launch.errors import UsageError
+from crankshaft.launch.errors import UsageError
 
 _CURE = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster the coordinator, called chief, is first
@@ -103,7 +103,7 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     if not text.strip():
         raise UsageError(
             f"TF_CONFIG is not set, and --strategy={strategy} learns from it who the workers are; "
-            f"`python -m launch.local --workers=2{' --ps=2' if strategy == 'parameter_server' else ''} -- ...` starts "
+            f"`crankshaft local --workers=2{' --ps=2' if strategy == 'parameter_server' else ''} -- ...` starts "
             "them on this machine and sets it"
         )
     try:

@@ -10,11 +10,11 @@ from typing import Any
 
 from absl import flags
 
-from launch import cluster as clusters
-from launch import paths, registry
-from launch.cluster import Cluster
-from launch.errors import UsageError, nearest
-from launch.flags import GROUPS
+from crankshaft.launch import cluster as clusters
+from crankshaft.launch import paths, registry
+from crankshaft.launch.cluster import Cluster
+from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.flags import GROUPS
 
 FILE_NAME = "config.json"
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from launch.config import Config
-from launch.errors import UsageError
+from crankshaft.launch.config import Config
+from crankshaft.launch.errors import UsageError
 
 
 def load(config: Config) -> tuple:
     """(train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
-    module = importlib.import_module(f"input.{config.input_entry.name}")
+    module = importlib.import_module(f"crankshaft.input.{config.input_entry.name}")
     return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
 
 

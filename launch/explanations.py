@@ -6,10 +6,10 @@ import os
 import sys
 import traceback
 
-from engine.errors import reason
-from input.splits import InputError
-from launch.cluster import ClusterError
-from launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from crankshaft.engine.errors import reason
+from crankshaft.input.splits import InputError
+from crankshaft.launch.cluster import ClusterError
+from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
@@ -39,7 +39,7 @@ def explain(error: Exception) -> tuple[int, str]:
 
 def is_lost_peer(error: Exception) -> bool:
     """Whether a process that this one trained with is gone."""
-    watchdog = sys.modules.get("engine.health.watchdog")  # without which nobody has raised it
+    watchdog = sys.modules.get("crankshaft.engine.health.watchdog")  # without which nobody has raised it
     return watchdog is not None and isinstance(error, watchdog.LostPeerError)
 
 
@@ -47,12 +47,12 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
     try:
         import tensorflow as tf
 
-        from engine.checkpoints import CheckpointError
-        from engine.coordinator import ClosureError
-        from engine.health.sync_check import OutOfSyncError
-        from engine.health.watchdog import LostPeerError
-        from engine.hooks import numerics
-        from engine.strategies.devices import DeviceError
+        from crankshaft.engine.checkpoints import CheckpointError
+        from crankshaft.engine.coordinator import ClosureError
+        from crankshaft.engine.health.sync_check import OutOfSyncError
+        from crankshaft.engine.health.watchdog import LostPeerError
+        from crankshaft.engine.hooks import numerics
+        from crankshaft.engine.strategies.devices import DeviceError
     except Exception:  # the engine can't be imported, which is what `error` says
         return None
     if isinstance(error, (DeviceError, ClosureError)):

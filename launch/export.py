@@ -10,9 +10,9 @@ import shutil
 import numpy as np
 import tensorflow as tf
 
-from engine import Trainer
-from engine.hooks.evaluation import averaged_weights
-from launch.errors import UsageError
+from crankshaft.engine import Trainer
+from crankshaft.engine.hooks.evaluation import averaged_weights
+from crankshaft.launch.errors import UsageError
 
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 

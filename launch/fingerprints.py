@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine.checkpoints import Manifest
-from launch.config import Config, differences
-from launch.errors import UsageError
+from crankshaft.engine.checkpoints import Manifest
+from crankshaft.launch.config import Config, differences
+from crankshaft.launch.errors import UsageError
 
 # Of an array: milliseconds, whatever its size.
 _MOST_ROWS = 1024

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from absl import flags
 
-from launch import registry
-from launch.errors import nearest
+from crankshaft.launch import registry
+from crankshaft.launch.errors import nearest
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")

@@ -1,10 +1,10 @@
 """Run a whole cluster on this machine, one process a worker, for example
 
-  python -m launch.local --workers=2 -- --model=mlp --input=digits --run_dir=runs/first
-  python -m launch.local --workers=2 -- my_script.py --run_dir=runs/first
-  python -m launch.local --workers=2 --ps=2 --evaluator -- --model=mlp --input=digits --run_dir=runs/first
+  crankshaft local --workers=2 -- --model=mlp --input=digits --run_dir=runs/first
+  crankshaft local --workers=2 -- my_script.py --run_dir=runs/first
+  crankshaft local --workers=2 --ps=2 --evaluator -- --model=mlp --input=digits --run_dir=runs/first
 
-What stands after -- are flags of launch.train, or a script that calls `train.main` and its flags. Every worker gets
+What stands after -- are flags of crankshaft train, or a script that calls `train.main` and its flags. Every worker gets
 TF_CONFIG and its share of the cores; its output is shown with its name, and kept in run_dir/logs. When one dies, all
 start again from the last checkpoint. Ctrl-C or SIGTERM: all save and end; a second one kills them.
 """
@@ -20,17 +20,17 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from engine import cpus
-from launch import errors, process, restarts, shares
-from launch import flags as train_flags
-from launch.benchmark import drive, program
-from launch.cluster import ClusterError
-from launch.errors import UsageError, nearest
-from launch.supervisor import Spec, StartError, Supervisor
+from crankshaft.engine import cpus
+from crankshaft.launch import errors, process, restarts, shares
+from crankshaft.launch import flags as train_flags
+from crankshaft.launch.benchmark import drive, program
+from crankshaft.launch.cluster import ClusterError
+from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.supervisor import Spec, StartError, Supervisor
 
-_PROGRAM = "python -m launch.local"
+_PROGRAM = "crankshaft local"
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
-_FLAGS = flags.FlagValues()  # apart from launch.train's, which are the tasks'
+_FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
 
 
 def _define_flags() -> None:
@@ -57,7 +57,7 @@ class _Asked:
     """What stands after --.
 
     Attributes:
-      start: what Python runs: ("-m", "launch.train") or (script,).
+      start: what Python runs: ("-m", "crankshaft", "train") or (script,).
       arguments: the flags of each task.
       unknown: those of them that only the script knows; None where they can't be read.
       run_dir: where its run is, or None.
@@ -88,11 +88,6 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
     sys.exit(code)
-
-
-def run() -> None:
-    """`crankshaft-local`."""
-    main()
 
 
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
@@ -159,7 +154,7 @@ def _read_command(arguments: list[str]) -> _Asked:
     script = [] if arguments[0].startswith("-") else [arguments[0]]
     if script and not script[0].endswith(".py"):
         raise UsageError(
-            f"{script[0]!r} is neither a flag of launch.train nor a script; write --NAME=VALUE or a path ending in .py"
+            f"{script[0]!r} is neither a flag of crankshaft train nor a script; write --NAME=VALUE or a path to a .py"
         )
     if script and not os.path.isfile(script[0]):
         raise UsageError(f"the script {script[0]} does not exist; give its path from {os.getcwd()}")
@@ -176,7 +171,9 @@ def _read_command(arguments: list[str]) -> _Asked:
     if given and strategy == "parameter_server" != meant:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if given and strategy != meant:
-        raise UsageError(f"--strategy={strategy} is not for workers; leave it out, or use launch.train without them")
+        raise UsageError(
+            f"--strategy={strategy} is not for workers; leave it out, or use crankshaft train without them"
+        )
     if _FLAGS.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
     return _Asked(start, own, unknown, run_dir, compares)
@@ -228,14 +225,10 @@ def _names() -> list[str]:
 
 
 def _help() -> str:
-    parts = [__doc__.strip(), "", f"usage: {_PROGRAM} [flags] -- [script.py] [flags of launch.train]", ""]
+    parts = [__doc__.strip(), "", f"usage: {_PROGRAM} [flags] -- [script.py] [flags of crankshaft train]", ""]
     for name in _names():
         flag = _FLAGS[name]
         default = "" if flag.default in (None, False) else f" [{flag.default:g}]"
         usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
         parts.append(train_flags.described(usage, f"{flag.help}{default}"))
     return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    run()

@@ -10,24 +10,24 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import loop
-from engine.checkpoints import CheckpointError, Checkpoints, Manifest
-from engine.health.stragglers import Stragglers
-from engine.health.sync_check import SyncCheck
-from engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, saving
-from engine.hooks.monitors import EarlyStopping, ReduceLearningRate
-from engine.hooks.numerics import NanGuard
-from engine.hooks.saving import BestCheckpoint, Checkpointing
-from engine.summaries import TensorBoard
-from engine.summaries.probe import Probe
-from launch import config as configs
-from launch import export as exports
-from launch import fingerprints, results
-from launch.errors import UsageError
-from launch.files import write_json
-from launch.process import EXIT_CODES, Signals
-from launch.progress import Progress, print_model_summary
-from launch.session import Session, choose_jit, start_weights
+from crankshaft.engine import loop
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
+from crankshaft.engine.health.stragglers import Stragglers
+from crankshaft.engine.health.sync_check import SyncCheck
+from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, saving
+from crankshaft.engine.hooks.monitors import EarlyStopping, ReduceLearningRate
+from crankshaft.engine.hooks.numerics import NanGuard
+from crankshaft.engine.hooks.saving import BestCheckpoint, Checkpointing
+from crankshaft.engine.summaries import TensorBoard
+from crankshaft.engine.summaries.probe import Probe
+from crankshaft.launch import config as configs
+from crankshaft.launch import export as exports
+from crankshaft.launch import fingerprints, results
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.files import write_json
+from crankshaft.launch.process import EXIT_CODES, Signals
+from crankshaft.launch.progress import Progress, print_model_summary
+from crankshaft.launch.session import Session, choose_jit, start_weights
 
 
 class TrainMetrics(Windowed):

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from launch.errors import UsageError
+from crankshaft.launch.errors import UsageError
 
 _FLAGS = "run_dir init_from data_dir export_dir result_json result_jsonl result_html baseline".split()
 _RESULTS = ("result_json", "result_jsonl", "result_html")

@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from absl import logging
 
-from engine import cpus
-from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from crankshaft.engine import cpus
+from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 
 # mallopt(3), glibc's <malloc.h>: parameter, value.
 _MALLOPT = {

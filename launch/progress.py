@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from engine.hooks import Hook, Moment
-from engine.metrics import Sums
+from crankshaft.engine.hooks import Hook, Moment
+from crankshaft.engine.metrics import Sums
 
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard

@@ -12,7 +12,7 @@ import inspect
 import pathlib
 from typing import Any
 
-from launch.errors import UsageError, nearest
+from crankshaft.launch.errors import UsageError, nearest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 

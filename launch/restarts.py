@@ -11,7 +11,14 @@ import dataclasses
 import signal
 import time
 
-from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLOWER, EXIT_TERMINATED, EXIT_USAGE, signal_name
+from crankshaft.launch.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_SLOWER,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    signal_name,
+)
 
 # A task that somebody else asked to end: saved, or ended before it could catch the signal.
 _ASKED_TO_END = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGINT, -signal.SIGTERM)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launch.benchmark import html
-from launch.files import append_json_line, write_json
+from crankshaft.launch.benchmark import html
+from crankshaft.launch.files import append_json_line, write_json
 
 
 def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -6,9 +6,9 @@ import os
 import signal
 import time
 
-from launch import cluster as clusters
-from launch import errors, process
-from launch.cluster import Cluster
+from crankshaft.launch import cluster as clusters
+from crankshaft.launch import errors, process
+from crankshaft.launch.cluster import Cluster
 
 _POLL_SECONDS = 1.0
 # A closure that a worker runs keeps one thread of its server waiting, and servers ask for the closure's tensors by

@@ -14,25 +14,25 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import StepOptions, Trainer, cpus
-from engine.checkpoints import Checkpoints, load_weights, manifest
-from engine.coordinator import Cluster
-from engine.embeddings import shards_in
-from engine.health import watchdog
-from engine.hooks import Hook
-from engine.placement import Rule
-from engine.reduction import Reduction
-from engine.reduction.local_sgd import LocalSgd
-from engine.reduction.power_sgd import PowerSgd
-from engine.state import TrainState
-from engine.strategies import devices, jit_choice
-from engine.strategies.multi_worker import Place
-from engine.strategies.parameter_server import ServerOptions
-from engine.strategies.replicated import FeedOptions, Replicated
-from launch import checks, fingerprints
-from launch.config import Config, whole_rounds
-from launch.errors import UsageError
-from models.classification import Classifier
+from crankshaft.engine import StepOptions, Trainer, cpus
+from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
+from crankshaft.engine.coordinator import Cluster
+from crankshaft.engine.embeddings import shards_in
+from crankshaft.engine.health import watchdog
+from crankshaft.engine.hooks import Hook
+from crankshaft.engine.placement import Rule
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.engine.reduction.power_sgd import PowerSgd
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies import devices, jit_choice
+from crankshaft.engine.strategies.multi_worker import Place
+from crankshaft.engine.strategies.parameter_server import ServerOptions
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.launch import checks, fingerprints
+from crankshaft.launch.config import Config, whole_rounds
+from crankshaft.launch.errors import UsageError
+from crankshaft.models.classification import Classifier
 
 # Fewer are not worth a part: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_A_PART = 16
@@ -141,7 +141,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
 
 def named_class(config: Config) -> type[Trainer]:
     """The class of the model that --model names."""
-    return importlib.import_module(f"models.{config.model_entry.name}").Model
+    return importlib.import_module(f"crankshaft.models.{config.model_entry.name}").Model
 
 
 def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 
-from launch.cluster import ClusterError
+from crankshaft.launch.cluster import ClusterError
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(10_000, 60_000)

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from engine.checkpoints import CheckpointError, Manifest
-from engine.hooks import Moment, StopRequest, evaluation, saving
-from engine.hooks.saving import BestCheckpoint
-from engine.summaries import event_values
-from engine.summaries.event_files import EventFiles
-from launch import checks
-from launch import cluster as clusters
-from launch.modes import as_line
-from launch.process import EXIT_CODES, Signals
-from launch.session import Session
+from crankshaft.engine.checkpoints import CheckpointError, Manifest
+from crankshaft.engine.hooks import Moment, StopRequest, evaluation, saving
+from crankshaft.engine.hooks.saving import BestCheckpoint
+from crankshaft.engine.summaries import event_values
+from crankshaft.engine.summaries.event_files import EventFiles
+from crankshaft.launch import checks
+from crankshaft.launch import cluster as clusters
+from crankshaft.launch.modes import as_line
+from crankshaft.launch.process import EXIT_CODES, Signals
+from crankshaft.launch.session import Session
 
 _POLL_SECONDS = 1.0
 

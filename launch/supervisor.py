@@ -16,12 +16,12 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from launch import shares
-from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
-from launch.guard import Guard
-from launch.output import Output, TaskOutput
-from launch.process import SAME_REQUEST_SECONDS
-from launch.restarts import Ending, Servers, Synchronous
+from crankshaft.launch import shares
+from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
+from crankshaft.launch.guard import Guard
+from crankshaft.launch.output import Output, TaskOutput
+from crankshaft.launch.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.restarts import Ending, Servers, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, where somebody wants us to end
 

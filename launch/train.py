@@ -1,17 +1,12 @@
 """Train, evaluate, time or export a model from the command line, for example
 
-  python -m launch.train --model=cnn --input=digits --run_dir=runs/first
+  crankshaft train --model=cnn --input=digits --run_dir=runs/first
 
 A script of your own becomes such a program by `train.main(MyTrainer, data=my_data)`. The only code, with the rest of
 `launch`, that reads flags and the environment.
 """
 
 from __future__ import annotations
-
-import signal
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main` can answer Ctrl-C, it ends the process without a word
 
 import contextlib
 import gc
@@ -23,13 +18,13 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from launch import checks, config, errors, explanations, process, results, servers
-from launch import cluster as clusters
-from launch import data as datas
-from launch import flags as our_flags
-from launch.benchmark import drive
-from launch.errors import UsageError, nearest
-from launch.files import write_json
+from crankshaft.launch import checks, config, errors, explanations, process, results, servers
+from crankshaft.launch import cluster as clusters
+from crankshaft.launch import data as datas
+from crankshaft.launch import flags as our_flags
+from crankshaft.launch.benchmark import drive, program
+from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.files import write_json
 
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
@@ -38,7 +33,7 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
     """Runs what the command line asks for, and exits the process.
 
     Args:
-      trainer_class: your `engine.Trainer`; None takes the one that --model names.
+      trainer_class: your `crankshaft.Trainer`; None takes the one that --model names.
       data: a function without arguments that returns (train, eval[, num_classes[, vocabulary[, ids]]]); train and eval
         are each (features, labels) of arrays whose first axis is examples (float64 is taken as float32, as Keras does),
         or a `tf.data.Dataset` of single examples. vocabulary has, by the name of each feature that is an id, how many
@@ -75,21 +70,16 @@ def _exit_code(argv: list[str], trainer_class, data, hooks) -> int:
         return _explain(error, flags.FLAGS["debug"].value)
 
 
-def run() -> None:
-    """`crankshaft-train`."""
-    main()
-
-
 def _parse(argv: list[str]) -> None:
     own = [flag.name for flag in flags.FLAGS.flags_by_module_dict().get(argv[0], [])]
-    is_ours = os.path.abspath(argv[0]) == os.path.abspath(__file__)
+    is_ours = argv[0] == program.NAME
     of_script = None if is_ours else getattr(sys.modules["__main__"], "__doc__", None)
     doc = of_script or "\n\n".join(__doc__.split("\n\n")[:2])
-    program = "python -m launch.train" if is_ours else os.path.basename(argv[0])
+    name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        our_flags.show(our_flags.help_text(program, doc, own))
+        our_flags.show(our_flags.help_text(name, doc, own))
     if "--helpshort" in argv[1:]:
-        our_flags.show(our_flags.short_help_text(program, doc))
+        our_flags.show(our_flags.short_help_text(name, doc))
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -156,10 +146,10 @@ def _start(asked: config.Config, trainer_class):
         if asked.cluster:
             stack.enter_context(clusters.limited(asked.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug))
-        from launch import session as sessions
+        from crankshaft.launch import session as sessions
 
         if asked.check_numerics:
-            from engine.hooks import numerics
+            from crankshaft.engine.hooks import numerics
 
             numerics.enable()
         strategy = sessions.make_strategy(asked, trainer_class)
@@ -170,21 +160,21 @@ def _start(asked: config.Config, trainer_class):
 
 def _create(asked: config.Config, trainer_class, splits, strategy):
     """Everything up to the first step. The devices are split by now, so that the user's data may use TensorFlow."""
-    from launch import session as sessions
+    from crankshaft.launch import session as sessions
 
     return sessions.create(asked, trainer_class, splits, strategy)
 
 
 def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
-    from launch import sidecar
+    from crankshaft.launch import sidecar
 
     return sidecar.watch(_create(asked, trainer_class, splits, strategy))
 
 
 def _work(session, hooks):
-    from launch import modes
-    from launch.benchmark import mode as benchmark_mode
-    from launch.session import user_hooks
+    from crankshaft.launch import modes
+    from crankshaft.launch.benchmark import mode as benchmark_mode
+    from crankshaft.launch.session import user_hooks
 
     mode = session.config.mode
     if mode == "eval":
@@ -217,9 +207,3 @@ def _explain(error: Exception, debug: bool) -> int:
         traceback.print_exception(error)
     code, line = explanations.explain(error)
     return errors.fail(code, line)
-
-
-if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()

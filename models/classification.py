@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine import Mean, Trainer, mean
+from crankshaft.engine import Mean, Trainer, mean
 
 
 class Classifier(Trainer):
@@ -14,7 +14,9 @@ class Classifier(Trainer):
         _, labels = batch
         if self.options.debug:
             _check(outputs, labels)
-        return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=outputs))
+        # In float32 whatever layers compute in: a softmax over 16-bit logits loses small probabilities.
+        logits = tf.cast(outputs, tf.float32)
+        return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         _, labels = batch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from engine import embeddings
-from models.tabular import Tabular, relu_layers
+from crankshaft.engine import embeddings
+from crankshaft.models.tabular import Tabular, relu_layers
 
 
 class Model(Tabular):
@@ -68,7 +68,7 @@ class Model(Tabular):
         inputs = {"embedded": self.embedding(self.ids(features), training=training)}
         if self.num_numbers:
             inputs["numbers"] = self.numbers(features)
-        return self.model(inputs, training=training)[:, 0]
+        return tf.cast(self.model(inputs, training=training), tf.float32)[:, 0]
 
 
 class Products(tf.keras.layers.Layer):

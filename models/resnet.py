@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.layers import BatchNormalization
-from models.classification import Classifier
+from crankshaft.engine.layers import BatchNormalization
+from crankshaft.models.classification import Classifier
 
 # Blocks in each stage.
 _SMALL = {6 * n + 2: (n, n, n) for n in (3, 5, 7, 9, 18)}

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from engine import Mean, Trainer, mean
-from engine.embeddings import Embedding
-from engine.metrics import auc, root_mean_square
+from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine.embeddings import Embedding
+from crankshaft.engine.metrics import auc, root_mean_square
 
 TASKS = ("auto", "clicks", "ratings")
 
@@ -141,13 +141,13 @@ class Tabular(Trainer):
         return mean(self._losses(outputs, batch[1]))
 
     def metrics(self, outputs, batch) -> dict:
-        labels = tf.cast(batch[1], tf.float32)
+        outputs, labels = tf.cast(outputs, tf.float32), tf.cast(batch[1], tf.float32)
         if self.predicts_clicks:
             return {"auc": auc(outputs, labels), "log_loss": mean(self._losses(outputs, labels))}
         return {"rmse": root_mean_square(outputs - labels), "mae": mean(tf.abs(outputs - labels))}
 
     def _losses(self, outputs, labels) -> tf.Tensor:
-        labels = tf.cast(labels, tf.float32)
+        outputs, labels = tf.cast(outputs, tf.float32), tf.cast(labels, tf.float32)
         if self.predicts_clicks:
             return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
         return tf.math.squared_difference(outputs, labels)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from engine import embeddings
-from engine.embeddings import Embedding
-from models.tabular import Tabular, relu_layers
+from crankshaft.engine import embeddings
+from crankshaft.engine.embeddings import Embedding
+from crankshaft.models.tabular import Tabular, relu_layers
 
 
 class Model(Tabular):

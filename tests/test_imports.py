@@ -15,8 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "engine": {"absl.logging", "numpy", "tensorboard", "tensorflow"},
     "input": {"numpy", "tensorflow"},
-    "models": {"engine", "numpy", "tensorflow"},
-    "launch": {"absl", "engine", "input", "keras", "models", "numpy", "rich", "tensorboard", "tensorflow"},
+    "models": {"crankshaft.engine", "numpy", "tensorflow"},
+    "launch": {
+        *("absl", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
+        *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
+    },
 }
 
 # What reads the command line or the environment: launch's alone.
@@ -58,7 +61,7 @@ def imported_from(node: ast.ImportFrom, path: Path) -> str:
     """The absolute dotted module of a `from ... import`, whose leading dots count from `path`."""
     if not node.level:
         return node.module
-    package = path.parts[:-1][: len(path.parts) - node.level]
+    package = ("crankshaft", *path.parts[:-1])[: len(path.parts) + 1 - node.level]
     return ".".join((*package, *([node.module] if node.module else [])))
 
 
@@ -108,7 +111,7 @@ def import_faults(root: Path) -> list[str]:
         room = path.parts[0]
         if room not in MAY_IMPORT:
             continue
-        allowed = MAY_IMPORT[room] | {room}
+        allowed = MAY_IMPORT[room] | {f"crankshaft.{room}"}
         for line, name, _ in imports(ast.parse((root / path).read_text(encoding="utf-8")), path):
             in_standard_library = name.partition(".")[0] in sys.stdlib_module_names
             if not in_standard_library and not is_within(name, allowed):
@@ -183,16 +186,21 @@ def test_files_and_functions_stay_short():
 @pytest.mark.parametrize(
     ("path", "source", "name"),
     [
-        ("engine/a.py", "import launch.flags\n", "launch.flags"),
-        ("engine/a.py", "from models import cnn\n", "models.cnn"),
-        ("engine/a.py", "def late():\n    import input.digits\n", "input.digits"),
+        ("engine/a.py", "import crankshaft.launch.flags\n", "crankshaft.launch.flags"),
+        ("engine/a.py", "from crankshaft.models import cnn\n", "crankshaft.models.cnn"),
+        ("engine/a.py", "def late():\n    import crankshaft.input.digits\n", "crankshaft.input.digits"),
         ("engine/a.py", "import rich\n", "rich"),
         ("engine/a.py", "from absl import flags\n", "absl.flags"),
-        ("engine/a.py", "from importlib import import_module\nimport_module('models')\n", "models"),
-        ("engine/strategies/a.py", "from ...launch import flags\n", "launch.flags"),
-        ("models/a.py", "from input import digits\n", "input.digits"),
-        ("models/a.py", "import launch\n", "launch"),
-        ("input/a.py", "import engine\n", "engine"),
+        (
+            "engine/a.py",
+            "from importlib import import_module\nimport_module('crankshaft.models')\n",
+            "crankshaft.models",
+        ),
+        ("engine/strategies/a.py", "from ...launch import flags\n", "crankshaft.launch.flags"),
+        ("models/a.py", "from crankshaft.input import digits\n", "crankshaft.input.digits"),
+        ("models/a.py", "import crankshaft.launch\n", "crankshaft.launch"),
+        ("input/a.py", "import crankshaft.engine\n", "crankshaft.engine"),
+        ("launch/a.py", "import engine\n", "engine"),
         ("input/a.py", "from tensorflow_datasets import load\n", "tensorflow_datasets.load"),
         ("launch/a.py", "import tests\n", "tests"),
     ],
@@ -211,9 +219,9 @@ def test_import_the_wrong_way_is_found(tmp_path, path, source, name):
         ("engine/a.py", "from absl import logging\nfrom tensorboard.plugins import hparams\n"),
         ("engine/strategies/a.py", "from . import b\nfrom .. import loop\nfrom ..loop import c\n"),
         ("engine/a.py", "import os\nos.environ['A'] = 'b'\n"),
-        ("models/a.py", "from engine import Trainer\n"),
+        ("models/a.py", "from crankshaft.engine import Trainer\n"),
         ("launch/a.py", "import os\nimport rich\nfrom absl import flags\nos.environ['A']\n"),
-        ("tests/a.py", "import launch, models, sklearn\n"),
+        ("tests/a.py", "import crankshaft.launch, crankshaft.models, sklearn\n"),
     ],
 )
 def test_import_the_right_way_is_let_through(tmp_path, path, source):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 
-from engine.benchmark import parts, rounds
-from engine.checkpoints import Checkpoints
-from engine.state import TrainState
+from crankshaft.engine.benchmark import parts, rounds
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.state import TrainState
 
 _REPEATS = 3
 _WRITES = 2.0  # steps that are looked at last so many times as long as a write,

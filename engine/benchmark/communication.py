@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.benchmark import parts
-from engine.reduction import Reduction
-from engine.state import TrainState
+from crankshaft.engine.benchmark import parts
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
 
 PACKS_MB = (1, 4, 16, 0)  # 0 is one pack
 DTYPES = ("float32", "bfloat16")

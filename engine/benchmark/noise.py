@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine import cpus
-from engine.benchmark import intervals
+from crankshaft.engine import cpus
+from crankshaft.engine.benchmark import intervals
 
 NOTICED = 0.02  # a share of the machine below this is a quiet machine's own housekeeping
 

@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from engine.benchmark import rounds
-from engine.benchmark.length import Length
-from engine.metrics import Mean
-from engine.state import TrainState
-from engine.strategies.inner_loop import InnerLoop
-from engine.strategies.stand_in import with_stand_in
-from engine.trainer import Trainer
+from crankshaft.engine.benchmark import rounds
+from crankshaft.engine.benchmark.length import Length
+from crankshaft.engine.metrics import Mean
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.inner_loop import InnerLoop
+from crankshaft.engine.strategies.stand_in import with_stand_in
+from crankshaft.engine.trainer import Trainer
 
 _TURNS = 3
 _GRADIENT_SIZE = 1e-3

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from engine import cpus, environment
-from engine.benchmark import intervals, noise
-from engine.benchmark.length import Length
-from engine.benchmark.statistics import Call, columns, describe_round, summarize
-from engine.benchmark.warm_up import warm_up
-from engine.state import TrainState
+from crankshaft.engine import cpus, environment
+from crankshaft.engine.benchmark import intervals, noise
+from crankshaft.engine.benchmark.length import Length
+from crankshaft.engine.benchmark.statistics import Call, columns, describe_round, summarize
+from crankshaft.engine.benchmark.warm_up import warm_up
+from crankshaft.engine.state import TrainState
 
 
 class Watcher(NamedTuple):

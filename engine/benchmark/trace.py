@@ -16,10 +16,10 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from engine.benchmark.length import ENDLESS
-from engine.errors import reason
-from engine.state import TrainState
-from engine.strategies.closures import COUNT_SCOPE
+from crankshaft.engine.benchmark.length import ENDLESS
+from crankshaft.engine.errors import reason
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.closures import COUNT_SCOPE
 
 STEPS = 10
 _LEAST_TRACE_MS = 200  # of tasks elsewhere: so that their beginning and end do not count much

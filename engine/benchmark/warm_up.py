@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from engine.benchmark.length import ENDLESS, Length
-from engine.state import TrainState
+from crankshaft.engine.benchmark.length import ENDLESS, Length
+from crankshaft.engine.state import TrainState
 
 _GROWS = 1.5  # a call this many times as long as any before it is still being paced; so are rates that differ so much
 _MAX_CALLS = 30

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from engine.checkpoints.manifest import CheckpointError
-from engine.reduction import per_replica
+from crankshaft.engine.checkpoints.manifest import CheckpointError
+from crankshaft.engine.reduction import per_replica
 
 _LISTED = 8
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"

@@ -22,11 +22,11 @@ import threading
 import tensorflow as tf
 from absl import logging
 
-from engine import environment
-from engine.checkpoints import manifest as manifests
-from engine.checkpoints import snapshot
-from engine.checkpoints.manifest import CheckpointError, Manifest
-from engine.errors import reason
+from crankshaft.engine import environment
+from crankshaft.engine.checkpoints import manifest as manifests
+from crankshaft.engine.checkpoints import snapshot
+from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
+from crankshaft.engine.errors import reason
 
 # Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
 _NICENESS = 15

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from engine.embeddings import hashing
-from engine.variables import own_copy, path_of, server_of
+from crankshaft.engine.embeddings import hashing
+from crankshaft.engine.variables import own_copy, path_of, server_of
 
 MAX_ADMIT_AFTER = 255  # more would not be reached between two halvings of a small table's counts
 _BUCKET = 16  # rows: keys of 128 bytes, which are read at once

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from engine.embeddings import admission, hashing
-from engine.embeddings.admission import Admission
-from engine.embeddings.combiners import COMBINERS, Leaf, combine, flat_values, pairs
-from engine.gradients import each_once
-from engine.reduction import ByReplica
-from engine.variables import own_copy
-from engine.wire import fetch
+from crankshaft.engine.embeddings import admission, hashing
+from crankshaft.engine.embeddings.admission import Admission
+from crankshaft.engine.embeddings.combiners import COMBINERS, Leaf, combine, flat_values, pairs
+from crankshaft.engine.gradients import each_once
+from crankshaft.engine.reduction import ByReplica
+from crankshaft.engine.variables import own_copy
+from crankshaft.engine.wire import fetch
 
 _PIECE_BYTES = 16 << 20  # a table is filled so much at a time: an initializer's temporaries are several times as large
 UNKNOWN = ("row_0", "error")

@@ -8,8 +8,8 @@ import time
 
 from absl import logging
 
-from engine.hooks import Hook, Moment
-from engine.strategies.workers import WorkerWindow
+from crankshaft.engine.hooks import Hook, Moment
+from crankshaft.engine.strategies.workers import WorkerWindow
 
 
 class Stragglers(Hook):

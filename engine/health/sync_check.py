@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from engine.hooks import Moment, Periodic
-from engine.reduction import collectives, per_replica
-from engine.variables import path_of, read_local
+from crankshaft.engine.hooks import Moment, Periodic
+from crankshaft.engine.reduction import collectives, per_replica
+from crankshaft.engine.variables import path_of, read_local
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 
-from engine.health import standstill
-from engine.health.peers import Peers
+from crankshaft.engine.health import standstill
+from crankshaft.engine.health.peers import Peers
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 FIRST_CALL_FACTOR = 5.0  # it compiles

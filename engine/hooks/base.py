@@ -11,8 +11,8 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from engine.metrics import LoopSums, Sums
-from engine.state import TrainState
+from crankshaft.engine.metrics import LoopSums, Sums
+from crankshaft.engine.state import TrainState
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ import math
 
 from absl import logging
 
-from engine.hooks.base import Moment, Periodic
+from crankshaft.engine.hooks.base import Moment, Periodic
 
 
 @contextlib.contextmanager

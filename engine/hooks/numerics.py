@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import tensorflow as tf
 from absl import logging
 
-from engine.hooks.base import Hook, Moment
-from engine.metrics import LoopSums
-from engine.options import StepOptions
-from engine.variables import own_copy, path_of, tf_variable
+from crankshaft.engine.hooks.base import Hook, Moment
+from crankshaft.engine.metrics import LoopSums
+from crankshaft.engine.options import StepOptions
+from crankshaft.engine.variables import own_copy, path_of, tf_variable
 
 _PIECE_BYTES = 64 << 20
 

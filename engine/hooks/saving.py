@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.checkpoints import Checkpoints, Manifest
-from engine.hooks.base import Hook, Moment, Periodic
-from engine.hooks.monitors import Monitor
-from engine.state import TrainState
+from crankshaft.engine.checkpoints import Checkpoints, Manifest
+from crankshaft.engine.hooks.base import Hook, Moment, Periodic
+from crankshaft.engine.hooks.monitors import Monitor
+from crankshaft.engine.state import TrainState
 
 
 def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:

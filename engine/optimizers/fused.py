@@ -4,10 +4,10 @@ too. Built on the host in a strategy's scope, applied in replica code."""
 import numpy as np
 import tensorflow as tf
 
-from engine import wire
-from engine.gradients import sum_duplicate_rows
-from engine.optimizers.base import Optimizer
-from engine.variables import server_of
+from crankshaft.engine import wire
+from crankshaft.engine.gradients import sum_duplicate_rows
+from crankshaft.engine.optimizers.base import Optimizer
+from crankshaft.engine.variables import server_of
 
 
 class FusedOptimizer(Optimizer):

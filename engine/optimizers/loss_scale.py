@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from engine.gradients import Gradients
-from engine.reduction import ByReplica
-from engine.variables import assign_local
+from crankshaft.engine.gradients import Gradients
+from crankshaft.engine.reduction import ByReplica
+from crankshaft.engine.variables import assign_local
 
 
 class NoLossScale(tf.Module):

@@ -4,10 +4,10 @@ equal to Keras's own, and any other Keras optimizer by name. The rules are repli
 import numpy as np
 import tensorflow as tf
 
-from engine.optimizers import names
-from engine.optimizers.base import Optimizer
-from engine.optimizers.fused import FusedOptimizer
-from engine.optimizers.keras_adapter import KerasOptimizer
+from crankshaft.engine.optimizers import names
+from crankshaft.engine.optimizers.base import Optimizer
+from crankshaft.engine.optimizers.fused import FusedOptimizer
+from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
 
 
 class SGD(FusedOptimizer):

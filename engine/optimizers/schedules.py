@@ -7,7 +7,7 @@ import numbers
 
 import tensorflow as tf
 
-from engine.optimizers import names
+from crankshaft.engine.optimizers import names
 
 _keras = tf.keras.optimizers.schedules
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from engine.gradients import Gradients
-from engine.reduction import collectives
-from engine.wire import from_halves, to_halves
+from crankshaft.engine.gradients import Gradients
+from crankshaft.engine.reduction import collectives
+from crankshaft.engine.wire import from_halves, to_halves
 
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from engine.pull import Pull
-from engine.strategies.inner_loop import InnerLoop
+from crankshaft.engine.pull import Pull
+from crankshaft.engine.strategies.inner_loop import InnerLoop
 
 _EXACT = 64  # staleness up to here has a bucket for each value; above, one for each power of two
 _BUCKETS = _EXACT + 32

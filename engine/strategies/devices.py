@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from engine import cpus
-from engine.errors import reason
-from engine.strategies import parameter_server
-from engine.strategies.multi_worker import MultiWorker, Place, connect
-from engine.strategies.parameter_server import ParameterServer, ServerOptions
-from engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine import cpus
+from crankshaft.engine.errors import reason
+from crankshaft.engine.strategies import parameter_server
+from crankshaft.engine.strategies.multi_worker import MultiWorker, Place, connect
+from crankshaft.engine.strategies.parameter_server import ParameterServer, ServerOptions
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 
 _CONNECT_SECONDS = 5
 _FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")

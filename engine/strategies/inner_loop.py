@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from engine import graphs
-from engine.metrics import LoopSums, row_names, stack
-from engine.strategies.rounds import Rounds
+from crankshaft.engine import graphs
+from crankshaft.engine.metrics import LoopSums, row_names, stack
+from crankshaft.engine.strategies.rounds import Rounds
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
 # begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more

@@ -8,9 +8,9 @@ import time
 import tensorflow as tf
 from absl import logging
 
-from engine import graphs
-from engine.errors import reason
-from engine.state import TrainState
+from crankshaft.engine import graphs
+from crankshaft.engine.errors import reason
+from crankshaft.engine.state import TrainState
 
 _TIMED_SECONDS = 0.25
 _WORTH_IT = 1.05  # XLA has to be this much faster: a compilation more, for each shape of batch

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from engine.health.watchdog import Arrivals, LostPeerError, Watchdog
-from engine.metrics import Mean
-from engine.reduction import collectives
-from engine.state import TrainState
-from engine.strategies.inner_loop import InnerLoop, LoopResult
-from engine.strategies.replicated import FeedOptions, Replicated, Stop
-from engine.strategies.rounds import Rounds
-from engine.strategies.workers import OWN, WorkersLoop
+from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
+from crankshaft.engine.metrics import Mean
+from crankshaft.engine.reduction import collectives
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated, Stop
+from crankshaft.engine.strategies.rounds import Rounds
+from crankshaft.engine.strategies.workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
 # Why a worker asks all to stop, as a number that can be summed; what is not here is told as the first.

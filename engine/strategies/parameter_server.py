@@ -13,18 +13,18 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from engine.health import answers, standstill
-from engine.health.watchdog import LostPeerError
-from engine.metrics import LoopSums, Sums
-from engine.order import Order
-from engine.placement import Placement, Rule
-from engine.pull import Pull
-from engine.state import TrainState
-from engine.strategies.closures import ClosureLoop, Lease, Staleness, UpdateLoop
-from engine.strategies.inner_loop import LoopResult
-from engine.strategies.replicated import FeedOptions, Stop
-from engine.strategies.workers_feed import RepeatedWorkersFeed, WorkersFeed
+from crankshaft.engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
+from crankshaft.engine.health import answers, standstill
+from crankshaft.engine.health.watchdog import LostPeerError
+from crankshaft.engine.metrics import LoopSums, Sums
+from crankshaft.engine.order import Order
+from crankshaft.engine.placement import Placement, Rule
+from crankshaft.engine.pull import Pull
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.closures import ClosureLoop, Lease, Staleness, UpdateLoop
+from crankshaft.engine.strategies.inner_loop import LoopResult
+from crankshaft.engine.strategies.replicated import FeedOptions, Stop
+from crankshaft.engine.strategies.workers_feed import RepeatedWorkersFeed, WorkersFeed
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _CLOSURE_SECONDS = 0.25  # of a closure: to start one and to take it back costs about 10 ms

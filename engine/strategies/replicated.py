@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from engine.feeds import (
+from crankshaft.engine.feeds import (
     DatasetFeed,
     FilesFeed,
     RepeatedFeed,
@@ -19,13 +19,13 @@ from engine.feeds import (
     on_each_device,
     share_of_files,
 )
-from engine.metrics import Sums
-from engine.order import Order, SharedOrder
-from engine.pacing import Pace
-from engine.state import TrainState
-from engine.strategies.inner_loop import InnerLoop, LoopResult
-from engine.strategies.rounds import Rounds
-from engine.strategies.stand_in import only_if, with_stand_in
+from crankshaft.engine.metrics import Sums
+from crankshaft.engine.order import Order, SharedOrder
+from crankshaft.engine.pacing import Pace
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
+from crankshaft.engine.strategies.rounds import Rounds
+from crankshaft.engine.strategies.stand_in import only_if, with_stand_in
 
 _BLOCK_BYTES = 8 << 20  # of a streamed block: larger ones leave the last-level cache before they are used
 _BLOCK_INDICES = 1 << 18  # of a resident block of small batches: 2 MiB, and half a second of the smallest steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.reduction import Reduction
+from crankshaft.engine.reduction import Reduction
 
 
 class Rounds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.metrics import Mean
+from crankshaft.engine.metrics import Mean
 
 
 def with_stand_in(batch):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
-from engine.metrics import LoopSums
-from engine.reduction import collectives
-from engine.strategies.inner_loop import InnerLoop, LoopResult
+from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
+from crankshaft.engine.metrics import LoopSums
+from crankshaft.engine.reduction import collectives
+from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
 # Told by the host with the call; the rest is measured in it.

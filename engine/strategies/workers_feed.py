@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.feeds import Run
-from engine.order import Order
+from crankshaft.engine.feeds import Run
+from crankshaft.engine.order import Order
 
 _PIECE_BYTES = 256 << 20  # arrays travel to workers in pieces: a message of 2 GiB does not
 

@@ -1,5 +1,5 @@
 """What TensorBoard shows of a run."""
 
-from engine.summaries.tensorboard import TensorBoard
+from crankshaft.engine.summaries.tensorboard import TensorBoard
 
 __all__ = ["TensorBoard"]

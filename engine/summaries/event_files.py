@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 from absl import logging
 
-from engine.errors import reason
+from crankshaft.engine.errors import reason
 
 Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary

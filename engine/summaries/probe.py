@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from engine.embeddings import none_admitted
-from engine.strategies.stand_in import with_stand_in
-from engine.summaries.event_values import Histogram, histogram
-from engine.variables import assign_local, path_of, read_local, tf_variable
+from crankshaft.engine.embeddings import none_admitted
+from crankshaft.engine.strategies.stand_in import with_stand_in
+from crankshaft.engine.summaries.event_values import Histogram, histogram
+from crankshaft.engine.variables import assign_local, path_of, read_local, tf_variable
 
 
 class Probe:

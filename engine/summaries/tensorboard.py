@@ -6,14 +6,14 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine.errors import reason
-from engine.hooks import Moment, Windowed
-from engine.metrics import Sums
-from engine.strategies.workers import WorkerWindow
-from engine.summaries import event_values
-from engine.summaries.event_files import EventFiles
-from engine.summaries.probe import Probe
-from engine.variables import path_of
+from crankshaft.engine.errors import reason
+from crankshaft.engine.hooks import Moment, Windowed
+from crankshaft.engine.metrics import Sums
+from crankshaft.engine.strategies.workers import WorkerWindow
+from crankshaft.engine.summaries import event_values
+from crankshaft.engine.summaries.event_files import EventFiles
+from crankshaft.engine.summaries.probe import Probe
+from crankshaft.engine.variables import path_of
 
 _PICTURES = 9
 _HISTOGRAM_BYTES = 64 << 20  # no histogram of a larger table, which may live on another host

@@ -1,1 +1,1 @@
-"""What surrounds a benchmark: its report, comparisons, sweeps, and the standard set (`python -m launch.benchmark`)."""
+"""What surrounds a benchmark: its report, comparisons, sweeps, and the standard set (`crankshaft benchmark`)."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launch import config as configs
-from launch.benchmark import schema
-from launch.config import Config
-from launch.errors import UsageError
+from crankshaft.launch import config as configs
+from crankshaft.launch.benchmark import schema
+from crankshaft.launch.config import Config
+from crankshaft.launch.errors import UsageError
 
 # What is measured: two rates of different work say nothing about each other.
 _WORK = ("part", "model", "model_arg", "input", "input_arg", "global_batch_size")

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from launch.benchmark.markup import Element
-from launch.benchmark.plot import Axis, Plot
-from launch.benchmark.sections import bound, number, percent, quantity
+from crankshaft.launch.benchmark.markup import Element
+from crankshaft.launch.benchmark.plot import Axis, Plot
+from crankshaft.launch.benchmark.sections import bound, number, percent, quantity
 
 _MAX_COLUMNS = 400  # of a timeline: more than its pixels can tell apart are drawn together
 _WARM_UP_SHARE = 0.18  # of the timed span: as wide is what stands for the warm-up, which is not to scale

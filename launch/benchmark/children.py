@@ -18,14 +18,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
-from launch.guard import Guard
-from launch.output import last_lines
-from launch.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
+from crankshaft.launch.guard import Guard
+from crankshaft.launch.output import last_lines
+from crankshaft.launch.process import SAME_REQUEST_SECONDS
 
 _GRACE_SECONDS = 10.0  # from SIGTERM, which TensorFlow may swallow, to SIGKILL
 _POLL_SECONDS = 0.2
-_REASON = re.compile(r"(?:^|\] )error: (.*)")  # launch.local puts the task's name before a line
+_REASON = re.compile(r"(?:^|\] )error: (.*)")  # crankshaft local puts the task's name before a line
 
 # What changes how fast a program is, by the beginning of its name.
 _TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "OMP_", "ONEDNN_", "TF_", "XLA_")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.benchmark import intervals
-from launch import errors
+from crankshaft.engine.benchmark import intervals
+from crankshaft.launch import errors
 
 
 def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

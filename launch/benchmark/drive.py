@@ -10,14 +10,14 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import checks, errors, explanations, paths, results
-from launch import config as configs
-from launch.benchmark import program as programs
-from launch.benchmark import scaling, schema, sweep, table, turns
-from launch.benchmark.children import Stopped, stoppable
-from launch.benchmark.program import Program
-from launch.benchmark.series import Series
-from launch.errors import UsageError
+from crankshaft.launch import checks, errors, explanations, paths, results
+from crankshaft.launch import config as configs
+from crankshaft.launch.benchmark import program as programs
+from crankshaft.launch.benchmark import scaling, schema, sweep, table, turns
+from crankshaft.launch.benchmark.children import Stopped, stoppable
+from crankshaft.launch.benchmark.program import Program
+from crankshaft.launch.benchmark.series import Series
+from crankshaft.launch.errors import UsageError
 
 _DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run, "baseline_cmd": turns.run}
 
@@ -28,12 +28,12 @@ def is_asked_for() -> bool:
 
 
 def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -> int:
-    """Runs launch.train, or a script that calls its `main`, several times. Returns the exit code; `UsageError`s."""
+    """Runs crankshaft train, or a script that calls its `main`, several times. Returns the exit code; `UsageError`s."""
     strategy = flags.FLAGS.strategy
     if "TF_CONFIG" in os.environ and strategy in ("multi_worker", "parameter_server"):
         raise UsageError(
             f"--{_driver()} starts --strategy={strategy} itself, on one machine, and TF_CONFIG makes this process a "
-            "part of a cluster; use python -m launch.local, or unset TF_CONFIG"
+            "part of a cluster; use crankshaft local, or unset TF_CONFIG"
         )
 
     def check(environment: Mapping[str, str]) -> None:
@@ -45,11 +45,11 @@ def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -
 def run_local(
     start: tuple[str, ...], cluster: Sequence[str], tasks: Mapping[str, int], unknown: tuple[str, ...]
 ) -> int:
-    """Runs what launch.local was asked to, several times. Returns the exit code; raises `UsageError`.
+    """Runs what crankshaft local was asked to, several times. Returns the exit code; raises `UsageError`.
 
     Args:
       start: as in `Program`.
-      cluster: launch.local's own flags.
+      cluster: crankshaft local's own flags.
       tasks: how many it starts of each type.
       unknown: arguments that only the script knows.
     """
@@ -79,7 +79,7 @@ def run(program: Program) -> int:
     except OSError as error:
         return errors.fail(*explanations.explain(error))
     if "baseline" in result and not code:
-        from launch.benchmark.compare import exit_code
+        from crankshaft.launch.benchmark.compare import exit_code
 
         code = exit_code(result["baseline"], flags.FLAGS.fail_below)
     return code

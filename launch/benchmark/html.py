@@ -1,6 +1,6 @@
 """A benchmark's result as a report: one HTML file with its charts in it, which needs no network and no script.
 
-  python -m launch.benchmark.html RESULT.json REPORT.html
+  crankshaft report RESULT.json REPORT.html
 
 writes one from a file of --result_json. Host code; nothing here starts TensorFlow.
 """
@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launch import errors
-from launch.benchmark import bars, charts, schema
-from launch.benchmark.charts import Figure
-from launch.benchmark.markup import Element, append, document, element
-from launch.benchmark.sections import Section, between, bound, number, percent, sections, settings
-from launch.errors import UsageError
-from launch.files import write_text
+from crankshaft.launch import errors
+from crankshaft.launch.benchmark import bars, charts, schema
+from crankshaft.launch.benchmark.charts import Figure
+from crankshaft.launch.benchmark.markup import Element, append, document, element
+from crankshaft.launch.benchmark.sections import Section, between, bound, number, percent, sections, settings
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.files import write_text
 
 # The charts that stand with a section, by its title.
 _CHARTS: dict[str, tuple[Callable[[Mapping[str, Any]], Figure | None], ...]] = {
@@ -166,11 +166,15 @@ def _breakable(text: str) -> list[Element | str]:
     return [first, *(part for other in others for part in (element("wbr"), other))]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Writes the report of a file of --result_json; returns the exit code."""
+def main(argv: Sequence[str]) -> None:
+    """Writes the report of a file of --result_json, and exits the process."""
+    sys.exit(_run(argv))
+
+
+def _run(argv: Sequence[str]) -> int:
     try:
         if len(argv) != 3:
-            raise UsageError(f"{len(argv) - 1} arguments; use python -m launch.benchmark.html RESULT.json REPORT.html")
+            raise UsageError(f"{len(argv) - 1} arguments; use crankshaft report RESULT.json REPORT.html")
         result = _read(argv[1])
         try:
             write(argv[2], result)
@@ -191,7 +195,3 @@ def _read(path: str) -> dict[str, Any]:
     if found != schema.VERSION:  # the rest may be missing: what is there is shown
         raise UsageError(f"{path} is of schema {found}, and this reads {schema.VERSION}; give a file of --result_json")
     return result
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

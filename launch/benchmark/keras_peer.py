@@ -1,6 +1,6 @@
 """Keras fit on a workload, in a process of its own: what stands beside Crankshaft in the standard set.
 
-`python -m launch.benchmark.keras_peer --workload=mlp --setting=fit --seconds=5 --result_json=fit.json`
+`python -m crankshaft.launch.benchmark.keras_peer --workload=mlp --setting=fit --seconds=5 --result_json=fit.json`
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from launch import files
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch import files
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 
 STEPS_PER_EXECUTION = 50
 _WARM_UP_SECONDS = 0.5
@@ -26,7 +26,7 @@ def prepare(name: str, setting: str, precision: str) -> tuple:
     """(compiled model, the workload's splits, arguments of fit but for the data)."""
     import tensorflow as tf
 
-    from launch.benchmark import keras_models
+    from crankshaft.launch.benchmark import keras_models
 
     tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
     data = WORKLOADS[name].load()

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.benchmark.rounds import Watcher
-from launch.benchmark.sections import number
-from launch.progress import Bar, as_shown, duration
+from crankshaft.engine.benchmark.rounds import Watcher
+from crankshaft.launch.benchmark.sections import number
+from crankshaft.launch.progress import Bar, as_shown, duration
 
 _REDRAW_SECONDS = 1.0  # within a round; a drawing takes about a millisecond, so that is 0.1 % of what is timed
 

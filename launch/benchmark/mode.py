@@ -6,15 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from engine.benchmark import parts, rounds
-from engine.benchmark.length import Length
-from launch import guard, modes
-from launch.benchmark import baseline, schema, table
-from launch.benchmark.breakdown import Breakdown
-from launch.benchmark.compare import compare, exit_code
-from launch.benchmark.live import Live
-from launch.config import Config
-from launch.session import Session, choose_jit
+from crankshaft.engine.benchmark import parts, rounds
+from crankshaft.engine.benchmark.length import Length
+from crankshaft.launch import guard, modes
+from crankshaft.launch.benchmark import baseline, schema, table
+from crankshaft.launch.benchmark.breakdown import Breakdown
+from crankshaft.launch.benchmark.compare import compare, exit_code
+from crankshaft.launch.benchmark.live import Live
+from crankshaft.launch.config import Config
+from crankshaft.launch.session import Session, choose_jit
 
 
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import flags as our_flags
-from launch import shares
-from launch.errors import UsageError
+from crankshaft.launch import flags as our_flags
+from crankshaft.launch import shares
+from crankshaft.launch.errors import UsageError
 
-TRAIN = ("-m", "launch.train")
+NAME = "crankshaft train"  # the first of its arguments, where a script has its path
+TRAIN = ("-m", "crankshaft", "train")
 # What concerns the whole of several runs, or is in the other flags already, and is not handed on.
 _OF_THE_WHOLE = (
     "benchmark_sweep benchmark_replicas baseline baseline_cmd fail_below result_json result_html flagfile"
@@ -30,7 +31,7 @@ class Program:
     Attributes:
       start: what Python runs: ("-m", module) or (script,).
       check: called with environment variables while flags are as a run will have them; raises `UsageError`.
-      cluster: launch.local's own flags, where that is to start the run's processes; None where there is one process.
+      cluster: crankshaft local's own flags, where that starts the run's processes; None where there is one process.
       tasks: how many there are of each type then, the first type's first being the one that speaks.
       unknown: arguments that only the script knows.
     """
@@ -50,7 +51,7 @@ class Program:
             return [sys.executable, *self.start, *rest]
         script = () if self.start == TRAIN else self.start
         # A benchmark that fails is to say so, not to start again.
-        return [sys.executable, "-m", "launch.local", *self.cluster, "--max_restarts=0", "--", *script, *rest]
+        return [sys.executable, "-m", "crankshaft", "local", *self.cluster, "--max_restarts=0", "--", *script, *rest]
 
     def with_workers(self, count: int, cores_per_task: int) -> Program:
         """The same on so many processes that train together."""
@@ -67,11 +68,11 @@ class Program:
 
 
 def of_this_process(argv: Sequence[str], check: Callable[[Mapping[str, str]], None]) -> Program:
-    """launch.train, or the script that called its `main` with this command line."""
+    """crankshaft train, or the script that called its `main` with this command line."""
+    if argv[0] == NAME:
+        return Program(TRAIN, check)
     spec = sys.modules["__main__"].__spec__
-    if spec is not None:
-        return Program(("-m", spec.name), check)
-    return Program((argv[0],) if argv[0].endswith(".py") else TRAIN, check)  # else it is the entry point
+    return Program((argv[0],) if spec is None else ("-m", spec.name), check)
 
 
 def _given(leave_out: set[str]) -> list[str]:
@@ -111,7 +112,7 @@ def _set(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def _cluster_of(tasks: Mapping[str, int]) -> dict:
-    """A TF_CONFIG as launch.local will make it."""
+    """A TF_CONFIG as crankshaft local will make it."""
     ports = iter(shares.free_ports(sum(tasks.values())))
     cluster = {kind: [f"{shares.LOOPBACK}:{next(ports)}" for _ in range(count)] for kind, count in tasks.items()}
     return {"cluster": cluster, "task": {"type": next(iter(tasks)), "index": 0}}

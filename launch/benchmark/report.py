@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
-from launch.benchmark.markdown import number, spread, table
-from launch.benchmark.suite import BATCH_SIZE, OURS, QUALITY_STEPS, Row, Suite
+from crankshaft.launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
+from crankshaft.launch.benchmark.markdown import number, spread, table
+from crankshaft.launch.benchmark.suite import BATCH_SIZE, OURS, QUALITY_STEPS, Row, Suite
 
 _NONE = "–"
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from absl import flags
 
-from launch import shares
-from launch.benchmark.children import MeasurementFailed, Process, Stopped
-from launch.benchmark.program import Program
-from launch.benchmark.series import RATES, Series, summary
-from launch.errors import EXIT_FAILED, UsageError
+from crankshaft.launch import shares
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
+from crankshaft.launch.benchmark.program import Program
+from crankshaft.launch.benchmark.series import RATES, Series, summary
+from crankshaft.launch.errors import EXIT_FAILED, UsageError
 
 KINDS = ("weak", "strong")
 
@@ -151,7 +151,7 @@ class _Place:
         if self._strategy == "parameter_server" and self._program.cluster is None:
             raise UsageError(
                 "--benchmark_replicas needs servers for --strategy=parameter_server; use "
-                "python -m launch.local --ps=1 -- and the flags"
+                "crankshaft local --ps=1 -- and the flags"
             )
         if flags.FLAGS["num_virtual_devices"].present:
             raise UsageError("--num_virtual_devices is what --benchmark_replicas sets; leave it out")

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launch import shares
-from launch.benchmark.children import MeasurementFailed, Process
-from launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
-from launch.benchmark.scaling import visible_gpus
-from launch.benchmark.series import Series
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
+from crankshaft.launch import shares
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process
+from crankshaft.launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
+from crankshaft.launch.benchmark.scaling import visible_gpus
+from crankshaft.launch.benchmark.series import Series
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
 OURS = "crankshaft"
@@ -34,7 +34,7 @@ class Place:
       replicas: how many.
       on_cpu: whether there is no GPU.
       flags: of launch.train.
-      cluster: of launch.local; None where there is one process.
+      cluster: of crankshaft local; None where there is one process.
     """
 
     strategy: str
@@ -52,8 +52,8 @@ class Place:
         """A run there."""
         flags_ = (*self.flags, f"--global_batch_size={self.global_batch_size}", *flags)
         if self.cluster is None:
-            return [sys.executable, "-m", "launch.train", f"--strategy={self.strategy}", *flags_]
-        return [sys.executable, "-m", "launch.local", *self.cluster, "--max_restarts=0", "--", *flags_]
+            return [sys.executable, "-m", "crankshaft", "train", f"--strategy={self.strategy}", *flags_]
+        return [sys.executable, "-m", "crankshaft", "local", *self.cluster, "--max_restarts=0", "--", *flags_]
 
 
 def find_place(strategy: str, environment: Mapping[str, str]) -> Place | str:
@@ -179,7 +179,13 @@ class Suite:
             length = (f"--benchmark_seconds={self.seconds / 2:g}", "--benchmark_rounds=2")
             return row.place.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
         return [
-            *(sys.executable, "-m", "launch.benchmark.keras_peer", f"--workload={row.name}", f"--setting={peer}"),
+            *(
+                sys.executable,
+                "-m",
+                "crankshaft.launch.benchmark.keras_peer",
+                f"--workload={row.name}",
+                f"--setting={peer}",
+            ),
             *(f"--precision={row.precision}", f"--seconds={self.seconds:g}", f"--quality_steps={self._quality_steps}"),
         ]
 

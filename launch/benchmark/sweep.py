@@ -9,12 +9,12 @@ from typing import Any
 
 from absl import flags
 
-from launch.benchmark.children import MeasurementFailed, Process, Stopped
-from launch.benchmark.program import Program
-from launch.benchmark.sections import settings as described
-from launch.benchmark.series import RATES, Series, summary
-from launch.errors import EXIT_FAILED, UsageError, nearest
-from launch.flags import GROUPS
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
+from crankshaft.launch.benchmark.program import Program
+from crankshaft.launch.benchmark.sections import settings as described
+from crankshaft.launch.benchmark.series import RATES, Series, summary
+from crankshaft.launch.errors import EXIT_FAILED, UsageError, nearest
+from crankshaft.launch.flags import GROUPS
 
 _FORM = "write NAME=VALUE,VALUE;NAME=VALUE,VALUE"
 # What a point can't differ in: what it is that is done, and what is written where.

@@ -13,13 +13,13 @@ from typing import Any
 
 from absl import flags
 
-from launch import config as configs
-from launch import errors, process
-from launch.benchmark import baseline, schema
-from launch.benchmark.children import MeasurementFailed, Process, Stopped
-from launch.benchmark.program import Program
-from launch.benchmark.series import Series
-from launch.errors import EXIT_FAILED, UsageError
+from crankshaft.launch import config as configs
+from crankshaft.launch import errors, process
+from crankshaft.launch.benchmark import baseline, schema
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
+from crankshaft.launch.benchmark.program import Program
+from crankshaft.launch.benchmark.series import Series
+from crankshaft.launch.errors import EXIT_FAILED, UsageError
 
 _ONE_ROUND = {"benchmark_rounds": "1"}
 
@@ -72,7 +72,7 @@ def _whole(result: dict, of: str) -> dict:
 
 def _compared(ours: Sequence[dict], theirs: Sequence[dict], command: str, turns: int) -> dict[str, Any]:
     with process.without_start_up_noise():
-        from launch.benchmark.compare import compare
+        from crankshaft.launch.benchmark.compare import compare
 
     result = merged(ours)
     result["baseline"] = {"command": command, **compare(ours, theirs)}
@@ -90,7 +90,7 @@ def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     What has no sum is the first's (environment, warm-up), or that of the turn that was disturbed most (noise).
     """
-    from engine.benchmark import intervals, statistics
+    from crankshaft.engine.benchmark import intervals, statistics
 
     rounds = [calls for turn in turns for calls in _rounds(turn["calls"])]
     timed = statistics.columns(rounds)
@@ -108,7 +108,7 @@ def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _rounds(calls: Mapping[str, Any]) -> list[list]:
     """The timed calls of a result, by round."""
-    from engine.benchmark.statistics import Call
+    from crankshaft.engine.benchmark.statistics import Call
 
     columns = [calls[name] or itertools.repeat(None) for name in Call._fields]
     rows = zip(calls["round"], *columns, strict=False)  # what is not known has no column

@@ -1,4 +1,4 @@
-"""Nothing but calls of the inner loop, for comparisons: a session as `launch.train` makes it, and its rate.
+"""Nothing but calls of the inner loop, for comparisons: a session as `crankshaft train` makes it, and its rate.
 
 As a program it is a peer that takes turns (`turns.py`): `python tests/benchmarks/bare.py` with flags of launch.train.
 """
@@ -17,8 +17,8 @@ if __name__ == "__main__":
 
 from absl import flags
 
-from launch import checks, config, process, session
-from launch.data import load
+from crankshaft.launch import checks, config, process, session
+from crankshaft.launch.data import load
 
 
 def tune() -> None:

@@ -1,6 +1,6 @@
 """Crankshaft beside Keras fit, as people write it and at its best, in pieces that take turns. A script, not a test.
 
-`python -m launch.benchmark` measures the same peers in processes one after the other; a shared machine drifts between
+`crankshaft benchmark` measures the same peers in processes one after the other; a shared machine drifts between
 them. Here all stay, and each ratio has an interval: `python tests/benchmarks/fit_turns.py --workload=cnn`.
 """
 
@@ -11,9 +11,9 @@ import argparse
 from race import PYTHON, run_script
 from turns import add_turns, compare
 
-from launch.benchmark.children import Process
-from launch.benchmark.keras_peer import SETTINGS
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch.benchmark.children import Process
+from crankshaft.launch.benchmark.keras_peer import SETTINGS
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 
 STEPS = {"mlp": 1000, "wide": 50, "cnn": 50, "resnet20": 50, "wide_deep": 500}  # of a piece
 

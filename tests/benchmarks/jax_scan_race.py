@@ -28,10 +28,10 @@ from race import (
     write_figures,
 )
 
-from launch.benchmark.children import Process
-from launch.benchmark.markdown import table
-from launch.benchmark.workloads import BATCH_SIZE
-from launch.shares import usable_cores
+from crankshaft.launch.benchmark.children import Process
+from crankshaft.launch.benchmark.markdown import table
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE
+from crankshaft.launch.shares import usable_cores
 
 PEERS = "tests/benchmarks/peers"
 CALL = 50  # steps
@@ -102,7 +102,7 @@ class JaxRace(Race):
 
     def measure_crankshaft(self) -> None:
         flags = [*self.workload.flags, f"--global_batch_size={BATCH_SIZE}", "--progress=off"]
-        command = [PYTHON, "-m", "launch.train", *flags]
+        command = [PYTHON, "-m", "crankshaft", "train", *flags]
         benchmark = ["--mode=benchmark", f"--benchmark_seconds={self.seconds:g}", "--benchmark_rounds=1"]
 
         def run_flags(folder: Path, *more: str) -> dict:

@@ -14,8 +14,8 @@ from jax_scan_race import CALL, JAX
 from race import PYTHON, run_script, runs_with
 from turns import add_turns, compare
 
-from launch.benchmark.children import Process
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch.benchmark.children import Process
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 
 STEPS = {"mlp": 1000, "wide": 50, "cnn": 50}  # of a piece
 PEERS = ("jax_scan", "jax_scan_allocator", "jax_scan_vectors")

@@ -34,10 +34,10 @@ from race import (
 
 sys.path.insert(0, str(ROOT))
 
-from launch.benchmark.children import MeasurementFailed, Process
-from launch.benchmark.markdown import table
-from launch.benchmark.workloads import BATCH_SIZE
-from launch.shares import free_ports, usable_cores
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process
+from crankshaft.launch.benchmark.markdown import table
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE
+from crankshaft.launch.shares import free_ports, usable_cores
 
 WORKERS = 2
 PEERS = "tests/benchmarks/peers"
@@ -127,7 +127,7 @@ class WorkersRace(Race):
         return ["--mode=benchmark", f"--benchmark_steps={self.steps(peer)}", "--benchmark_rounds=1"]
 
     def measure_crankshaft(self, wire: str, cores: Sequence[int]) -> None:
-        cluster = [PYTHON, "-m", "launch.local", f"--workers={len(cores)}", "--cores_per_task=1", "--"]
+        cluster = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--cores_per_task=1", "--"]
         where = ["--strategy=multi_worker", f"--global_batch_size={BATCH_SIZE * len(cores)}", *WIRES[wire]]
         job = [*cluster, *self.crankshaft(*where)]
 
@@ -149,7 +149,7 @@ class WorkersRace(Race):
     def measure_apart(self, cores: Sequence[int]) -> None:
         """As many jobs of one device as there are workers, at the same time: the lower of their rates."""
         flags = [*self.crankshaft("--strategy=one_device", f"--global_batch_size={BATCH_SIZE}")]
-        command = [PYTHON, "-m", "launch.train", *flags, *self.benchmark("no_reduction")]
+        command = [PYTHON, "-m", "crankshaft", "train", *flags, *self.benchmark("no_reduction")]
 
         def run(folder: Path) -> dict:
             paths = [folder / f"{core}.json" for core in cores]

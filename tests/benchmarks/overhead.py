@@ -18,11 +18,11 @@ import time
 import bare
 import turns
 
-from engine import loop
-from engine.benchmark.rounds import timed_round
-from engine.hooks import Periodic, StopRequest, saving
-from launch import modes, session
-from launch.benchmark.live import Live
+from crankshaft.engine import loop
+from crankshaft.engine.benchmark.rounds import timed_round
+from crankshaft.engine.hooks import Periodic, StopRequest, saving
+from crankshaft.launch import modes, session
+from crankshaft.launch.benchmark.live import Live
 
 # Name: hidden units; steps of a piece and pieces of a round for benchmark mode, and the same for hooks and checkpoints.
 WORKLOADS = {

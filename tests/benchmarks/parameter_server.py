@@ -37,11 +37,11 @@ from race import (
 
 sys.path.insert(0, str(ROOT))
 
-from input import synthetic_clicks
-from launch.benchmark.children import Process
-from launch.benchmark.markdown import spread, table
-from launch.benchmark.workloads import BATCH_SIZE
-from launch.shares import free_ports, usable_cores
+from crankshaft.input import synthetic_clicks
+from crankshaft.launch.benchmark.children import Process
+from crankshaft.launch.benchmark.markdown import spread, table
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE
+from crankshaft.launch.shares import free_ports, usable_cores
 
 WORKERS = SERVERS = 2
 PARTS = ("speed", "tables", "bytes")
@@ -93,7 +93,17 @@ def _variables(cluster: dict[str, list[str]], kind: str, index: int) -> dict[str
 
 def crankshaft(*flags: str, servers: int = SERVERS) -> list[str]:
     """The command of a cluster of Crankshaft's."""
-    return [PYTHON, "-m", "launch.local", f"--workers={WORKERS}", f"--ps={servers}", "--", *flags, "--progress=off"]
+    return [
+        PYTHON,
+        "-m",
+        "crankshaft",
+        "local",
+        f"--workers={WORKERS}",
+        f"--ps={servers}",
+        "--",
+        *flags,
+        "--progress=off",
+    ]
 
 
 def timed(steps: int) -> list[str]:

@@ -22,10 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from launch.benchmark import children
-from launch.benchmark.children import MeasurementFailed, Process
-from launch.benchmark.markdown import spread, table
-from launch.benchmark.workloads import WORKLOADS, Workload
+from crankshaft.launch.benchmark import children
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process
+from crankshaft.launch.benchmark.markdown import spread, table
+from crankshaft.launch.benchmark.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 # From the repository, where commands are run, so that they can be copied to another machine.

@@ -25,7 +25,7 @@ PERIOD_SECONDS = 0.05
 BATCH_SIZE = 256  # a worker's
 # Much to compute and little to send: what is measured is the waiting.
 WORK = ("--model=cnn", "--input=synthetic", "--input_arg=shape=12,12,1", "--input_arg=examples=8192")
-# What `launch.local` is asked for, the flags, and the workers whose examples are in one update.
+# What `crankshaft local` is asked for, the flags, and the workers whose examples are in one update.
 WAYS = {
     "multi_worker": (("--workers=2",), ("--strategy=multi_worker",), 2),
     "parameter_server": (("--workers=2", "--ps=1"), ("--strategy=parameter_server",), 1),
@@ -45,7 +45,7 @@ WAYS = {
 def command_of(way: str, steps: int) -> list[str]:
     tasks, flags, workers = WAYS[way]
     return [
-        *(PYTHON, "-m", "launch.local", *tasks, "--", *flags, *WORK),
+        *(PYTHON, "-m", "crankshaft", "local", *tasks, "--", *flags, *WORK),
         *(f"--global_batch_size={BATCH_SIZE * workers}", "--mode=benchmark"),
         # Updates of two workers' examples are half as many.
         *(f"--benchmark_steps={2 * steps // workers}", "--progress=off"),

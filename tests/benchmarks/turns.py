@@ -17,10 +17,10 @@ from typing import TextIO
 
 from race import ROOT, cpu_model
 
-from launch.benchmark import children
-from launch.benchmark.children import MeasurementFailed, Process
-from launch.benchmark.markdown import spread, table
-from launch.shares import usable_cores
+from crankshaft.launch.benchmark import children
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process
+from crankshaft.launch.benchmark.markdown import spread, table
+from crankshaft.launch.shares import usable_cores
 
 _READY = "ready"
 _SECONDS_TO_END = 10.0

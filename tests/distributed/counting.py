@@ -6,16 +6,16 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-import engine
-from engine.hooks import Hook
-from launch import train
+import crankshaft
+from crankshaft.engine.hooks import Hook
+from crankshaft.launch import train
 
 EXAMPLES = 1000
 flags.DEFINE_bool("poison", False, "One example raises.")
 flags.DEFINE_integer("enough", None, "Steps after which a hook ends the run.")
 
 
-class Counting(engine.Trainer):
+class Counting(crankshaft.Trainer):
     def build_model(self):
         return tf.keras.Sequential([tf.keras.layers.Dense(32, activation="relu"), tf.keras.layers.Dense(3)])
 
@@ -25,7 +25,7 @@ class Counting(engine.Trainer):
 
     def loss(self, outputs, batch):
         labels = batch[1][:, 0]
-        return engine.mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
+        return crankshaft.mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
 
     def train_step(self, batch):
         with tf.control_dependencies([tf.debugging.assert_less(batch[0], 50.0, message="a feature is over 50")]):

@@ -5,8 +5,8 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-import engine
-from launch import train
+import crankshaft
+from crankshaft.launch import train
 
 EXAMPLES = 600
 flags.DEFINE_bool("one_by_one", False, "Nothing is pulled in packs.")
@@ -21,7 +21,7 @@ class AddsToTheLoss(tf.keras.layers.Layer):
         return x
 
 
-class Layered(engine.Trainer):
+class Layered(crankshaft.Trainer):
     def build_model(self):
         layers = tf.keras.layers
         numbers, ids = tf.keras.Input([6], name="numbers"), tf.keras.Input([3], dtype="int64", name="ids")
@@ -40,7 +40,7 @@ class Layered(engine.Trainer):
 
     def loss(self, outputs, batch):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], tf.cast(outputs, tf.float32))
-        return engine.mean(losses)
+        return crankshaft.mean(losses)
 
 
 def data():

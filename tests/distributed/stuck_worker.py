@@ -6,7 +6,7 @@ import sys
 
 import tensorflow as tf
 
-from engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
+from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 
 STEPS_PER_CALL = 50
 CONFIG = json.loads(os.environ["TF_CONFIG"])

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def test_workers_time_all_parts_together(start_workers, tmp_path):
     flags = "--mode=benchmark --strategy=multi_worker --model=mlp --model_arg=hidden_units=16 --input=digits --profile"
     length = "--benchmark_part=all --benchmark_seconds=0.2 --benchmark_rounds=2"
-    command = ["-m", "launch.train", *flags.split(), *length.split(), f"--result_json={tmp_path}/b.json"]
+    command = ["-m", "crankshaft", "train", *flags.split(), *length.split(), f"--result_json={tmp_path}/b.json"]
     workers = start_workers(2, *command).ok()
     found = json.loads((tmp_path / "b.json").read_text())
     timed = found["parts"]
@@ -34,7 +34,18 @@ def test_parts_around_parameter_servers_are_timed_and_traced_on_their_tasks(tmp_
     length = "--benchmark_part=all --benchmark_seconds=0.5 --benchmark_rounds=2 --global_batch_size=64"
     files = (f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json")
     done = subprocess.run(
-        [sys.executable, "-m", "launch.local", "--workers=2", "--ps=1", "--", *flags.split(), *length.split(), *files],
+        [
+            sys.executable,
+            "-m",
+            "crankshaft",
+            "local",
+            "--workers=2",
+            "--ps=1",
+            "--",
+            *flags.split(),
+            *length.split(),
+            *files,
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

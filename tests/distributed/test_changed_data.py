@@ -13,20 +13,13 @@ _ = local  # the fixture
 
 # The second worker's arrays differ in their last bits, as another CPU's may.
 SCRIPT = """
-import json, os, sys
+import json, os
 import numpy as np
-import tensorflow as tf
 from absl import flags
-from engine import Trainer, mean
-from launch import train
+from crankshaft.launch import train
+from tests.launch.line import Line
 
 examples = flags.DEFINE_integer("examples", 40, "To train on.")
-
-class Line(Trainer):
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 def data():
     x = np.random.default_rng(0).random((examples.value, 3), np.float32)

@@ -24,7 +24,7 @@ def test_a_preempted_run_ends_as_one_that_was_left_alone(start_workers, tmp_path
     run, straight = tmp_path / "run", tmp_path / "straight"
 
     def start(run_dir):
-        command = ("-m", "launch.train", "--strategy=multi_worker", *RUN, *OFTEN, flag, f"--run_dir={run_dir}")
+        command = ("-m", "crankshaft", "train", "--strategy=multi_worker", *RUN, *OFTEN, flag, f"--run_dir={run_dir}")
         return start_workers(2, *command)
 
     workers = start(run)

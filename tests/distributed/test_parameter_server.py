@@ -24,13 +24,13 @@ _SECONDS = 300
 
 
 class Job:
-    """A cluster started by launch.local, whose output goes to a file."""
+    """A cluster started by crankshaft local, whose output goes to a file."""
 
     def __init__(self, run_dir: pathlib.Path, *flags: str, local: tuple[str, ...] = (), script: pathlib.Path = SCRIPT):
         self.run_dir = run_dir
         run_dir.mkdir(exist_ok=True)
         self._log = run_dir.with_suffix(f".{time.monotonic_ns()}.log")
-        command = [sys.executable, "-m", "launch.local", "--workers=2", "--ps=2", *local, "--", str(script)]
+        command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--ps=2", *local, "--", str(script)]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
                 [*command, f"--run_dir={run_dir}", "--progress=plain", *flags],

@@ -25,8 +25,8 @@ RUN = (
     *(f"--input_arg={arg}" for arg in ("examples=20000", "eval_examples=3000", "rows=1500")),
     *("--global_batch_size=256", "--optimizer=adagrad", "--learning_rate=0.05", "--progress=off"),
 )
-SERVERS = ("-m", "launch.local", "--workers=1", "--ps=2", "--", "--strategy=parameter_server")
-ALONE = ("-m", "launch.train")
+SERVERS = ("-m", "crankshaft", "local", "--workers=1", "--ps=2", "--", "--strategy=parameter_server")
+ALONE = ("-m", "crankshaft", "train")
 
 
 def launch(program, *flags) -> str:
@@ -54,7 +54,7 @@ def test_shards_outlive_the_cluster_that_made_them(tmp_path):
 
 def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(tmp_path):
     """Ids are drawn from 2^40, and most come to both workers at some time. One device then takes the table up."""
-    two = ("-m", "launch.local", "--workers=2", "--ps=2", "--", "--strategy=parameter_server")
+    two = ("-m", "crankshaft", "local", "--workers=2", "--ps=2", "--", "--strategy=parameter_server")
     flags = (f"--run_dir={tmp_path}/run", "--input_arg=rows=1099511627776", "--model_arg=table_capacity=20000")
     launch(two, *flags, "--train_steps=120", "--model_arg=admit_after=2")
     keys = {

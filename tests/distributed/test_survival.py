@@ -1,4 +1,4 @@
-"""Two workers under `launch.local`, killed, preempted and changed in number: the run ends as one that was left alone.
+"""Two workers under `crankshaft local`, killed, preempted and changed in number: runs end as one left alone.
 
 Runs are of digits, 1,437 examples in batches of 66: 22 steps an epoch, the last of 51 examples. A batch divides over
 one, two and three workers.
@@ -28,13 +28,13 @@ _SECONDS = 240
 
 
 class Local:
-    """A running `python -m launch.local`."""
+    """A running `crankshaft local`."""
 
     def __init__(self, workers: int, flags, run_dir):
         self.run_dir = run_dir
         run_dir.parent.mkdir(exist_ok=True, parents=True)
         self._log = run_dir.with_suffix(".log")
-        command = [sys.executable, "-m", "launch.local", f"--workers={workers}", "--max_restarts=20", "--"]
+        command = [sys.executable, "-m", "crankshaft", "local", f"--workers={workers}", "--max_restarts=20", "--"]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
                 [*command, *flags, f"--run_dir={run_dir}"], stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -147,7 +147,9 @@ def test_one_preempted_worker_makes_all_save_at_one_step_and_no_step_is_lost(loc
 
 def train_alone(*flags) -> str:
     """Output of a run on one device."""
-    done = subprocess.run([sys.executable, "-m", "launch.train", *flags], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "crankshaft", "train", *flags], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

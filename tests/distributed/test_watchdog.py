@@ -14,8 +14,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from engine.health.peers import Peers
-from engine.health.watchdog import Watchdog, default_timeout_seconds
+from crankshaft.engine.health.peers import Peers
+from crankshaft.engine.health.watchdog import Watchdog, default_timeout_seconds
 
 WORKER = pathlib.Path(__file__).with_name("stuck_worker.py")
 NEVER = 1000.0
@@ -251,7 +251,7 @@ def test_worker_in_an_endless_input_function_is_named_and_shows_where(start_work
 
 HOLD = """
 import ctypes
-from engine.health.watchdog import Watchdog
+from crankshaft.engine.health.watchdog import Watchdog
 def hold_the_lock():
     ctypes.PyDLL(None).sleep(30)  # calls through PyDLL keep Python's lock
 with Watchdog(0, ("worker 0",), ("localhost:0",), 1.0) as watchdog:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.strategies.replicated import Replicated
+from crankshaft.engine.strategies.replicated import Replicated
 from tests.distributed import worker
 
 WORKER = pathlib.Path(worker.__file__)

@@ -16,20 +16,20 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from engine import Trainer, hooks, loop, mean
-from engine.health.stragglers import Stragglers
-from engine.health.sync_check import OutOfSyncError, SyncCheck
-from engine.options import StepOptions
-from engine.reduction import Reduction, collectives
-from engine.state import TrainState
-from engine.strategies import devices
-from engine.strategies.multi_worker import MultiWorker, Place
-from engine.strategies.replicated import FeedOptions
-from engine.strategies.workers import WorkerWindow
-from engine.summaries import TensorBoard
-from launch import cluster as clusters
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
+from crankshaft.engine import Trainer, hooks, loop, mean
+from crankshaft.engine.health.stragglers import Stragglers
+from crankshaft.engine.health.sync_check import OutOfSyncError, SyncCheck
+from crankshaft.engine.options import StepOptions
+from crankshaft.engine.reduction import Reduction, collectives
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies import devices
+from crankshaft.engine.strategies.multi_worker import MultiWorker, Place
+from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.engine.strategies.workers import WorkerWindow
+from crankshaft.engine.summaries import TensorBoard
+from crankshaft.launch import cluster as clusters
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
 
 EXAMPLES, BATCH, EPOCHS = 25, 6, 2
 LINES = (9, 2, 14)  # of three files: uneven shares, also where files are divided

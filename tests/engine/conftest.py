@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import StepOptions, Trainer
-from engine.metrics import Sums
-from engine.reduction import Reduction
-from engine.state import TrainState
-from engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine import StepOptions, Trainer
+from crankshaft.engine.metrics import Sums
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 
 
 @dataclasses.dataclass

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
-from engine.accumulation import accumulate
-from engine.embeddings import Embedding
-from models.mlp import Model as Mlp
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.accumulation import accumulate
+from crankshaft.engine.embeddings import Embedding
+from crankshaft.models.mlp import Model as Mlp
 
 # A sum over examples in parts is a sum in another order: some ulps (6e-8) of the largest partial sum.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from engine.strategies import devices
-from models.cnn import Model as Cnn
+from crankshaft.engine.strategies import devices
+from crankshaft.models.cnn import Model as Cnn
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}  # sums in another order, over nine updates
 
@@ -48,7 +48,8 @@ def test_a_process_whose_threads_are_there_keeps_batches_whole(bench):
 def test_operations_have_one_thread_where_replicas_fill_the_cores(cores, expected):
     """0 leaves the number to TensorFlow. In a process of its own: threads are set before they start."""
     program = (
-        "import tensorflow as tf; from engine import cpus; from engine.strategies import devices; "
+        "import tensorflow as tf; from crankshaft.engine import cpus; "
+        "from crankshaft.engine.strategies import devices; "
         f"cpus.usable_cores = lambda: {cores}; devices.create('mirrored', num_virtual_devices=2); "
         "threads = tf.config.threading; "
         "print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads())"

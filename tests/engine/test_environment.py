@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from engine import cpus, environment
+from crankshaft.engine import cpus, environment
 
 
 def test_environment_names_versions_and_the_flags_that_tune():

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
-from engine.feeds import on_each_device
-from engine.strategies.replicated import FeedOptions, count_examples
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.feeds import on_each_device
+from crankshaft.engine.strategies.replicated import FeedOptions, count_examples
 
 LONGEST = 128  # steps of a test at most
 RESIDENT, STREAMED = FeedOptions(), FeedOptions(resident_bytes=0)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from engine import graphs
+from crankshaft.engine import graphs
 
 
 def test_kinds_are_found_in_branches_loops_and_functions_within_them():

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-TRAINER = "from engine import Trainer\n"
+TRAINER = "from crankshaft.engine import Trainer\n"
 NAMED = {**os.environ, "KERAS_BACKEND": "jax"}
 
 
@@ -23,4 +23,4 @@ def test_a_backend_that_was_chosen_before_is_told():
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: Keras runs on jax here, by KERAS_BACKEND or keras.json, ")
-    assert last.endswith(": set KERAS_BACKEND=tensorflow, or import engine before tensorflow and keras")
+    assert last.endswith(": set KERAS_BACKEND=tensorflow, or import crankshaft before tensorflow and keras")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import cpus
-from engine.layers import BatchNormalization, Conv2DMaxPool, Dense
-from models.mlp import Model as Mlp
+from crankshaft.engine import cpus
+from crankshaft.engine.layers import BatchNormalization, Conv2DMaxPool, Dense
+from crankshaft.models.mlp import Model as Mlp
 
 
 @pytest.mark.parametrize("size", [12, 13])  # 10 and 11 after the convolution: pooled whole, and with one left over

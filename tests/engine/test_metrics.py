@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import mean
-from engine.metrics import Auc, LoopSums, Sums, auc, root_mean_square, row_names, stack
+from crankshaft.engine import mean
+from crankshaft.engine.metrics import Auc, LoopSums, Sums, auc, root_mean_square, row_names, stack
 
 
 def test_mean_of_values_and_of_an_empty_batch():

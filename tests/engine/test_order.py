@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.order import Order, SharedOrder, replica_part
+from crankshaft.engine.order import Order, SharedOrder, replica_part
 
 SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
 

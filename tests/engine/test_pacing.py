@@ -1,7 +1,7 @@
 """How many steps a call takes: fitted to a length in time, fixed when asked, and never far ahead of the device."""
 
-from engine.pacing import Pace
-from engine.strategies.inner_loop import LoopResult
+from crankshaft.engine.pacing import Pace
+from crankshaft.engine.strategies.inner_loop import LoopResult
 
 
 class Device:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import StepOptions, Trainer, mean
-from engine.placement import biggest_first, rehearsed
-from engine.reduction import Reduction
-from engine.state import TrainState
+from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine.placement import biggest_first, rehearsed
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
 
 KIB = 1 << 10
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.layers import BatchNormalization
-from engine.reduction import Reduction
-from models.classification import Classifier
-from models.resnet import Model as ResNet
+from crankshaft.engine.layers import BatchNormalization
+from crankshaft.engine.reduction import Reduction
+from crankshaft.models.classification import Classifier
+from crankshaft.models.resnet import Model as ResNet
 
 
 def images(examples=20, size=6):

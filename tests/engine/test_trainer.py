@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from engine import StepOptions, Trainer, mean
-from engine.reduction import Reduction
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
+from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine.reduction import Reduction
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
 
 
 class Linear(Trainer):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import wire
-from engine.pull import PROGRESS
+from crankshaft.engine import wire
+from crankshaft.engine.pull import PROGRESS
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])

@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from input import criteo
-from input.splits import InputError
+from crankshaft.input import criteo
+from crankshaft.input.splits import InputError
 
 
 def line(label="1", integers=None, categories=None) -> str:

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from input.delimited import BadRecords, read_records
-from input.files import find_files, read_lines
-from input.splits import InputError
+from crankshaft.input.delimited import BadRecords, read_records
+from crankshaft.input.files import find_files, read_lines
+from crankshaft.input.splits import InputError
 
 
 def parse(lines):

@@ -7,11 +7,11 @@ import os
 import numpy as np
 import pytest
 
-import input
-from input import digits
-from input.splits import InputError
+import crankshaft.input
+from crankshaft.input import digits
+from crankshaft.input.splits import InputError
 
-PATH = os.path.join(os.path.dirname(input.__file__), "data", "digits.csv.gz")
+PATH = os.path.join(os.path.dirname(crankshaft.input.__file__), "data", "digits.csv.gz")
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from input import fashion_mnist, mnist
-from input.splits import InputError
+from crankshaft.input import fashion_mnist, mnist
+from crankshaft.input.splits import InputError
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 EVAL_IMAGES, EVAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -238,8 +238,8 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
     cache.mkdir(parents=True)
     arrays = write_data_set(cache, compressed=True)
     program = (
-        "from input import fashion_mnist, mnist\n"
-        "from input.splits import InputError\n"
+        "from crankshaft.input import fashion_mnist, mnist\n"
+        "from crankshaft.input.splits import InputError\n"
         "splits = fashion_mnist.load(None, 0)\n"
         "print(splits.train[0].shape, splits.train[0].dtype, splits.eval[1].tolist())\n"
         "try: mnist.load('', 0)\n"

@@ -9,15 +9,17 @@ import sys
 
 import pytest
 
-import input
+import crankshaft.input
 
-ROOT = os.path.dirname(os.path.dirname(input.__file__))
-MODULES = [importlib.import_module(f"input.{m.name}") for m in pkgutil.iter_modules(input.__path__)]
+ROOT = os.path.dirname(os.path.dirname(crankshaft.input.__file__))
+MODULES = [
+    importlib.import_module(f"crankshaft.input.{m.name}") for m in pkgutil.iter_modules(crankshaft.input.__path__)
+]
 SOURCES = [module for module in MODULES if hasattr(module, "load")]
 
 
 def test_shipped_sources_are_found():
-    names = {module.__name__.removeprefix("input.") for module in SOURCES}
+    names = {module.__name__.removeprefix("crankshaft.input.") for module in SOURCES}
     assert {"criteo", "digits", "fashion_mnist", "mnist", "ratings", "synthetic", "synthetic_clicks"} <= names
 
 
@@ -39,12 +41,12 @@ def test_first_line_describes_the_module(module):
 
 def test_importing_and_reading_does_not_start_tensorflow():
     program = (
-        "import importlib, pkgutil, sys, input\n"
-        "for m in pkgutil.iter_modules(input.__path__):\n"
-        "    importlib.import_module('input.' + m.name)\n"
-        "sys.modules['input.digits'].load(None, 0)\n"
-        "sys.modules['input.synthetic'].load(None, 0, examples=1, eval_examples=1)\n"
-        "try: sys.modules['input.mnist'].load('absent', 0)\n"
+        "import importlib, pkgutil, sys, crankshaft.input\n"
+        "for m in pkgutil.iter_modules(crankshaft.input.__path__):\n"
+        "    importlib.import_module('crankshaft.input.' + m.name)\n"
+        "sys.modules['crankshaft.input.digits'].load(None, 0)\n"
+        "sys.modules['crankshaft.input.synthetic'].load(None, 0, examples=1, eval_examples=1)\n"
+        "try: sys.modules['crankshaft.input.mnist'].load('absent', 0)\n"
         "except ValueError: pass\n"
         "print('tensorflow' in sys.modules)\n"
     )

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from input import synthetic
-from input.splits import InputError
+from crankshaft.input import synthetic
+from crankshaft.input.splits import InputError
 
 
 def load(seed=0, *, shape=(4, 3), classes=5, examples=2500, eval_examples=40):

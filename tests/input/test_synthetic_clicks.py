@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from input import synthetic_clicks
-from input.draws import mix
-from input.planted import auc, power_law_ids
-from input.splits import InputError
+from crankshaft.input import synthetic_clicks
+from crankshaft.input.draws import mix
+from crankshaft.input.planted import auc, power_law_ids
+from crankshaft.input.splits import InputError
 
 
 def load(seed=0, *, fields=3, rows=50, examples=2000, eval_examples=100, **arguments):

@@ -60,7 +60,7 @@ def _as_in_a_terminal() -> None:
 
 
 class Program:
-    """A running `python -m launch.train`, or a user's script. Its output goes to files, so that it never blocks."""
+    """A running `crankshaft train`, or a user's script. Its output goes to files, so that it never blocks."""
 
     def __init__(self, arguments: list[str], folder: pathlib.Path, environment: dict[str, str]):
         folder.mkdir(parents=True)
@@ -112,8 +112,14 @@ class Crank:
         self._folder = folder
         self._programs: list[Program] = []
 
-    def start(self, *arguments: str, script: str | os.PathLike | None = None, tensorflow: bool = True) -> Program:
-        """Starts `python -m launch.train ARGUMENTS`, or a script; without `tensorflow`, importing it is an error."""
+    def start(
+        self,
+        *arguments: str,
+        script: str | os.PathLike | None = None,
+        command: str = "train",
+        tensorflow: bool = True,
+    ) -> Program:
+        """Starts `crankshaft COMMAND ARGUMENTS`, or a script; without `tensorflow`, importing it is an error."""
         paths = [str(ROOT)]
         if not tensorflow:
             stub = self._folder / "stub" / "tensorflow"
@@ -121,15 +127,15 @@ class Crank:
             (stub / "__init__.py").write_text(_WITHOUT_TENSORFLOW)
             paths.insert(0, str(stub.parent))
         program = Program(
-            [*(["-m", "launch.train"] if script is None else [os.fspath(script)]), *map(str, arguments)],
+            [*(["-m", "crankshaft", command] if script is None else [os.fspath(script)]), *map(str, arguments)],
             self._folder / f"program{len(self._programs)}",
             {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"},
         )
         self._programs.append(program)
         return program
 
-    def __call__(self, *arguments: str, script=None, tensorflow: bool = True) -> Outcome:
-        return self.start(*arguments, script=script, tensorflow=tensorflow).wait()
+    def __call__(self, *arguments: str, **how) -> Outcome:
+        return self.start(*arguments, **how).wait()
 
     def end(self) -> None:
         for program in self._programs:
@@ -147,7 +153,7 @@ def crank(tmp_path_factory):
 @pytest.fixture
 def inside(capfd):
     """`inside(*flags, trainer=, data=, hooks=)`: launch.train.main in this process, where starting costs nothing."""
-    from launch import train
+    from crankshaft.launch import train
 
     def run(*arguments, trainer=None, data=None, hooks=()) -> Outcome:
         capfd.readouterr()
@@ -173,7 +179,7 @@ def inside(capfd):
 def digits_run(tmp_path_factory):
     """A finished run of 50 steps, two epochs of 23 and a bit: (run_dir, standard output). A process, as users have."""
     run_dir = tmp_path_factory.mktemp("runs") / "deep" / "er"
-    command = [sys.executable, "-m", "launch.train", *MLP, "--train_steps=50", "--checkpoint_every_steps=20"]
+    command = [sys.executable, "-m", "crankshaft", "train", *MLP, "--train_steps=50", "--checkpoint_every_steps=20"]
     done = subprocess.run(
         [*command, f"--run_dir={run_dir}", f"--result_json={run_dir}/copy.json", "--summary_every_steps=10"],
         capture_output=True,
@@ -224,6 +230,6 @@ def local(crank, tmp_path):
 
     def start(lines: str, *flags: str, own: tuple = ()):
         script.write_text(TASK + lines)
-        return crank.start("launch.local", *flags, "--", script, *own, script="-m", tensorflow=False)
+        return crank.start(*flags, "--", script, *own, command="local", tensorflow=False)
 
     return start

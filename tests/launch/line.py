@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from engine import Trainer, mean
+from crankshaft.engine import Trainer, mean
 
 RUN = ("--train_steps=4", "--global_batch_size=8", "--jit=off", "--progress=off")
 FEATURES = np.linspace(-1, 1, 32, dtype=np.float32).reshape(32, 1)

@@ -1,4 +1,4 @@
-"""What tests of `launch.local` share: the script that each task runs, and where its processes are."""
+"""What tests of `crankshaft local` share: the script that each task runs, and where its processes are."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import config, session
-from launch.errors import UsageError
+from crankshaft.launch import config, session
+from crankshaft.launch.errors import UsageError
 
 
 def parts(*given):
     """How many a command line comes to."""
     with flagsaver.flagsaver():
-        flags.FLAGS(["launch.train", "--input=digits", *given])
+        flags.FLAGS(["crankshaft train", "--input=digits", *given])
         return session.batch_parts(asked := config.from_flags(None, False, {}), session.named_class(asked))
 
 
@@ -61,7 +61,7 @@ def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "launch.train",
+        "crankshaft train",
         "--model=cnn",
         "--input=digits",
         "--batch_parts=2",

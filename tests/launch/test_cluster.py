@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from launch import cluster
-from launch.errors import UsageError
+from crankshaft.launch import cluster
+from crankshaft.launch.errors import UsageError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO = ["a:1", "b:2"]
@@ -27,7 +27,7 @@ def config(jobs, task=ME) -> dict[str, str]:
 
 
 MISTAKES = {
-    "none": ({}, ["TF_CONFIG is not set", "launch.local --workers=2"]),
+    "none": ({}, ["TF_CONFIG is not set", "crankshaft local --workers=2"]),
     "blank": ({"TF_CONFIG": " "}, ["TF_CONFIG is not set"]),
     "not JSON": ({"TF_CONFIG": "{'cluster': 1}"}, ["TF_CONFIG=\"{'cluster': 1}\" is not JSON", "it looks like {"]),
     "not an object": ({"TF_CONFIG": "[1]"}, ["'[1]' is not an object"]),
@@ -160,7 +160,7 @@ def test_own_address_elsewhere_is_named(host, said):
 
 WAIT = """
 import sys, time
-from launch import cluster
+from crankshaft.launch import cluster
 ports, index, delay, timeout = eval(sys.argv[1])
 time.sleep(delay)
 tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
@@ -225,7 +225,7 @@ def test_worker_that_left_before_the_last_came_is_named():
 
 STRATEGY = """
 import os, sys
-from launch import cluster
+from crankshaft.launch import cluster
 found = cluster.from_environment(os.environ)
 import tensorflow as tf
 cluster.wait_for_peers(found, 20)

@@ -9,10 +9,10 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import checks, config
-from launch.config import Config
-from launch.errors import UsageError
-from launch.files import write_json
+from crankshaft.launch import checks, config
+from crankshaft.launch.config import Config
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.files import write_json
 
 OF_THE_RUN = (
     "--model=mlp --model_arg=hidden_units=4 --input=synthetic --input_arg=examples=500 --optimizer_arg=beta_1=0.8 "
@@ -24,7 +24,7 @@ def asked(*given, script: type | None = None) -> Config:
     with flagsaver.flagsaver():
         for name in flags.FLAGS:
             flags.FLAGS[name].unparse()
-        flags.FLAGS(["launch.train", *map(str, given)])
+        flags.FLAGS(["crankshaft train", *map(str, given)])
         return config.from_flags(script, False, {})
 
 

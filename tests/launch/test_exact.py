@@ -11,7 +11,7 @@ import signal
 import pytest
 import tensorflow as tf
 
-from launch.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.process import SAME_REQUEST_SECONDS
 from tests.runs import assert_equal_bits, manifests, newest, tensors
 
 ONE = ()
@@ -23,8 +23,8 @@ RUN = ("--input=digits", "--train_steps=60", "--progress=plain")
 # The launcher, with a hook that sends its own process a signal after a step: the moment is known, the end is real.
 ENDED = """
 import os, signal, sys
-from engine.hooks import every_steps
-from launch import train
+from crankshaft.engine.hooks import every_steps
+from crankshaft.launch import train
 
 name, step, *flags = sys.argv[1:]
 
@@ -135,9 +135,9 @@ def test_early_stopping_counts_on_over_a_restart(inside, tmp_path):
 ASLEEP = """
 import os, pathlib, sys, time
 import tensorflow as tf
-from engine import mean
-from launch import train
-from models.mlp import Model
+from crankshaft.engine import mean
+from crankshaft.launch import train
+from crankshaft.models.mlp import Model
 
 def sleep(x):
     pathlib.Path(sys.argv[0]).with_suffix(".asleep").touch()

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from launch import files, registry
-from launch.errors import UsageError
+from crankshaft.launch import files, registry
+from crankshaft.launch.errors import UsageError
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launch import fingerprints
+from crankshaft.launch import fingerprints
 
 
 def of(split, ids=None) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.checkpoints import Checkpoints
+from crankshaft.engine.checkpoints import Checkpoints
 from tests import runs
 from tests.launch.conftest import DIGITS, MLP
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
+from crankshaft.engine import Trainer, mean
 
 QUIET = ("--jit=off", "--progress=off", "--global_batch_size=8", "--train_steps=4")
 

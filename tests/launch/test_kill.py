@@ -17,8 +17,8 @@ KEPT = ("--eval_every_steps=10", "--keep_checkpoints=3", "--summary_every_steps=
 # The launcher, with a hook that notes each step that was done. What a killed process wrote is not lost.
 NOTING = """
 import sys
-from engine.hooks import every_steps
-from launch import train
+from crankshaft.engine.hooks import every_steps
+from crankshaft.launch import train
 
 noted, *flags = sys.argv[1:]
 notes = open(noted, "a", buffering=1)

@@ -1,4 +1,4 @@
-"""`python -m launch.local` as a user starts it: what tasks are given, what they print, and mistakes. Small scripts for
+"""`crankshaft local` as a user starts it: what tasks are given, what they print, and mistakes. Small scripts for
 tasks: real processes and pipes. TensorFlow can't be imported here, so nothing needs it."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from launch import guard, shares
-from launch.output import Lines
+from crankshaft.launch import guard, shares
+from crankshaft.launch.output import Lines
 from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, lines_of, pids
 
 # --- what a task is given
@@ -36,7 +36,7 @@ def test_each_task_is_told_who_it_is_and_where_all_are(local):
 
 def test_a_task_finds_all_tasks_of_its_job_and_no_other_process(local):
     script = """
-from launch import guard
+from crankshaft.launch import guard
 while len(found := guard.job_of(os.environ)) < 2:
     time.sleep(0.01)
 print(json.dumps(found))
@@ -122,7 +122,7 @@ for i in range(300):
 def test_bytes_that_are_no_text_long_lines_and_no_line_end_come_through(tmp_path):
     script = r"sys.stdout.buffer.write(b'\xff\xfe caf\xe9\n\n' + b'x' * 3_000_000 + b'\nlast, without end')"
     (tmp_path / "task.py").write_text(TASK + script)
-    command = [sys.executable, "-m", "launch.local", "--workers=1", "--", str(tmp_path / "task.py")]
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--", str(tmp_path / "task.py")]
     shown = subprocess.run(
         [*command, f"--run_dir={tmp_path / 'run'}"], cwd=ROOT, capture_output=True, check=True
     ).stdout
@@ -173,7 +173,7 @@ for _ in range(200):
     print("e" * 3000, file=sys.stderr)
 """
     (tmp_path / "task.py").write_text(TASK + script)
-    command = [sys.executable, "-m", "launch.local", "--workers=1", "--", str(tmp_path / "task.py")]
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--", str(tmp_path / "task.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT) as process:
         time.sleep(1.0)  # for the pipe to be full
         shown = process.stdout.read().decode()
@@ -182,7 +182,7 @@ for _ in range(200):
 
 
 def test_a_reader_who_has_gone_does_not_end_the_job(local, tmp_path):
-    command = [sys.executable, "-m", "launch.local", "--workers=1", "--", str(tmp_path / "task.py")]
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--", str(tmp_path / "task.py")]
     (tmp_path / "task.py").write_text(TASK + "print('x' * 200_000); (here / 'done').touch()")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT)
     process.stdout.close()
@@ -192,7 +192,7 @@ def test_a_reader_who_has_gone_does_not_end_the_job(local, tmp_path):
 
 def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
     (tmp_path / "task.py").write_text(TASK + "print(os.getpid(), file=sys.stderr)\nwhile True: print('x' * 1000)")
-    command = [sys.executable, "-m", "launch.local", "--workers=1", "--", str(tmp_path / "task.py")]
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--", str(tmp_path / "task.py")]
     with open(tmp_path / "err", "w") as err:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, cwd=ROOT)
     try:
@@ -211,7 +211,7 @@ def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ([], "what the workers run is missing; write it after --, e.g. python -m launch.local -- --model=mlp "),
+        ([], "what the workers run is missing; write it after --, e.g. crankshaft local -- --model=mlp "),
         (["--workers=2", "--"], "what the workers run is missing; "),
         (["--workers=0", "--", "--model=mlp"], "--workers=0 can't be used: it takes an integer from 1 to 1000; "),
         (["--workers=two", "--", "--model=mlp"], "--workers=two can't be used: it takes an integer from 1 to 1000; "),
@@ -221,25 +221,25 @@ def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
         (["--model=mlp"], "--model is a flag of the tasks; write it after --, see --help"),
         (["two", "--", "--model=mlp"], "'two' is no flag; "),
         (["--", "missing.py"], "the script missing.py does not exist; "),
-        (["--", "train"], "'train' is neither a flag of launch.train nor a script; "),
+        (["--", "train"], "'train' is neither a flag of crankshaft train nor a script; "),
         (["--cores_per_task=99999", "--", "--model=mlp"], "--cores_per_task=99999 is more than the "),
         (["--", "--strategy=mirrored"], "--strategy=mirrored is not for workers; "),
     ],
 )
 def test_a_mistake_is_one_line(crank, arguments, error):
-    outcome = crank("launch.local", *arguments, script="-m", tensorflow=False)
+    outcome = crank(*arguments, command="local", tensorflow=False)
     assert outcome.code == 2
     assert outcome.error.startswith(error)
     assert outcome.seconds < 5  # a tenth of one on an idle machine
 
 
 def test_help_names_every_flag(crank):
-    outcome = crank("launch.local", "--help", script="-m", tensorflow=False).ok()
+    outcome = crank("--help", command="local", tensorflow=False).ok()
     for name in ("workers", "cores_per_task", "max_restarts", "restart_window_seconds", "grace_seconds"):
         assert f"\n  --{name}=...\n" in outcome.out
 
 
 def test_flags_alone_are_those_of_launch_train(crank):
-    outcome = crank("launch.local", "--", "--modle=mlp", script="-m", tensorflow=False)
+    outcome = crank("--", "--modle=mlp", command="local", tensorflow=False)
     assert outcome.code == 2
     assert "\n    error: --modle is unknown; did you mean " in outcome.err

@@ -1,4 +1,4 @@
-"""`python -m launch.local` when tasks fail, when it is told to end, and when it is killed: who is named, what starts
+"""`crankshaft local` when tasks fail, when it is told to end, and when it is killed: who is named, what starts
 again, and that nothing is left. Small scripts for tasks: real processes, signals, pipes and a terminal."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from launch.errors import EXIT_SLOWER
-from launch.process import SAME_REQUEST_SECONDS
-from launch.restarts import Ending, Synchronous
+from crankshaft.launch.errors import EXIT_SLOWER
+from crankshaft.launch.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.restarts import Ending, Synchronous
 from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, is_alive, lines_of, pids, says
 
 # --- failures and restarts
@@ -258,7 +258,7 @@ def test_a_terminals_ctrl_c_comes_once_and_prefixes_have_colours(tmp_path):
         os.chdir(ROOT)
         os.environ.pop("NO_COLOR", None)
         os.environ["TERM"] = "xterm"
-        os.execv(sys.executable, [sys.executable, "-m", "launch.local", "--", str(tmp_path / "task.py")])
+        os.execv(sys.executable, [sys.executable, "-m", "crankshaft", "local", "--", str(tmp_path / "task.py")])
     seen, code = b"", None
     try:
         while seen.count(b"ready") < 2:

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from launch import checks
-from launch.errors import UsageError
+from crankshaft.launch import checks
+from crankshaft.launch.errors import UsageError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN = ("--model=mlp", "--input=digits")
@@ -96,10 +96,10 @@ MISTAKES = {
     "replicas without mirrored": ([*RUN, "--num_virtual_devices=2"], ["=2 has no use", "--strategy=mirrored"]),
     "xla over replicas": ([*RUN, *MIRRORED, "--jit=on"], ["--jit=on needs one replica", "8", "--jit=auto or off"]),
     "xla with checks": ([*RUN, "--jit=on", "--check_numerics"], ["--jit=on", "--check_numerics", "--jit=auto or off"]),
-    "workers without a cluster": ([*RUN, "--strategy=multi_worker"], ["TF_CONFIG is not set", "launch.local"]),
+    "workers without a cluster": ([*RUN, "--strategy=multi_worker"], ["TF_CONFIG is not set", "crankshaft local"]),
     "servers without a cluster": (
         [*RUN, "--strategy=parameter_server"],
-        ["TF_CONFIG is not set", "launch.local --workers=2 --ps=2"],
+        ["TF_CONFIG is not set", "crankshaft local --workers=2 --ps=2"],
     ),
     "a pull where nothing is pulled": ([*RUN, "--pull_every_steps=4"], ["--pull_every_steps=4 has no use", "leave"]),
     "evaluation within a round": (
@@ -305,7 +305,7 @@ def test_a_broken_configuration_is_named(crank, tmp_path, text):
 
 
 def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
-    holding = f"from launch import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
+    holding = f"from crankshaft.launch import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
     holder = subprocess.Popen(
         [sys.executable, "-c", holding],
         cwd=ROOT,
@@ -326,7 +326,7 @@ def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
 
 
 def test_help_names_every_flag_once_by_group(crank):
-    from launch.flags import GROUPS
+    from crankshaft.launch.flags import GROUPS
 
     outcome = crank("--help", tensorflow=False).ok()
     lines = outcome.out.splitlines()
@@ -339,7 +339,7 @@ def test_help_names_every_flag_once_by_group(crank):
 
 
 def test_help_names_every_model_and_input_with_its_arguments(crank):
-    from launch import registry
+    from crankshaft.launch import registry
 
     out = " ".join(crank("--help", tensorflow=False).ok().out.split())
     models, inputs = out.split("Models (--model):")[1].split("Inputs (--input):")
@@ -360,7 +360,7 @@ def test_a_folder_for_exports_that_cannot_be_written(crank, tmp_path):
 
 
 def test_help_may_be_cut_short_by_its_reader():
-    command = [sys.executable, "-m", "launch.train", "--help"]
+    command = [sys.executable, "-m", "crankshaft", "train", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
         process.stdout.close()  # as `head` does, only sooner
         assert process.stderr.read() == b""
@@ -370,7 +370,7 @@ def test_help_may_be_cut_short_by_its_reader():
 def test_every_flag_that_launch_defines_is_in_a_group():
     from absl import flags
 
-    from launch import flags as ours
+    from crankshaft.launch import flags as ours
 
     defined = flags.FLAGS.flags_by_module_dict()[ours.__name__]
     assert sorted(flag.name for flag in defined) == sorted(name for names in ours.GROUPS.values() for name in names)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
+from crankshaft.engine import Trainer, mean
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUIET = ("--jit=off", "--progress=off")
@@ -73,9 +73,9 @@ def test_a_script_is_a_whole_program_with_flags_of_its_own(crank, tmp_path):
             import numpy as np
             import tensorflow as tf
             from absl import flags
-            from engine import Trainer, mean
-            from engine.hooks import every_epoch
-            from launch import train
+            from crankshaft.engine import Trainer, mean
+            from crankshaft.engine.hooks import every_epoch
+            from crankshaft.launch import train
 
             SLOPE = flags.DEFINE_float("slope", 2.0, "Of the line.")
 
@@ -161,7 +161,7 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
     script = tmp_path / "datasets.py"
     script.write_text(
         "import tensorflow as tf\n"
-        "from launch import train\n"
+        "from crankshaft.launch import train\n"
         "def data():\n"
         "    split = tf.data.Dataset.from_tensor_slices((tf.random.normal([32, 4]), tf.zeros([32], tf.int32)))\n"
         "    return split, split, 2\n"
@@ -277,8 +277,8 @@ def test_a_dataset_that_calls_python_keeps_no_run_from_ending(crank, tmp_path):
         textwrap.dedent("""\
             import numpy as np
             import tensorflow as tf
-            from engine import Trainer, mean
-            from launch import train
+            from crankshaft.engine import Trainer, mean
+            from crankshaft.launch import train
 
             class Line(Trainer):
                 def build_model(self):
@@ -303,7 +303,7 @@ def test_a_dataset_that_calls_python_keeps_no_run_from_ending(crank, tmp_path):
 
 
 def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
-    from engine.hooks import every_epoch
+    from crankshaft.engine.hooks import every_epoch
 
     seen = []
 
@@ -321,7 +321,7 @@ def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
 
 
 def test_a_run_stopped_between_evaluations_shows_the_evaluation_of_its_last_step(inside, tmp_path):
-    from engine.hooks import every_steps
+    from crankshaft.engine.hooks import every_steps
 
     def stop(moment, means):
         moment.stop = "far enough" if moment.step == 5 else None

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import mean
-from engine.strategies import devices
-from engine.strategies.replicated import largest_divisor
+from crankshaft.engine import mean
+from crankshaft.engine.strategies import devices
+from crankshaft.engine.strategies.replicated import largest_divisor
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
 
 

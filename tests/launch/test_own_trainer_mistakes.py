@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
-from engine.hooks import Hook, every_epoch, every_steps
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from tests.launch.line import RUN, Line, data, place_of
 
 
@@ -21,7 +21,7 @@ def test_a_loss_that_is_no_pair_is_told_what_to_return(inside):
 
     outcome = inside(*RUN, trainer=Scalar, data=data)
     assert outcome.code == 2
-    assert "Scalar.loss: a SymbolicTensor is no pair (total, count); return engine.mean(values)" in outcome.error
+    assert "Scalar.loss: a SymbolicTensor is no pair (total, count); return crankshaft.mean(values)" in outcome.error
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,9 @@ def test_what_is_no_optimizer_is_told_what_is_one(inside, given):
     assert "use one of engine.optimizers or tf.keras.optimizers" in outcome.error
 
 
-@pytest.mark.parametrize(("method", "cure"), [("build_model", "return a Keras model"), ("loss", "engine.mean(losses)")])
+@pytest.mark.parametrize(
+    ("method", "cure"), [("build_model", "return a Keras model"), ("loss", "crankshaft.mean(losses)")]
+)
 def test_a_method_that_is_not_there_is_named(inside, method, cure):
     class Bare(Trainer):
         if method == "loss":

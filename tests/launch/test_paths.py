@@ -9,9 +9,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import flags as our_flags
-from launch import paths
-from launch.errors import UsageError
+from crankshaft.launch import flags as our_flags
+from crankshaft.launch import paths
+from crankshaft.launch.errors import UsageError
 
 FLAGS = "run_dir init_from data_dir export_dir result_json result_jsonl result_html baseline".split()
 NONE = dict.fromkeys(FLAGS)
@@ -56,17 +56,17 @@ def test_a_home_is_found_as_by_a_shell(name, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     for given, meant in (("~/x", "/home/me/x"), ("~", "/home/me"), ("./~/x", "./~/x"), ("x~/~", "x~/~"), ("", "")):
         with flagsaver.flagsaver():
-            flags.FLAGS(["launch.train", f"--{name}={given}"])
+            flags.FLAGS(["crankshaft train", f"--{name}={given}"])
             assert flags.FLAGS[name].value == meant
 
 
 def test_a_run_in_a_home_is_printed_as_it_is(crank, tmp_path, monkeypatch):
-    """Its logs, which launch.local keeps, lie there too."""
+    """Its logs, which crankshaft local keeps, lie there too."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "task.py").write_text("from launch import train\n\ntrain.main()\n")
+    (tmp_path / "task.py").write_text("from crankshaft.launch import train\n\ntrain.main()\n")
     asked = ("--", tmp_path / "task.py", "--run_dir=~/run", "--data_dir=~/none", "--model=mlp", "--input=digits")
-    outcome = crank("launch.local", "--workers=1", *asked, script="-m", tensorflow=False)
+    outcome = crank("--workers=1", *asked, command="local", tensorflow=False)
     assert f"--data_dir={tmp_path}/none does not exist" in outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "task.py"]
     assert (tmp_path / "run" / "logs").is_dir()

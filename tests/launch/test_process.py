@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from launch import explanations, process
-from launch.errors import UsageError
+from crankshaft.launch import explanations, process
+from crankshaft.launch.errors import UsageError
 from tests.launch.conftest import ROOT, Program
 
 
@@ -54,18 +54,18 @@ def test_keras_2_is_refused(value, monkeypatch):
 
 
 def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):
-    monkeypatch.setitem(sys.modules, "engine.coordinator", None)
+    monkeypatch.setitem(sys.modules, "crankshaft.engine.coordinator", None)
     code, line = explanations.explain(RecursionError("maximum recursion depth exceeded"))
     assert code == 1
     assert line == "RecursionError: maximum recursion depth exceeded; --debug shows where"
-    monkeypatch.delitem(sys.modules, "engine.health.watchdog", raising=False)
+    monkeypatch.delitem(sys.modules, "crankshaft.engine.health.watchdog", raising=False)
     assert not explanations.is_lost_peer(RecursionError())
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path, closed):
     code = (
-        "import os, sys; from launch import process; process.open_closed_streams()\n"
+        "import os, sys; from crankshaft.launch import process; process.open_closed_streams()\n"
         "file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
         "print('printed', flush=True), print('printed', file=sys.stderr, flush=True), os.system('echo printed')\n"
         "os.write(file, b'%d' % (file > 2))"
@@ -113,7 +113,7 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
 
 def test_what_is_used_before_tensorflow_starts_does_not_start_it():
     """A start takes seconds, which a mistake on the command line is not to wait for."""
-    modules = "launch.train, launch.local, engine.cpus, engine.errors"
+    modules = ", ".join(f"crankshaft.{name}" for name in "launch.train launch.local engine.cpus engine.errors".split())
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -123,7 +123,7 @@ def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_pa
     absl.mkdir()
     (absl / "__init__.py").write_text("import time\n\nprint('importing', flush=True)\ntime.sleep(60)\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    program = Program(["-m", "launch.train"], tmp_path / "program", environment)
+    program = Program(["-m", "crankshaft", "train"], tmp_path / "program", environment)
     try:
         program.until(lambda: "importing" in program.out)
         program.send(signal.SIGINT)
@@ -135,7 +135,7 @@ def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_pa
 
 TWICE_AT_ONCE = """
 import signal
-from launch.process import Signals
+from crankshaft.launch.process import Signals
 
 with Signals(print):
     signal.raise_signal(signal.SIGTERM)
@@ -146,7 +146,7 @@ print("saved")
 # A second lock of a mutex: a compiled call that never returns, within which no handler runs.
 STUCK = """
 import ctypes
-from launch.process import Signals
+from crankshaft.launch.process import Signals
 
 mutex = ctypes.create_string_buffer(64)
 lock = ctypes.CDLL(None).pthread_mutex_lock

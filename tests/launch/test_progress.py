@@ -12,15 +12,15 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from engine import StepOptions, loop
-from engine.hooks import Hook, StopRequest
-from engine.hooks.evaluation import Evaluation
-from engine.metrics import LoopSums
-from engine.reduction import Reduction
-from engine.state import TrainState
-from engine.strategies.replicated import Replicated
-from launch.progress import Progress, duration, print_model_summary
-from models.mlp import Model
+from crankshaft.engine import StepOptions, loop
+from crankshaft.engine.hooks import Hook, StopRequest
+from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.metrics import LoopSums
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.replicated import Replicated
+from crankshaft.launch.progress import Progress, duration, print_model_summary
+from crankshaft.models.mlp import Model
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from launch import cluster as clusters
-from launch.errors import UsageError
-from launch.restarts import Ending, Patience, Servers, Synchronous
-from launch.shares import free_ports
+from crankshaft.launch import cluster as clusters
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.restarts import Ending, Patience, Servers, Synchronous
+from crankshaft.launch.shares import free_ports
 from tests import runs
 
 JOBS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4", "h:5"], "evaluator": ["h:6"]}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import StepOptions
-from engine.reduction import Reduction
-from engine.state import TrainState
-from engine.strategies.replicated import Replicated
-from models.resnet import Model
+from crankshaft.engine import StepOptions
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.replicated import Replicated
+from crankshaft.models.resnet import Model
 
 
 def built(trainer: Model, shape=(32, 32, 3), classes=10, **options) -> Model:

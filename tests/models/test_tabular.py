@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import StepOptions
-from engine.metrics import Sums
-from engine.reduction import Reduction
-from engine.state import TrainState
-from engine.strategies.replicated import Replicated
-from models import dlrm, wide_deep
+from crankshaft.engine import StepOptions
+from crankshaft.engine.metrics import Sums
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.replicated import Replicated
+from crankshaft.models import dlrm, wide_deep
 
 EXAMPLES, FIELDS, ROWS = 3000, 4, 20
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from race import parse_peer_arguments, write_result
 
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
 
 
 def make_model(workload: Workload) -> nn.Module:

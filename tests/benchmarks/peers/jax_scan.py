@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from race import parse_peer_arguments, write_result
 from turns import take_turns
 
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
 
 OPTIMIZER = optax.adam(0.001, eps=1e-7)  # Keras's epsilon
 

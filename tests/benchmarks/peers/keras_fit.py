@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import tensorflow as tf
 from turns import take_turns
 
-from launch.benchmark import keras_peer
-from launch.benchmark.workloads import WORKLOADS
+from crankshaft.launch.benchmark import keras_peer
+from crankshaft.launch.benchmark.workloads import WORKLOADS
 
 
 class InPieces(tf.keras.callbacks.Callback):

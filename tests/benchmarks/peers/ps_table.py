@@ -1,6 +1,6 @@
 """A model that is one embedding table and nothing else, to time what servers do for it. Runs in a cluster's tasks.
 
-`python -m launch.local --ps=2 -- tests/benchmarks/peers/ps_table.py --input=synthetic_clicks --train_steps=100`
+`crankshaft local --ps=2 -- tests/benchmarks/peers/ps_table.py --input=synthetic_clicks --train_steps=100`
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from engine.embeddings import Embedding, zeros
-from launch import train
-from models.tabular import Tabular
+from crankshaft.engine.embeddings import Embedding, zeros
+from crankshaft.launch import train
+from crankshaft.models.tabular import Tabular
 
 
 class EachId(Embedding):

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from race import parse_peer_arguments, write_result
 
-from input.planted import auc
-from launch.benchmark import keras_models
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
-from launch.cluster import answers
+from crankshaft.input.planted import auc
+from crankshaft.launch.benchmark import keras_models
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch.cluster import answers
 
 POLL_SECONDS = 0.2
 SHUFFLED = 60_032

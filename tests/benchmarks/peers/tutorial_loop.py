@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from race import parse_peer_arguments, write_result
 
-from launch.benchmark import keras_models
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch.benchmark import keras_models
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 
 
 def make_dataset(strategy, examples, global_batch_size: int):

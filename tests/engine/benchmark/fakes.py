@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from engine.metrics import Mean
-from engine.order import Order
-from engine.strategies.inner_loop import LoopResult
+from crankshaft.engine.metrics import Mean
+from crankshaft.engine.order import Order
+from crankshaft.engine.strategies.inner_loop import LoopResult
 
 
 class Awaited:

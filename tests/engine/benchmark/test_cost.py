@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
-from engine.benchmark import cost, roofline
-from engine.benchmark.cost import Cost
-from models import cnn, mlp
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.benchmark import cost, roofline
+from crankshaft.engine.benchmark.cost import Cost
+from crankshaft.models import cnn, mlp
 
 BATCH = 64
 MLP_VALUES = 784 * 128 + 128 + 128 * 10 + 10

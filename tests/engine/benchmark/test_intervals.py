@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from engine import cpus
-from engine.benchmark import intervals, noise
-from engine.benchmark.noise import Noise, Reading
+from crankshaft.engine import cpus
+from crankshaft.engine.benchmark import intervals, noise
+from crankshaft.engine.benchmark.noise import Noise, Reading
 
 QUIET = Noise(2, 0.0, 0.0, 0.0, 0.0)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.benchmark import checkpointing, communication, machine, parts, trace
-from engine.reduction import Reduction
-from models import mlp
+from crankshaft.engine.benchmark import checkpointing, communication, machine, parts, trace
+from crankshaft.engine.reduction import Reduction
+from crankshaft.models import mlp
 
 BATCH, LEARNING_RATE = 8, 0.5
 REPLICAS = pytest.mark.parametrize("replicas", [1, 2])

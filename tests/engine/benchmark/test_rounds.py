@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import StepOptions, Trainer, mean
-from engine.benchmark import rounds
-from engine.benchmark.length import Length
-from engine.benchmark.rounds import Watcher
-from engine.reduction import Reduction
-from engine.state import TrainState
-from engine.strategies.replicated import Replicated
+from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine.benchmark import rounds
+from crankshaft.engine.benchmark.length import Length
+from crankshaft.engine.benchmark.rounds import Watcher
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.replicated import Replicated
 from tests.engine.benchmark.fakes import Clock, FakeStrategy, State
 
 

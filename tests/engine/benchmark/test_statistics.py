@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.benchmark.statistics import Call, summarize
+from crankshaft.engine.benchmark.statistics import Call, summarize
 
 
 class Figures(NamedTuple):

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from engine.benchmark import rounds
-from engine.benchmark.length import Length
-from engine.benchmark.warm_up import warm_up
+from crankshaft.engine.benchmark import rounds
+from crankshaft.engine.benchmark.length import Length
+from crankshaft.engine.benchmark.warm_up import warm_up
 from tests.engine.benchmark.fakes import Clock, FakeStrategy, Feed, State
 
 

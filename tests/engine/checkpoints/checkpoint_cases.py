@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from engine.checkpoints import Checkpoints, snapshot
+from crankshaft.engine.checkpoints import Checkpoints, snapshot
 
 
 class Slots(tf.Module):

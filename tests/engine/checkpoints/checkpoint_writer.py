@@ -9,7 +9,7 @@ import sys
 
 import tensorflow as tf
 
-from engine.checkpoints import Checkpoints
+from crankshaft.engine.checkpoints import Checkpoints
 
 VARIABLES = 5
 LENGTH = 2_500_000

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.checkpoints import CheckpointError, load_weights
-from engine.checkpoints import manifest as manifests
+from crankshaft.engine.checkpoints import CheckpointError, load_weights
+from crankshaft.engine.checkpoints import manifest as manifests
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
     data_file,

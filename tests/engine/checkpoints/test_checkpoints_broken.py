@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from engine.checkpoints import CheckpointError, Checkpoints, load_weights
-from engine.checkpoints import manifest as manifests
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, load_weights
+from crankshaft.engine.checkpoints import manifest as manifests
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
     data_file,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, mean
-from engine.checkpoints import Checkpoints
-from engine.embeddings import Embedding, zeros
-from engine.summaries.probe import Probe
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.embeddings import Embedding, zeros
+from crankshaft.engine.summaries.probe import Probe
 
 WIDTH = 3
 FAR = 2**40  # ids up to here

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Trainer, embeddings, mean
-from engine.checkpoints import Checkpoints, load_weights
-from engine.checkpoints.manifest import read_all
-from engine.embeddings import Embedding, shards_in, tables
-from engine.gradients import sum_duplicate_rows
-from engine.hooks import numerics
-from engine.hooks.evaluation import averaged_weights
-from engine.summaries.probe import Probe
+from crankshaft.engine import Trainer, embeddings, mean
+from crankshaft.engine.checkpoints import Checkpoints, load_weights
+from crankshaft.engine.checkpoints.manifest import read_all
+from crankshaft.engine.embeddings import Embedding, shards_in, tables
+from crankshaft.engine.gradients import sum_duplicate_rows
+from crankshaft.engine.hooks import numerics
+from crankshaft.engine.hooks.evaluation import averaged_weights
+from crankshaft.engine.summaries.probe import Probe
 
 ROWS, WIDTH = 11, 3
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.health import answers
+from crankshaft.engine.health import answers
 
 ADDRESSES = ("host1:2222", "host2:2222")
 

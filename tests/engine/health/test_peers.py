@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from engine.health.peers import Peers
+from crankshaft.engine.health.peers import Peers
 
 
 def two_peers():

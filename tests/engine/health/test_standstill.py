@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from engine.health import standstill
+from crankshaft.engine.health import standstill
 
 # By its file, without TensorFlow; `PyDLL` calls C with Python's lock held.
 PROGRAM = """

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import loop
-from engine.checkpoints import Checkpoints
-from engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
-from engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
-from engine.hooks.monitors import EarlyStopping
-from engine.hooks.numerics import NanGuard, NonfiniteError
-from engine.metrics import LoopSums
-from models.mlp import Model
+from crankshaft.engine import loop
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
+from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
+from crankshaft.engine.hooks.monitors import EarlyStopping
+from crankshaft.engine.hooks.numerics import NanGuard, NonfiniteError
+from crankshaft.engine.metrics import LoopSums
+from crankshaft.models.mlp import Model
 
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
 

@@ -7,12 +7,12 @@ import types
 import numpy as np
 import pytest
 
-from engine import loop
-from engine.checkpoints import Checkpoints
-from engine.hooks import Hook, saving
-from engine.hooks.evaluation import Evaluation
-from engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, direction_of
-from models.mlp import Model
+from crankshaft.engine import loop
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.hooks import Hook, saving
+from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, direction_of
+from crankshaft.models.mlp import Model
 
 
 class Values(Hook):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.optimizers.averaging import WeightAverage
-from models.mlp import Model as Mlp
+from crankshaft.engine.optimizers.averaging import WeightAverage
+from crankshaft.models.mlp import Model as Mlp
 
 
 def data(examples=40):

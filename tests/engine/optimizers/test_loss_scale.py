@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.gradients import Gradients
-from engine.optimizers.loss_scale import DynamicLossScale
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
+from crankshaft.engine.gradients import Gradients
+from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
 
 
 def test_halves_on_overflow_and_doubles_after_good_steps():

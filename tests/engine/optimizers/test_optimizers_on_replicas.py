@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import optimizers
+from crankshaft.engine import optimizers
 
 SHAPES = [(7, 5), (3, 3, 2, 4), (), (6, 2)]
 

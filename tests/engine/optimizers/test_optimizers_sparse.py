@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import optimizers
+from crankshaft.engine import optimizers
 
 # Of a table of 6 rows, row 4 is never touched, and row 1 twice in one batch.
 INDICES = [[1, 3, 1], [0, 5, 0], [2, 1, 1], [3, 3, 3]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.optimizers import schedules
+from crankshaft.engine.optimizers import schedules
 
 keras = tf.keras.optimizers.schedules
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import loop
-from engine.checkpoints import Checkpoints
-from engine.hooks import Hook, Periodic
-from engine.reduction import Reduction, per_replica
-from engine.reduction.local_sgd import LocalSgd
-from engine.variables import assign_local
-from models.mlp import Model as Mlp
+from crankshaft.engine import loop
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.hooks import Hook, Periodic
+from crankshaft.engine.reduction import Reduction, per_replica
+from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.engine.variables import assign_local
+from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 
 SHAPES = [(5, 4), (4,)]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.checkpoints import CheckpointError, Checkpoints
-from engine.gradients import Gradients
-from engine.reduction import Reduction, per_replica
-from engine.reduction.power_sgd import PowerSgd
-from models.mlp import Model as Mlp
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints
+from crankshaft.engine.gradients import Gradients
+from crankshaft.engine.reduction import Reduction, per_replica
+from crankshaft.engine.reduction.power_sgd import PowerSgd
+from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 
 SHAPES = [(12, 9), (9,), (3, 2, 10)]  # a matrix, a vector, a kernel that is one of [6, 10]

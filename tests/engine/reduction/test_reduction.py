@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.reduction import Reduction
+from crankshaft.engine.reduction import Reduction
 
 SHAPES = [(3, 5), (), (7,), (2, 3, 2)]
 

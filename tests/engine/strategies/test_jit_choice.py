@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from engine.strategies import jit_choice
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
+from crankshaft.engine.strategies import jit_choice
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
 
 
 def images(examples=64, size=12):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.strategies.replicated import FeedOptions
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
+from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
 
 
 def images(examples=338, size=12):

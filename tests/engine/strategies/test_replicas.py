@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine import Mean, Trainer, mean
-from engine.accumulation import accumulate
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
+from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine.accumulation import accumulate
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
 
 
 class Normalised(Trainer):

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine import loop
-from engine.hooks import Hook
-from engine.summaries.probe import Probe
+from crankshaft.engine import loop
+from crankshaft.engine.hooks import Hook
+from crankshaft.engine.summaries.probe import Probe
 
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
 

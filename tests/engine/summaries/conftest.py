@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.mlp import Model as Mlp
+from crankshaft.models.mlp import Model as Mlp
 from tests.engine.summaries.boards import BATCH, data
 
 

@@ -8,12 +8,12 @@ import threading
 import pytest
 import tensorflow as tf
 
-from engine.checkpoints import Checkpoints
-from engine.hooks import saving
-from engine.hooks.evaluation import Evaluation
-from engine.metrics import LoopSums
-from engine.summaries import TensorBoard, event_values
-from engine.summaries.event_files import EventFiles, cut_back
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.hooks import saving
+from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.metrics import LoopSums
+from crankshaft.engine.summaries import TensorBoard, event_values
+from crankshaft.engine.summaries.event_files import EventFiles, cut_back
 from tests.engine.summaries.boards import Every, raw_events, run, scalars
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from engine.summaries import TensorBoard, event_values
-from models.cnn import Model as Cnn
-from models.mlp import Model as Mlp
+from crankshaft.engine.summaries import TensorBoard, event_values
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
 from tests.engine.summaries.boards import BATCH, EXAMPLES, Every, data, probe_of, run, scalars, tensor
 
 

@@ -8,10 +8,10 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from engine.checkpoints import Checkpoints
-from engine.hooks import saving
-from engine.hooks.evaluation import Evaluation
-from engine.summaries import TensorBoard
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.hooks import saving
+from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.summaries import TensorBoard
 from tests.engine.summaries.boards import BATCH, Every, probe_of, raw_events, run, scalars, tensor
 
 

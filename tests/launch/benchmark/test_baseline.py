@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from launch import errors
-from launch.benchmark import baseline, schema
-from launch.benchmark.compare import compare, exit_code
-from launch.errors import UsageError
-from launch.files import append_json_line
+from crankshaft.launch import errors
+from crankshaft.launch.benchmark import baseline, schema
+from crankshaft.launch.benchmark.compare import compare, exit_code
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.files import append_json_line
 from tests.launch.local_tasks import ROOT
 
 WORK = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--jit=off")
@@ -27,7 +27,7 @@ PATIENCE = 300  # seconds for a run that takes a few on an idle machine
 def run(tmp_path_factory):
     """A real result: two rounds of 40 steps, two in a call at most."""
     path = tmp_path_factory.mktemp("run") / "result.json"
-    command = [sys.executable, "-m", "launch.train", *BENCHMARK, f"--result_json={path}"]
+    command = [sys.executable, "-m", "crankshaft", "train", *BENCHMARK, f"--result_json={path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text())
@@ -92,7 +92,7 @@ def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(
     flags = ("--mode=benchmark", *WORK, "--benchmark_seconds=0.5", "--benchmark_rounds=2", f"--baseline={path}")
     found = tmp_path / "found.json"
     flags = (*flags, "--fail_below=0.9", f"--result_json={found}")
-    outcome = crank.start("launch.local", "--workers=2", "--", *flags, script="-m").wait(PATIENCE)
+    outcome = crank.start("--workers=2", "--", *flags, command="local").wait(PATIENCE)
     assert outcome.code == 3, outcome.err
     assert "worker 0 ended with exit code 3: the benchmark is slower than --fail_below allows" in outcome.error
     workers = json.loads(found.read_text())
@@ -148,7 +148,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_none(tmp_path):
     path = tmp_path / "runs.jsonl"
     append_json_line(path, {"run": 1})
     script = (
-        "import resource, signal, sys; from launch.files import append_json_line\n"
+        "import resource, signal, sys; from crankshaft.launch.files import append_json_line\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
         "try: append_json_line(sys.argv[1], {'run': 'x' * 100})\n"
         "except OSError as error: print(error)\n"
@@ -161,7 +161,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_none(tmp_path):
 def test_lines_of_several_processes_stay_whole(tmp_path):
     path = tmp_path / "runs.jsonl"
     script = (
-        "import sys; from launch.files import append_json_line\n"
+        "import sys; from crankshaft.launch.files import append_json_line\n"
         "for n in range(50): append_json_line(sys.argv[1], {'text': sys.argv[2] * 20_000})\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, path, letter]) for letter in "ab"]

@@ -13,16 +13,16 @@ import signal
 import pytest
 from absl import flags
 
-from launch import flags as _  # noqa: F401 (defines them)
-from launch.benchmark import scaling, sweep
-from launch.errors import UsageError
+from crankshaft.launch import flags as _  # noqa: F401 (defines them)
+from crankshaft.launch.benchmark import scaling, sweep
+from crankshaft.launch.errors import UsageError
 from tests.launch.local_tasks import assert_dead_soon
 
 # A replica takes 1 ms for each of its examples, and each replica but the first makes all of them 10 % slower.
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
 from absl import flags
-from launch import train
+from crankshaft.launch import train
 flags.DEFINE_string("how", "well", "How it goes.")
 if not any(each.startswith(("--benchmark_sweep", "--benchmark_replicas")) for each in sys.argv):
     flags.FLAGS(sys.argv)
@@ -162,7 +162,7 @@ def test_a_worker_of_a_cluster_does_not_drive(stand_in, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
     outcome = stand_in.start("--benchmark_sweep=seed=0,1", "--strategy=multi_worker").wait()
     assert outcome.code == 2
-    assert "TF_CONFIG makes this process a part of a cluster; use python -m launch.local" in outcome.error
+    assert "TF_CONFIG makes this process a part of a cluster; use crankshaft local" in outcome.error
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -186,9 +186,9 @@ def test_killed_it_leaves_no_run_behind(stand_in):
 
 
 def test_launch_local_sweeps_what_its_tasks_would_run(stand_in, crank, tmp_path):
-    local = ("launch.local", "--workers=2", "--", str(tmp_path / "stand_in.py"))
+    local = ("--workers=2", "--", str(tmp_path / "stand_in.py"))
     sweep_of = ("--benchmark_sweep=precision=float32,bfloat16", f"--result_json={tmp_path / 'result.json'}")
-    outcome = crank(*local, *BENCHMARK, *sweep_of, "--how=well", script="-m", tensorflow=False).ok()
+    outcome = crank(*local, *BENCHMARK, *sweep_of, "--how=well", command="local", tensorflow=False).ok()
     points = stand_in.result()["sweep"]
     assert [point["examples_per_sec"] for point in points] == pytest.approx([1000, 1500])
     assert "[2/2] precision=bfloat16: " in outcome.out
@@ -249,7 +249,7 @@ def test_each_replica_has_as_many_cores_as_any_other_where_there_are_enough(monk
 
 
 def _program():
-    from launch.benchmark.program import TRAIN, Program
+    from crankshaft.launch.benchmark.program import TRAIN, Program
 
     return Program(TRAIN, lambda environment: None)
 

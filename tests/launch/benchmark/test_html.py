@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from launch.benchmark import bars, charts
-from launch.benchmark import html as report
-from launch.benchmark.plot import WIDTH, Axis
+from crankshaft.launch.benchmark import bars, charts
+from crankshaft.launch.benchmark import html as report
+from crankshaft.launch.benchmark.plot import WIDTH, Axis
 from tests.launch.benchmark.results import CALLS, MORE, RESULT
 
 WHOLE = {
@@ -26,7 +26,7 @@ WHOLE = {
     **MORE,
     "schema": "crankshaft.benchmark/1",
     "date": "2026-11-20T13:00:00+00:00",
-    "command": "python -m launch.train --mode=benchmark",
+    "command": "crankshaft train --mode=benchmark",
     "bytes_per_step": 4_000_000,
     "first_step_seconds": 1.93,
     "roofline": {**MORE["roofline"], "intensity_flops_per_byte": 9.75, "matmul_dtype": "float32"},
@@ -277,7 +277,9 @@ def folder(tmp_path):
 
 
 def test_a_report_is_made_from_a_result_file(folder):
-    assert report.main(["html", str(folder / "result.json"), str(folder / "report.html")]) == 0
+    with pytest.raises(SystemExit) as exit:
+        report.main(["html", str(folder / "result.json"), str(folder / "report.html")])
+    assert exit.value.code == 0
     assert (folder / "report.html").read_text(encoding="utf-8") == report.page(WHOLE)
     assert sorted(path.name for path in folder.iterdir()) == ["broken.json", "other.json", "report.html", "result.json"]
 
@@ -285,7 +287,7 @@ def test_a_report_is_made_from_a_result_file(folder):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["result.json"], "1 arguments; use python -m launch.benchmark.html RESULT.json REPORT.html"),
+        (["result.json"], "1 arguments; use crankshaft report RESULT.json REPORT.html"),
         (["none.json", "x.html"], "none.json can't be read"),
         (["broken.json", "x.html"], "broken.json can't be read"),
         (["other.json", "x.html"], "other.json is of schema None, and this reads crankshaft.benchmark/1"),
@@ -294,14 +296,16 @@ def test_a_report_is_made_from_a_result_file(folder):
 )
 def test_a_mistake_is_one_line_and_code_2(folder, arguments, line, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    assert report.main(["html", *arguments]) == 2
+    with pytest.raises(SystemExit) as exit:
+        report.main(["html", *arguments])
+    assert exit.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {line}")
     assert error.count("\n") == 1
 
 
 def test_reports_are_made_without_starting_tensorflow():
-    code = "import sys; from launch.benchmark import html; sys.exit('tensorflow' in sys.modules)"
+    code = "import sys; from crankshaft.launch.benchmark import html; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

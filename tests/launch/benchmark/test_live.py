@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from launch.benchmark.live import Live
+from crankshaft.launch.benchmark.live import Live
 
 FIRST = {"steps": 1000, "wall_seconds": 0.5, "steps_per_sec": 2000.0, "examples_per_sec": 128_000.0}
 SECOND = {"steps": 1000, "wall_seconds": 0.25, "steps_per_sec": 4000.0, "examples_per_sec": 256_000.0}

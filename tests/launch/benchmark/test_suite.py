@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from launch.benchmark import report, suite
-from launch.benchmark.suite import Place, Row, Suite
+from crankshaft.launch.benchmark import report, suite
+from crankshaft.launch.benchmark.suite import Place, Row, Suite
 from tests.launch.local_tasks import ROOT
 
 ONE = Place("one_device", 1)
 ABOUT = {
     "date": "2026-11-20T10:00:00+00:00",
-    "command": "python -m launch.benchmark",
+    "command": "crankshaft benchmark",
     "load_before": "0",
     "stopped": None,
 }
@@ -90,7 +90,7 @@ def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "launch.benchmark", *arguments]
+    command = [sys.executable, "-m", "crankshaft", "benchmark", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from launch.benchmark.sections import number, quantity
-from launch.benchmark.table import print_benchmark
+from crankshaft.launch.benchmark.sections import number, quantity
+from crankshaft.launch.benchmark.table import print_benchmark
 from tests.launch.benchmark.results import MORE, RESULT
 
 

@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from engine.benchmark.statistics import Call, columns, describe_round, summarize
-from launch.benchmark import children, schema, turns
-from launch.process import SAME_REQUEST_SECONDS
-from launch.restarts import Ending
+from crankshaft.engine.benchmark.statistics import Call, columns, describe_round, summarize
+from crankshaft.launch.benchmark import children, schema, turns
+from crankshaft.launch.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.restarts import Ending
 
 BENCHMARK = ("--mode=benchmark", "--model=mlp", "--input=synthetic")
 
@@ -23,7 +23,7 @@ BENCHMARK = ("--mode=benchmark", "--model=mlp", "--input=synthetic")
 STAND_IN = """
 import json, pathlib, sys
 from absl import flags
-from launch import train
+from crankshaft.launch import train
 flags.DEFINE_string("made", "ours", "Which result it has.")
 if not any(each.startswith("--baseline_cmd") for each in sys.argv):
     flags.FLAGS(sys.argv)

@@ -1,8 +1,8 @@
 """The standard set: how fast the models that everybody knows train on this machine, beside Keras fit. For example
 
-  python -m launch.benchmark
-  python -m launch.benchmark --workloads=mlp,cnn --strategies=one_device --rounds=5
-  python -m launch.benchmark --quick
+  crankshaft benchmark
+  crankshaft benchmark --workloads=mlp,cnn --strategies=one_device --rounds=5
+  crankshaft benchmark --quick
 
 Each measurement is a process of its own, the peers run in turn, and the table has medians. It is printed, and written
 to docs/benchmarks/ with all figures. Leave the machine alone while it runs.
@@ -20,15 +20,15 @@ from typing import Any
 
 from absl import flags
 
-from launch import errors, files, paths
-from launch import flags as our_flags
-from launch.benchmark import report, schema
-from launch.benchmark.children import Stopped, stoppable, untuned
-from launch.benchmark.suite import STRATEGIES, Place, Row, Suite, find_place
-from launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
-from launch.errors import UsageError, nearest
+from crankshaft.launch import errors, files, paths
+from crankshaft.launch import flags as our_flags
+from crankshaft.launch.benchmark import report, schema
+from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
+from crankshaft.launch.benchmark.suite import STRATEGIES, Place, Row, Suite, find_place
+from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch.errors import UsageError, nearest
 
-_FLAGS = flags.FlagValues()  # apart from launch.train's, which are the measurements'
+_FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the measurements'
 _QUICK_SECONDS = 1.0
 
 
@@ -46,11 +46,11 @@ def _define_flags() -> None:
 _define_flags()
 
 
-def run() -> None:
-    """`crankshaft-benchmark`."""
+def main(argv: list[str]) -> None:
+    """Measures what the command line asks for, and exits the process."""
     try:
-        _parse(sys.argv)
-        code = _run(os.environ)
+        _parse(argv)
+        code = _run(argv, os.environ)
     except UsageError as error:
         code = errors.fail(errors.EXIT_USAGE, str(error))
     except KeyboardInterrupt:  # before the first measurement
@@ -82,7 +82,7 @@ def _parse(argv: list[str]) -> None:
     paths.check_writable("output_dir", _FLAGS.output_dir)
 
 
-def _run(environment: Mapping[str, str]) -> int:
+def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     places = {strategy: find_place(strategy, environment) for strategy in _FLAGS.strategies or STRATEGIES}
     left_out = {strategy: why for strategy, why in places.items() if isinstance(why, str)}
     for strategy, why in left_out.items():
@@ -92,7 +92,7 @@ def _run(environment: Mapping[str, str]) -> int:
     suite = Suite(rows, rounds, seconds, quality=not _FLAGS.quick, environment=untuned(environment))
     about: dict[str, Any] = {
         "date": schema.heading(BATCH_SIZE)["date"],
-        "command": shlex.join(["python", "-m", "launch.benchmark", *sys.argv[1:]]),
+        "command": shlex.join(["crankshaft", "benchmark", *argv[1:]]),
         "load_before": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
         "stopped": None,
     }
@@ -133,14 +133,10 @@ def _write(text: str, figures: dict[str, Any]) -> str:
 
 
 def _help() -> str:
-    parts = [__doc__.strip(), "", "usage: python -m launch.benchmark [flags]", ""]
+    parts = [__doc__.strip(), "", "usage: crankshaft benchmark [flags]", ""]
     for name in sorted(_FLAGS):
         flag = _FLAGS[name]
         default = f" [{flag.serializer.serialize(flag.default)}]" if flag.serializer and flag.default else ""
         usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
         parts.append(our_flags.described(usage, f"{flag.help}{default}"))
     return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    run()

@@ -1,0 +1,5 @@
+"""`python -m crankshaft`, which is the command `crankshaft`."""
+
+from crankshaft.launch.command import run
+
+run()

@@ -1,0 +1,42 @@
+"""The command `crankshaft`: its subcommands by name. Host code; nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+
+from crankshaft.launch import errors
+
+# name -> the module whose `main(argv)` runs it and exits the process, and what it is for.
+COMMANDS = {
+    "train": ("crankshaft.launch.train", "Train, evaluate, time or export a model."),
+    "local": ("crankshaft.launch.local", "Run a whole cluster on this machine, one process a task."),
+    "benchmark": ("crankshaft.launch.benchmark.standard", "Measure the standard set of models beside Keras fit."),
+    "report": ("crankshaft.launch.benchmark.html", "Write a benchmark's result as one HTML file."),
+}
+
+
+def run() -> None:
+    """Runs the subcommand that `sys.argv` names, and exits the process."""
+    # Until the subcommand can answer Ctrl-C, it ends the process without a word.
+    quiet = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if quiet:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    name, arguments = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
+    if name in ("", "help", "--help", "-h"):
+        print(_usage())
+        sys.exit(0)
+    if name not in COMMANDS:
+        hint = "flags stand after it" if name.startswith("-") else errors.nearest(name, COMMANDS)
+        sys.exit(errors.fail(errors.EXIT_USAGE, f"crankshaft {name} is no command of {', '.join(COMMANDS)}; {hint}"))
+    module = importlib.import_module(COMMANDS[name][0])
+    if quiet:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    module.main(argv=[f"crankshaft {name}", *arguments])
+
+
+def _usage() -> str:
+    lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
+    lines += [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."])

@@ -1,0 +1,57 @@
+"""What the distribution installs: one package, `crankshaft`, with every folder of the house in it."""
+
+import configparser
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import crankshaft
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOMS = ("engine", "input", "launch", "models")
+
+
+def test_setup_lists_every_package():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    found = {path.parent.relative_to(ROOT).parts for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
+    assert set(setup["options"]["packages"].split()) == {"crankshaft", *(".".join(("crankshaft", *p)) for p in found)}
+
+
+def test_names_are_there_and_others_are_not():
+    assert {"Mean", "Trainer", "main", "mean"} <= set(dir(crankshaft))
+    assert crankshaft.Trainer.__module__ == "crankshaft.engine.trainer"
+    with pytest.raises(AttributeError, match="'crankshaft' has no attribute 'Trainr'"):
+        _ = crankshaft.Trainr
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_bare_name_in_the_checkout_is_told(room):
+    done = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert (
+        last
+        == f"ImportError: {room} is a part of crankshaft; write `import crankshaft.{room}` in place of `import {room}`"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
+def test_the_command_alone_lists_its_commands(arguments):
+    done = subprocess.run([sys.executable, "-m", "crankshaft", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("train", "local", "benchmark", "report"):
+        assert f"\n  {name} " in done.stdout
+
+
+def test_a_wrong_command_is_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "crankshaft", "trian"], cwd=tmp_path, env=os.environ, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: crankshaft trian is no command of train, local, benchmark, report; did you mean train?\n"
+    )
