@@ -222,7 +222,7 @@ def _newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
     manifest = checkpoints.latest()
     step = session.strategy.exchange(-1 if manifest is None else manifest.step)[0]
     if manifest is None or manifest.step != step:
-        manifest = next((each for each in checkpoints.all() if each.step == step), None)
+        manifest = next(iter(checkpoints.all(lambda each: each.step == step)), None)
         if manifest is None and step >= 0:
             raise UsageError(
                 f"{session.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
@@ -294,12 +294,10 @@ def _restored_unless_swept(session: Session, checkpoints: Checkpoints, manifest:
 
 
 def _listed_checkpoints(session: Session, which: str) -> list[Manifest]:
-    found = session.checkpoints.all()
-    if which == "all":
+    found = session.checkpoints.all(lambda each: which in ("all", str(each.step)))
+    if found or which == "all":
         return found
-    if chosen := [manifest for manifest in found if str(manifest.step) == which]:
-        return chosen
-    steps = ", ".join(str(manifest.step) for manifest in found)
+    steps = ", ".join(str(manifest.step) for manifest in session.checkpoints.all())
     raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {steps}")
 
 

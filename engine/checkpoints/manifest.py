@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 
 FORMAT = 1
 SUFFIX = ".manifest.json"
@@ -52,8 +53,11 @@ class Manifest:
         before, now = self.about.get("data", {}), about.get("data", {})
         return {split for split in before.keys() & now.keys() if before[split] != now[split]}
 
-    def problem(self, content: bool = True) -> str | None:
-        """How the files differ from the manifest, or None when they match. Without `content`, sizes only."""
+    def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
+        """How the files differ from the manifest, or None when they match. Without `content`, sizes only.
+
+        `hashed` gives a file's hash by its path, where some are known already.
+        """
         if self.gone():
             return f"{self.name} was removed"
         for name, wanted in self.files.items():
@@ -62,7 +66,7 @@ class Manifest:
                 size = os.path.getsize(path)
                 if size != wanted["bytes"]:
                     return f"{name}: expected {wanted['bytes']} bytes, found {size}"
-                if content and (found := sha256(path)) != wanted["sha256"]:
+                if content and (found := (hashed or sha256)(path)) != wanted["sha256"]:
                     return f"{name}: expected sha256 {wanted['sha256'][:16]}..., found {found[:16]}..."
             except FileNotFoundError:
                 return f"{name}: expected {wanted['bytes']} bytes, found no file"
@@ -113,8 +117,11 @@ def read(path: str) -> Manifest:
         raise CheckpointError(f"{name}: expected a manifest, found {error!r}") from error
 
 
-def read_all(directory: str) -> tuple[list[Manifest], dict[int, str]]:
-    """Every manifest, newest first, and {step: what is wrong} of the checkpoints that have none that can be read."""
+def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[list[Manifest], dict[int, str]]:
+    """Every manifest, newest first, and {step: what is wrong} of the checkpoints that have none that can be read.
+
+    `read` gives a manifest by its path, where some are known already.
+    """
     manifests, problems = [], {}
     names = listdir(directory)
     for name in names:
@@ -143,7 +150,7 @@ def describe_files(prefix: str) -> dict:
     return files
 
 
-def leftovers(directory: str) -> list[str]:
+def leftovers(directory: str, read: Callable[[str], Manifest] = read) -> list[str]:
     """Names of what no manifest owns: temporary files and folders, files of unfinished and of swept checkpoints."""
     names = listdir(directory)
     found = []
@@ -151,7 +158,7 @@ def leftovers(directory: str) -> list[str]:
         match = _FILE.fullmatch(name)
         if _LEFTOVER.fullmatch(name) or (match and match["stem"] + SUFFIX not in names):
             found.append(name)
-    return found + [manifest.name + SUFFIX for manifest in read_all(directory)[0] if manifest.gone()]
+    return found + [manifest.name + SUFFIX for manifest in read_all(directory, read)[0] if manifest.gone()]
 
 
 def steps(directory: str) -> set[int]:

@@ -27,7 +27,10 @@ from crankshaft.engine.strategies.replicated import FeedOptions, Stop
 from crankshaft.engine.strategies.workers_feed import RepeatedWorkersFeed, WorkersFeed
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
-_CLOSURE_SECONDS = 0.25  # of a closure: to start one and to take it back costs about 10 ms
+# Of a closure: to start one and to take it back costs about 10 ms, of the one coordinator's time too, so that of many
+# workers each is left alone for longer.
+_CLOSURE_SECONDS = 0.25
+_WORKERS_AT_THAT = 8
 _WAIT_SECONDS = 1.0
 
 
@@ -294,11 +297,12 @@ class ParameterServer:
         return LoopResult(_summed(self._train_loop.names, done), steps, 0.0)
 
     def _pace(self, done: Done) -> None:
-        """Fits the length of closures to a quarter of a second, where it is not fixed."""
+        """Fits the length of closures to a time, where it is not fixed."""
         steps = done.lease.stop - done.lease.first
         is_first = done.lease.number <= self._leases_before + len(self.cluster.workers)  # those are compiled
         if not self._steps_per_loop and steps == self._closure_steps and not is_first:
-            wanted = round(steps * _CLOSURE_SECONDS / max(done.returned.seconds, 1e-6))
+            seconds = _CLOSURE_SECONDS * max(1.0, len(self.cluster.workers) / _WORKERS_AT_THAT)
+            wanted = round(steps * seconds / max(done.returned.seconds, 1e-6))
             self._closure_steps = max(1, min(wanted, 8 * steps))
 
     def _fill(self, end: int) -> None:
