@@ -189,8 +189,8 @@ def _unreadable(session: Session, problem: str) -> str:
     best, directory = session.best, session.checkpoints.directory
     weights = f"{best.directory} or other weights" if best.latest() else "other weights"
     return (
-        f"no checkpoint in {directory} can be read ({problem}); mend it, train on from {weights} with --init_from in a "
-        f"new --run_dir, or remove {session.config.run_dir} to begin anew"
+        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another --run_dir, "
+        f"anew or, with --init_from, from {weights}"
     )
 
 
@@ -207,8 +207,8 @@ def _check_beginning(session: Session) -> None:
     if best.step > 2 * every or results.step_of(os.path.join(run_dir, "result.json")):
         raise UsageError(
             f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
-            f"with; remove {run_dir} or use another --run_dir, with --init_from={session.best.directory} to train on "
-            "from there"
+            f"with; restore them from a copy, or use another --run_dir, with --init_from={session.best.directory} to "
+            "train on from there"
         )
     if session.strategy.is_chief:
         logging.warning(

@@ -337,7 +337,9 @@ def _jsonable(name: str, value: dict) -> dict:
 
 
 def _remove(path: str) -> None:
-    if os.path.isdir(path):
+    """Removes a file, or a folder that TensorFlow made while it wrote; no other folder, whatever names it."""
+    if manifests.is_temporary_folder(os.path.basename(path)) and not os.path.islink(path) and os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):
-        os.remove(path)
+    else:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            os.remove(path)
