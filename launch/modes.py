@@ -18,11 +18,13 @@ from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluat
 from crankshaft.engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.hooks.saving import BestCheckpoint, Checkpointing
+from crankshaft.engine.state import RULES
 from crankshaft.engine.summaries import TensorBoard
 from crankshaft.engine.summaries.probe import Probe
 from crankshaft.launch import config as configs
 from crankshaft.launch import export as exports
 from crankshaft.launch import fingerprints, results
+from crankshaft.launch.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.files import write_json
 from crankshaft.launch.process import EXIT_CODES, Signals
@@ -175,6 +177,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
         if newest is None:
             _check_beginning(session)
         else:
+            _check_rules(session.config, newest)
             fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
         session.checkpoints.clean()
         session.best.clean()
@@ -183,6 +186,20 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
     if manifest is None:
         start_weights(session)
     return manifest
+
+
+def _check_rules(config: Config, manifest: Manifest) -> None:
+    """A run goes on by the rules that it was begun by, or is told of it: other rules give other bits."""
+    if (before := saving.rules_of(manifest)) == RULES:
+        return
+    what = f"--run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
+    if not config.allow_changed_config:
+        raise UsageError(
+            f"{what}: its numbers would not be those of one run; use another --run_dir, the version that began it, or "
+            "--allow_changed_config"
+        )
+    if config.is_chief:
+        logging.warning("%s: it goes on by these", what)
 
 
 def _unreadable(session: Session, problem: str) -> str:

@@ -70,6 +70,11 @@ def restore(
     return manifest
 
 
+def rules_of(manifest: Manifest) -> int:
+    """By which `engine.state.RULES` the run was going on when it was saved."""
+    return manifest.host_state.get("state", {}).get("rules", 1)
+
+
 class Checkpointing(Periodic):
     """Saves a checkpoint every so many steps and where the run ends. Stands last among a run's hooks, so that what the
     others did at the same step is in it.

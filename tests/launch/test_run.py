@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from crankshaft.engine.state import RULES
 from tests import runs
 from tests.launch.conftest import MLP
 
@@ -169,3 +170,21 @@ def test_an_evaluation_that_is_not_finite_is_warned_of_and_null_in_the_result(in
     again = inside(*MLP, *steep, f"--run_dir={tmp_path}").ok()
     assert "this run is complete" in again.out
     assert "evaluation at step 1: accuracy" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
+
+
+def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allowed(inside, tmp_path):
+    run = (*MLP, "--mode=train", f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=2").ok()
+    (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
+    manifest = json.loads(path.read_text())
+    assert manifest["host_state"]["state"].pop("rules") == RULES
+    path.write_text(json.dumps(manifest))
+    before = (tmp_path / "config.json").read_text()
+    outcome = inside(*run, "--train_steps=4")
+    assert outcome.code == 2
+    assert f"{tmp_path} was begun by rules 1 of shuffling and updating, and these are {RULES}: its" in outcome.error
+    assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
+    assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
+    outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
+    assert "rules 1" in outcome.err
+    assert "rules" not in inside(*run, "--train_steps=6").ok().err
