@@ -22,6 +22,7 @@ from crankshaft.engine.reduction import ByReplica, Reduction
 from crankshaft.engine.variables import assign_local
 
 _HALVES = (tf.bfloat16, tf.float16)
+_FIRST_SALT_OF_EVALUATION = -(1 << 20)  # those of training go down from -1
 
 
 class Trainer(Holdings):
@@ -38,8 +39,8 @@ class Trainer(Holdings):
       num_servers: that variables live on, when the run began; tables are cut into as many shards.
       example: one (features, labels) pair, batch of 1, zeros: shapes and dtypes.
 
-    Attributes that the engine sets while a step is traced:
-      step: scalar int64, steps done before this one.
+    Attributes that the engine sets while a step is traced, of training or of evaluation:
+      step: scalar int64, steps of training done before this one.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at.
       pulled: values of the models' variables to compute with, where reading each costs a message.
     """
@@ -50,7 +51,7 @@ class Trainer(Holdings):
     vocabulary: dict[str, int] | None = None
     num_servers = 1
     example = None
-    step = observed = None
+    step = observed = _drawing = None
     pulled = Values()
 
     # -- to override --------------------------------------------------------------------------------------------------
@@ -282,8 +283,12 @@ class Trainer(Holdings):
         return {**applied, "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
 
     def stateless_seed(self, salt: int = 0) -> tf.Tensor:
-        """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt."""
-        return randomness.step_seed(self.options.seed, self.step, self.replica, -1 - salt)
+        """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt.
+
+        In evaluation it differs by batch in place of step: each evaluation draws the same, and none what training does.
+        """
+        place, first_salt = self._drawing
+        return randomness.step_seed(self.options.seed, place, self.replica, first_salt - salt)
 
     @property
     def replica(self) -> tf.Tensor:
@@ -337,8 +342,20 @@ class Trainer(Holdings):
         for table in self.embedding_tables.values():
             table.begin_step(present)
         self.step, self.observed, self.pulled = step, observed, pulled or Values()
+        self._drawing = step, -1
         for optimizer in self.optimizers.values():
             optimizer.begin_step(self.pulled.progress_of(optimizer))
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
             self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])
+
+    def begin_eval_step(self, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor) -> None:
+        """Replica code, before each evaluation step: which batch of the evaluation it is, and what training has done.
+
+        Args:
+          batch_number: scalar int64, from 0 in each evaluation.
+          step: scalar int64, steps of training done.
+          observed: scalar bool, as `begin_step` has it.
+        """
+        self.step, self.observed, self.pulled = step, observed, Values()
+        self._drawing = batch_number, _FIRST_SALT_OF_EVALUATION

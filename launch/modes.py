@@ -87,6 +87,8 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
         session.say(line)
     with Signals(stop_request.request):
         if state.step < session.train_steps:
+            if config.mode == "train_and_eval":
+                session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
             session.say(choose_jit(session))
         moment = loop.train(session.strategy, state, hooks, session.train_steps)
     result = result_of(

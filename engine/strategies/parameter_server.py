@@ -225,6 +225,7 @@ class ParameterServer:
         exact_pull = Pull(trainer.steady_variables, tf.float32)
 
         def eval_step(batch, step, observed, pulled):
+            trainer.begin_eval_step(step, tf.identity(state.step_variable), observed)
             self._rows_travel_as(tf.float32)
             with exact_pull.values(*pulled).in_use():
                 return trainer.eval_step(batch)
@@ -313,6 +314,10 @@ class ParameterServer:
             stop = self._next_step + min(self._closure_steps, part)
             self._closures.hand_out(self._train_loop, self.train_feed.operands, self._next_step, stop)
             self._next_step = stop
+
+    def trace_evaluation(self) -> None:
+        """Traces a step of the evaluation: mistakes in it show now."""
+        self._eval_loop.one_step(0)
 
     def evaluate(self) -> Sums:
         """The metrics' sums over the whole evaluation set, each example once, by all workers."""
