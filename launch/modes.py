@@ -14,9 +14,8 @@ from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from crankshaft.engine.health.stragglers import Stragglers
 from crankshaft.engine.health.sync_check import SyncCheck
-from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, saving
+from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, numerics, saving
 from crankshaft.engine.hooks.monitors import EarlyStopping, ReduceLearningRate
-from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.hooks.saving import BestCheckpoint, Checkpointing
 from crankshaft.engine.state import RULES
 from crankshaft.engine.summaries import TensorBoard
@@ -129,7 +128,7 @@ def compose_hooks(
 ) -> list[Hook]:
     """A run's hooks, in the order in which they act: what judges, what shows, what stops, and last what saves."""
     config = session.config
-    hooks: list[Hook] = [NanGuard(), *_guards(session)]
+    hooks: list[Hook] = [numerics.NanGuard(), *_guards(session)]
     if config.mode == "train_and_eval":
         hooks.append(evaluation.Evaluation(_eval_period(session)))
     # Without evaluations, a metric of the training data is looked at each epoch.
@@ -268,6 +267,7 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     """Writes the latest (or chosen) checkpoint's model as a SavedModel."""
     for _ in _restored_checkpoints(session):
         pass  # of several, the last one stays
+    numerics.check_weights(session.trainer, f"step {session.state.step}")
     path = os.path.join(session.config.export_folder, str(session.state.step))
     exports.save(session.trainer, session.example, path)
     session.say(f"SavedModel of step {session.state.step}: {path}")

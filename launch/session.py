@@ -19,7 +19,7 @@ from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
 from crankshaft.engine.health import watchdog
-from crankshaft.engine.hooks import Hook
+from crankshaft.engine.hooks import Hook, numerics
 from crankshaft.engine.placement import Rule
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -178,6 +178,7 @@ def start_weights(session: Session) -> None:
         for optimizer in session.trainer.optimizers.values():
             if optimizer.weight_average is not None:
                 optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
+        numerics.check_weights(session.trainer, f"--init_from={source}")
         logging.info("weights taken from %s", source)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.state import RULES
+from crankshaft.models.mlp import Model
 from tests import runs
 from tests.launch.conftest import MLP
 
@@ -188,3 +189,16 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
     assert "rules 1" in outcome.err
     assert "rules" not in inside(*run, "--train_steps=6").ok().err
+
+
+@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
+def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside, mode):
+    def data():
+        rng = np.random.default_rng(0)
+        features, labels = rng.random((200, 8), np.float32), rng.integers(0, 10, 200)
+        features[77, 3] = np.nan
+        return (features, labels), (features[100:], labels[100:]), 10
+
+    outcome = inside(f"--mode={mode}", "--jit=off", "--train_steps=40", trainer=Model, data=data)
+    assert outcome.code == 1
+    assert re.search(r"variable mlp/dense\w*/kernel is not finite; lower the learning rate", outcome.error)
