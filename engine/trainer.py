@@ -114,7 +114,7 @@ class Trainer(Holdings):
         gradients = self.loss_scale.unscale(gradients)
         norm = self.global_norm(gradients)
         finite = self.check_finite(norm)
-        gradients = self.clip_by_global_norm(gradients, norm)
+        gradients = self.clip(gradients, variables, norm)
         self.apply_gradients(self.optimizer, gradients, variables, finite)
         self.end_update(finite)
         return self.step_metrics(metrics, norm, finite)
@@ -235,6 +235,17 @@ class Trainer(Holdings):
     def check_finite(self, norm: tf.Tensor) -> tf.Tensor | None:
         """Whether every gradient is finite, the same on all replicas; None where a step is applied regardless."""
         return tf.math.is_finite(norm) if self._may_skip else None
+
+    def clip(self, gradients, variables, norm: tf.Tensor) -> Gradients:
+        """Clips gradients of the mean over all replicas as `options` say, whose global norm is `norm`: by that, by each
+        variable's norm, or each value. A table in shards is one variable."""
+        if self.options.clip_value:
+            return Gradients(gradients).clipped_by_value(self.options.clip_value)
+        if self.options.clip_variable_norm:
+            whole = {id(shard): table for table in self.embedding_tables.values() for shard in table.shards}
+            wholes = [id(whole.get(id(variable), variable)) for variable in variables]
+            return Gradients(gradients).clipped_by_norms(self.options.clip_variable_norm, wholes)
+        return self.clip_by_global_norm(gradients, norm)
 
     def clip_by_global_norm(self, gradients, norm: tf.Tensor) -> Gradients:
         """Scales the gradients so that their global norm is `clip_norm` at most (Pascanu et al. 2013)."""

@@ -245,6 +245,8 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
         weight_decay=config.weight_decay,
         weight_decay_exclude=config.weight_decay_exclude,
         clip_norm=config.clip_norm,
+        clip_variable_norm=config.clip_variable_norm,
+        clip_value=config.clip_value,
         ema_decay=config.ema_decay,
         accumulate_steps=config.accumulate_steps,
         batch_parts=batch_parts,
