@@ -10,7 +10,7 @@ from crankshaft.launch import cluster as clusters
 from crankshaft.launch import config as configs
 from crankshaft.launch import paths
 from crankshaft.launch.benchmark import baseline
-from crankshaft.launch.config import Config
+from crankshaft.launch.config import KERAS_FILES, Config
 from crankshaft.launch.errors import UsageError
 
 
@@ -236,11 +236,18 @@ def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
 
 def _check_init_from(config: Config) -> None:
     source = config.init_from
+    if source and source.endswith((".h5", ".hdf5")) and not source.endswith(KERAS_FILES):
+        raise UsageError(
+            f"--init_from={source} is in Keras's older format; load it with Keras, and save it as .weights.h5 or .keras"
+        )
     if not source or os.path.exists(source) or os.path.exists(f"{source}.index"):
         return
     if config.run_dir and checkpoint_steps(config.run_dir, "checkpoints"):
         return  # the run has weights of its own by now
-    raise UsageError(f"--init_from={source} does not exist; give a run's folder or a checkpoint, .../ckpt-1000")
+    raise UsageError(
+        f"--init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
+        ".weights.h5"
+    )
 
 
 def _check_run_dir(config: Config) -> None:

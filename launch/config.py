@@ -17,6 +17,7 @@ from crankshaft.launch.errors import UsageError, nearest
 from crankshaft.launch.flags import GROUPS
 
 FILE_NAME = "config.json"
+KERAS_FILES = (".keras", ".weights.h5")  # of weights, that --init_from takes beside checkpoints
 
 # What decides the numbers of a run: a run_dir is resumed only with the same. The rest may change from call to call.
 DECIDING = (

@@ -75,7 +75,12 @@ def _define_what() -> None:
     model = _group("Model")
     model(_string, "model", None, "A module in models/ (a script of your own brings its Trainer).")
     model(_repeated, "model_arg", [], "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.")
-    model(_path, "init_from", None, "Start from the weights (no more) of this run or checkpoint.")
+    model(
+        _path,
+        "init_from",
+        None,
+        "Start from the weights (no more) of this run, checkpoint or Keras file.",
+    )
 
     data = _group("Input")
     data(_string, "input", None, "A module in input/ (a script of your own may bring its data).")

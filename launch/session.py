@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer, cpus
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
@@ -30,8 +29,9 @@ from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server import ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.launch import checks, fingerprints
-from crankshaft.launch.config import Config, whole_rounds
+from crankshaft.launch.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.keras_weights import load_keras_weights
 from crankshaft.models.classification import Classifier
 
 # Fewer are not worth a part: all of TensorFlow's kernels of a step are started for each.
@@ -168,18 +168,32 @@ def _num_servers(config: Config, strategy) -> int:
 
 
 def start_weights(session: Session) -> None:
-    """--init_from: the weights, and nothing else, of another run."""
-    if source := session.config.init_from:
+    """--init_from: the weights, and nothing else, of another run or of a file of Keras's."""
+    if not (source := session.config.init_from):
+        return
+    if source.endswith(KERAS_FILES):
+        taken = load_keras_weights(source, _only_model(session.trainer, source))
+    else:
+        taken = 0
         for name, layer in session.trainer.held_layers.items():
-            if layer.variables:
-                load_weights(source, layer, f"trainer.{name}")
+            taken += len(load_weights(source, layer, f"trainer.{name}")) if layer.variables else 0
         for name, table in session.trainer.embedding_tables.items():
-            load_weights(source, table, f"trainer.{name}")
-        for optimizer in session.trainer.optimizers.values():
-            if optimizer.weight_average is not None:
-                optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
-        numerics.check_weights(session.trainer, f"--init_from={source}")
-        logging.info("weights taken from %s", source)
+            taken += len(load_weights(source, table, f"trainer.{name}"))
+    for optimizer in session.trainer.optimizers.values():
+        if optimizer.weight_average is not None:
+            optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
+    numerics.check_weights(session.trainer, f"--init_from={source}")
+    session.say(f"{taken} weights taken from {source}")
+
+
+def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
+    models = [model for model in trainer.models if model.variables]
+    if len(models) != 1:
+        raise UsageError(
+            f"--init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has "
+            f"{len(models)}; load them in its build with load_weights, or give a run's checkpoint"
+        )
+    return models[0]
 
 
 def choose_jit(session: Session) -> str:
