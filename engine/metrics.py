@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 AUC_BUCKETS = 4096
+SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums up: `engine.example_counts` looks for it
 
 
 class Mean(NamedTuple):
@@ -74,7 +75,8 @@ def mean(values, weights=None) -> Mean:
     """The pair for a tensor of per-example values.
 
     Args:
-      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel).
+      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel). A step whose
+        entries are pairs of examples, as [n] and [n, 1] make them, is refused where it is traced.
       weights: None, or a tensor that broadcasts to `values`; an entry of weight 0 does not count.
 
     Returns:
@@ -85,10 +87,10 @@ def mean(values, weights=None) -> Mean:
     if weights is None:
         if values.shape.rank == 0:
             logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
-        return Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
+        return Mean(tf.reduce_sum(values, name=SUM_OF_VALUES), tf.cast(tf.size(values), tf.float32))
     weights = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # What has no weight may be anything, NaN too: padding often is.
-    return Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, weights)), tf.reduce_sum(weights))
+    return Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, weights), name=SUM_OF_VALUES), tf.reduce_sum(weights))
 
 
 def root_mean_square(values, weights=None) -> RootMean:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer, cpus
+from crankshaft.engine import StepOptions, Trainer, cpus, whole_numbers
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
@@ -130,6 +130,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         return state
 
     state = strategy.build(make)
+    _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     data = {
         "train": fingerprints.of(train, train_feed.order.num_examples, ids),
@@ -137,6 +138,17 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     }
     checkpoints, best = _checkpoints(config, state, strategy, data)
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
+
+
+def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
+    if isinstance(split, tf.data.Dataset) or not is_chief:
+        return
+    for name, most in whole_numbers.rounded(trainer, split[0]).items():
+        logging.warning(
+            "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an "
+            "offset, divide them, or look them up as ids",
+            *(name, f"{most:,}", f"{whole_numbers.EXACT:,}"),
+        )
 
 
 def named_class(config: Config) -> type[Trainer]:
@@ -313,6 +325,7 @@ def _check_split(name: str, split) -> None:
             raise UsageError(
                 f"the {name} data holds a {type(array).__name__}; give NumPy arrays whose first axis is examples"
             )
+        _check_real(name, array.dtype)
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
         raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
@@ -330,11 +343,20 @@ def _check_dataset(name: str, dataset: tf.data.Dataset) -> None:
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec):
             raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
+        _check_real(name, part.dtype.as_numpy_dtype)
         if not part.shape.is_fully_defined():
             raise UsageError(
                 f"the {name} dataset's examples are of shape {part.shape}; give single examples of a known shape: "
                 "dataset.unbatch(), or tf.ensure_shape in dataset.map"
             )
+
+
+def _check_real(name: str, dtype) -> None:
+    if np.dtype(dtype).kind == "c":
+        raise UsageError(
+            f"the {name} data holds complex numbers ({np.dtype(dtype).name}), of which layers take the real part; give "
+            "both parts (array.real, array.imag) as features"
+        )
 
 
 def _example(split):
