@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer, cpus, whole_numbers
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
