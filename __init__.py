@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from crankshaft.engine.metrics import Mean, mean
     from crankshaft.engine.trainer import Trainer
+    from crankshaft.launch.api import Run, load_model, run
+    from crankshaft.launch.errors import RunError, UsageError
     from crankshaft.launch.train import main
 
 _HOMES = {
     "Mean": "crankshaft.engine",
+    "Run": "crankshaft.launch.api",
+    "RunError": "crankshaft.launch.errors",
     "Trainer": "crankshaft.engine",
+    "UsageError": "crankshaft.launch.errors",
+    "load_model": "crankshaft.launch.api",
     "main": "crankshaft.launch.train",
     "mean": "crankshaft.engine",
+    "run": "crankshaft.launch.api",
 }
 
-__all__ = ["Mean", "Trainer", "main", "mean"]
+__all__ = ["Mean", "Run", "RunError", "Trainer", "UsageError", "load_model", "main", "mean", "run"]
 
 
 def __getattr__(name: str):

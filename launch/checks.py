@@ -259,7 +259,10 @@ def _check_run_dir(config: Config) -> None:
     before = configs.read(config.run_dir)
     if before is None or config.allow_changed_config or config.mode == "benchmark":
         return
-    if changed := configs.differences(before["deciding"], config.deciding()):
+    now = config.deciding()
+    if "script_flags" not in before["deciding"]:
+        now.pop("script_flags", None)  # of a run before they were kept
+    if changed := configs.differences(before["deciding"], now):
         raise UsageError(
             f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
             "use another --run_dir, the same flags, or --allow_changed_config"

@@ -309,6 +309,13 @@ _define_when_and_what_is_shown()
 _define_benchmark()
 
 
+def own() -> list[str]:
+    """The flags that a user's script, or a module of theirs, has defined."""
+    modules = flags.FLAGS.flags_by_module_dict()
+    theirs = [name for name in modules if name.split(".")[0] not in ("absl", "crankshaft", "tensorflow", "keras")]
+    return [flag.name for name in theirs for flag in modules[name]]
+
+
 def help_text(program: str, doc: str, own: list[str]) -> str:
     """All flags, by group, with their defaults; `own` are those that the user's script defined."""
     parts = [doc.strip(), "", f"usage: {program} [flags]"]

@@ -86,14 +86,15 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         step_timeout_seconds=_step_timeout_seconds(config),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
-        batch_parts=batch_parts(config, trainer_class or named_class(config)),
+        batch_parts=batch_parts(config, trainer_class or named_class(config.model_entry.name)),
+        owns_process=config.owns_process,
     )
     checks.check_batch(config.global_batch_size, strategy.num_replicas)
     if config.batch_parts > strategy.batch_parts:
         raise UsageError(
             f"--batch_parts={config.batch_parts} is for a CPU whose threads are not started yet; this process has a "
-            "GPU, or its script used TensorFlow's devices before train.main: leave it out, or move that into the data "
-            "function"
+            "GPU, is not the run's alone (crankshaft.run), or used TensorFlow's devices before crankshaft.main: leave "
+            "it out, or move that into the data function"
         )
     tf.config.list_logical_devices()  # starts them: what TensorFlow says then is said now
     return strategy
@@ -102,9 +103,9 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
     """Makes everything and restores nothing."""
     *both, num_classes, vocabulary, ids = splits
-    train, evaluation = (_as_arrays(split) for split in both)
-    _check_split("train", train)
-    _check_split("eval", evaluation)
+    train, evaluation = (as_arrays(split) for split in both)
+    check_split("train", train)
+    check_split("eval", evaluation)
     train_feed = strategy.feed(train, config.global_batch_size, config.seed)
     eval_feed = strategy.feed(evaluation, config.eval_batch_size, None)
     per_epoch = train_feed.order.steps_per_epoch
@@ -113,7 +114,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         train_steps = math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)  # as written: 1.1 is 11/10
     train_steps = max(1, train_steps)
     if trainer_class is None:
-        trainer_class = named_class(config)
+        trainer_class = named_class(config.model_entry.name)
     if num_classes is None and issubclass(trainer_class, Classifier):
         raise UsageError(
             f"{config.model_entry.name} needs num_classes, and the data has none; return (train, eval, num_classes) "
@@ -152,9 +153,9 @@ def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
         )
 
 
-def named_class(config: Config) -> type[Trainer]:
-    """The class of the model that --model names."""
-    return importlib.import_module(f"crankshaft.models.{config.model_entry.name}").Model
+def named_class(name: str) -> type[Trainer]:
+    """The class of a model of models/, which --model names."""
+    return importlib.import_module(f"crankshaft.models.{name}").Model
 
 
 def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
@@ -165,7 +166,7 @@ def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
             f"--batch_parts={asked}: {config.model_entry.name} as asked does not say that a batch may be cut; leave it "
             "out, or let its splits_batch return True if no example depends on another"
         )
-    if asked or not splits or config.strategy != "one_device" or config.jit == "on":
+    if asked or not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
         return max(1, asked)
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # what says how many cores this process is to use
     cores = int(threads) if threads.isdecimal() else math.ceil(cpus.usable_cores())
@@ -302,7 +303,7 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: 
     return checkpoints, best
 
 
-def _as_arrays(split):
+def as_arrays(split):
     """A split's eager tensors as NumPy arrays, and float64, which NumPy makes unasked, as float32; else as it is."""
     if not isinstance(split, (tuple, list)):
         return split
@@ -314,7 +315,7 @@ def _as_arrays(split):
     return tf.nest.map_structure(array, split)
 
 
-def _check_split(name: str, split) -> None:
+def check_split(name: str, split) -> None:
     """A split is a `tf.data.Dataset`, or (features, labels) of as many examples each, and not empty."""
     if isinstance(split, tf.data.Dataset):
         _check_dataset(name, split)

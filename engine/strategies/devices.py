@@ -37,6 +37,7 @@ def create(
     steps_per_loop: int = 0,
     feed_options: FeedOptions | None = None,
     batch_parts: int = 1,
+    owns_process: bool = True,
 ) -> Replicated | ParameterServer:
     """Makes a strategy.
 
@@ -51,6 +52,7 @@ def create(
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
       batch_parts: that one_device is to compute side by side, see `a_thread_each`.
+      owns_process: whether threads may be set for the whole process; else they stay what they are.
     """
     feed_options = feed_options or FeedOptions()
     if name == "multi_worker":
@@ -60,10 +62,10 @@ def create(
         return ParameterServer(distribution, servers, feed_options, steps_per_loop, step_timeout_seconds)
     makers = {
         "one_device": lambda: _one_device(),
-        "mirrored": lambda: _mirrored(num_virtual_devices),
+        "mirrored": lambda: _mirrored(num_virtual_devices, owns_process),
         "tpu": lambda: _tpu(tpu_address),
     }
-    parts = a_thread_each(batch_parts) if name == "one_device" else 1
+    parts = a_thread_each(batch_parts) if name == "one_device" and owns_process else 1
     return Replicated(name, makers[name](), feed_options, steps_per_loop, parts)
 
 
@@ -95,11 +97,11 @@ def _one_device() -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0")
 
 
-def _mirrored(num_virtual_devices: int) -> tf.distribute.Strategy:
+def _mirrored(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     if num_virtual_devices:
         split(kind, num_virtual_devices)
-        if kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
+        if sets_threads and kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
             _one_thread_an_operation(cores)  # replicas fill the cores; two that share an operation wait for each other
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
     if num_virtual_devices and len(devices) > num_virtual_devices:
@@ -129,8 +131,8 @@ def split(kind: str, parts: int) -> None:
         tf.config.set_logical_device_configuration(physical[0], [each] * parts)
     except RuntimeError:
         raise DeviceError(
-            f"--num_virtual_devices={parts} came too late: this script used TensorFlow's devices before train.main; "
-            "move that into build_model or the data function"
+            f"--num_virtual_devices={parts} came too late: this process has used TensorFlow's devices by now; ask for "
+            "as many in its first run, or move what uses them into build_model or the data function"
         ) from None
 
 
