@@ -20,6 +20,7 @@ STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
+EXPORT_FORMATS = ("saved_model", "keras")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
 
@@ -257,7 +258,14 @@ def _define_when_and_what_is_shown() -> None:
 
     modes = _group("Modes other than training")
     modes(_string, "eval_checkpoint", "latest", "eval: latest, best, all, or a step.")
-    modes(_path, "export_dir", None, "export: where the SavedModel goes; run_dir/export if not given.")
+    modes(_path, "export_dir", None, "export: where the model goes; run_dir/export if not given.")
+    modes(
+        _enum,
+        "export_format",
+        "saved_model",
+        "export: a SavedModel with a serving signature, or a .keras file of Trainer.model.",
+        enum_values=EXPORT_FORMATS,
+    )
 
 
 def _define_benchmark() -> None:

@@ -279,9 +279,10 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     for _ in _restored_checkpoints(session):
         pass  # of several, the last one stays
     numerics.check_weights(session.trainer, f"step {session.state.step}")
-    path = os.path.join(session.config.export_folder, str(session.state.step))
-    exports.save(session.trainer, session.example, path)
-    session.say(f"SavedModel of step {session.state.step}: {path}")
+    config = session.config
+    path = exports.save(session, config.export_folder, config.export_format)
+    kind = {"saved_model": "SavedModel", "keras": "Keras model"}[config.export_format]
+    session.say(f"{kind} of step {session.state.step}: {path}")
     return {**result_of(session), "export": path}, 0
 
 

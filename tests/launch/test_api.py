@@ -109,6 +109,32 @@ def test_a_model_has_the_weights_that_evaluations_use(tmp_path):
         np.testing.assert_allclose(outputs, done.predict(EVAL_POINTS), rtol=1e-6, atol=1e-6)
 
 
+class Two(Trainer):
+    """Two inputs, one output."""
+
+    def build_model(self):
+        inputs = tf.keras.Input([3]), tf.keras.Input([2])
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(inputs)))
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
+    split = (EVAL_POINTS, EVAL_POINTS[:, :2]), EVAL_HEIGHTS
+    done = run(Two, data=(split, split), train_steps=8, run_dir=tmp_path, **QUIET)
+    outputs = done.predict(split[0])
+    asked = {"mode": "export", "run_dir": tmp_path, "data": (split, split)}
+    served = tf.saved_model.load(run(Two, **asked).result["export"]).signatures["serving_default"]
+    found = served(features_0=tf.constant(split[0][0]), features_1=tf.constant(split[0][1]))["outputs"]
+    np.testing.assert_allclose(found, outputs, rtol=1e-6, atol=1e-6)
+    path = run(Two, export_format="keras", **asked).result["export"]
+    for model in (tf.keras.models.load_model(path), load_model(tmp_path)):
+        np.testing.assert_allclose(model(list(split[0])), outputs, rtol=1e-6, atol=1e-6)
+    with pytest.raises(UsageError, match=r"8\.keras exists; remove it or use another --export_dir$"):
+        run(Two, export_format="keras", **asked)
+
+
 def test_history_is_written_as_it_goes_and_cut_where_a_run_goes_on(tmp_path):
     def rows() -> list[dict]:
         return [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
