@@ -201,14 +201,7 @@ def from_flags(
                 "leave the evaluator out"
             )
         values["mode"] = "train"
-    if trainer_class is None:
-        model = registry.find("model", values["model"], registry.models())
-    elif values["model"] not in (None, trainer_class.__name__):
-        raise UsageError(
-            f"--model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it"
-        )
-    else:
-        model = registry.of_class(trainer_class)
+    model = _model(values["model"], trainer_class)
     data = None
     if not has_data or values["input"]:
         data = registry.find("input", values["input"], registry.inputs())
@@ -217,19 +210,29 @@ def from_flags(
         "input_arg", values["input_arg"], data or registry.Entry("the script's data", "", {})
     )
     _parse_update(values)
-    if values["train_steps"] is not None and values["train_epochs"] is not None:
-        raise UsageError("--train_steps and --train_epochs are both given; use one of them")
-    if values["train_steps"] is None and values["train_epochs"] is None:
-        values["train_epochs"] = 10.0
-    if values["benchmark_steps"] is not None and values["benchmark_seconds"] is not None:
-        raise UsageError("--benchmark_steps and --benchmark_seconds are both given; use one of them")
-    if values["benchmark_steps"] is None and values["benchmark_seconds"] is None:
-        values["benchmark_seconds"] = 3.0
+    _settle_length(values, "train_steps", "train_epochs", 10.0)
+    _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
     for name in PERIODS:  # a default gives way to whole rounds; what was asked for is checked against them
         if values[name] and not flags.FLAGS[name].present:
             values[name] = whole_rounds(values[name], values["sync_every_steps"])
     own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
     return Config(values, model, data, cluster, own, owns_process)
+
+
+def _model(name: str | None, trainer_class: type | None) -> registry.Entry:
+    if trainer_class is None:
+        return registry.find("model", name, registry.models())
+    if name not in (None, trainer_class.__name__):
+        raise UsageError(f"--model={name} is given, but this script trains {trainer_class.__name__}; omit it")
+    return registry.of_class(trainer_class)
+
+
+def _settle_length(values: dict[str, Any], steps: str, other: str, default: float) -> None:
+    """One of two flags says how long; `other` has the default where neither does."""
+    if values[steps] is not None and values[other] is not None:
+        raise UsageError(f"--{steps} and --{other} are both given; use one of them")
+    if values[steps] is None and values[other] is None:
+        values[other] = default
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _find(run_dir: str, which: str) -> Manifest:
     if which in ("latest", "best"):
         found = checkpoints.latest()
     else:
-        found = next((each for each in checkpoints.all() if str(each.step) == which), None)
+        found = next(iter(checkpoints.all(lambda each: str(each.step) == which)), None)
     if found is None:
         steps = ", ".join(str(each.step) for each in checkpoints.all()) or "none"
         raise UsageError(f"{run_dir} has no whole checkpoint {which}; use latest, best, or a step of {steps}")
