@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.launch import checks, config, errors, explanations, process, results, servers
+from crankshaft.launch import checks, config, errors, explanations, help, process, results, servers
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import data as datas
 from crankshaft.launch import flags as our_flags
@@ -97,9 +97,9 @@ def parse(argv: list[str]) -> set[str]:
     doc = of_script or "\n\n".join(__doc__.split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        our_flags.show(our_flags.help_text(name, doc, own))
+        help.show(help.help_text(name, doc, own))
     if "--helpshort" in argv[1:]:
-        our_flags.show(our_flags.short_help_text(name, doc))
+        help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
         flags.FLAGS[name].unparse()
     return read_flags(argv)
