@@ -6,6 +6,7 @@ import contextlib
 
 import tensorflow as tf
 
+from crankshaft.engine.checkpoints import snapshot
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.trainer import Trainer
 
@@ -46,7 +47,7 @@ class TrainState:
     def variables(self) -> list[tf.Variable]:
         """Every variable of the checkpoint, each once."""
         found = {}
-        for trackable in tf.train.TrackableView(self.checkpoint).descendants():
+        for _, trackable in snapshot.walk(self.checkpoint):
             variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
             if isinstance(variable, tf.Variable):
                 found[id(variable)] = variable
