@@ -110,6 +110,8 @@ def _check_amounts(config: Config) -> None:
     for name, value in config.values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name}={value} is not finite; use a number that is")
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise UsageError(f"--{name}={configs.short(value)} has more than 64 bits; use a smaller one")
     if config.train_steps == 0 or config.train_epochs == 0:
         name = "train_steps" if config.train_steps == 0 else "train_epochs"
         if config.trains:

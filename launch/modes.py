@@ -26,7 +26,7 @@ from crankshaft.launch import export as exports
 from crankshaft.launch import fingerprints, results, weights
 from crankshaft.launch.config import Config
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.files import write_json
+from crankshaft.launch.files import write_of_run
 from crankshaft.launch.history import History
 from crankshaft.launch.process import EXIT_CODES, Signals
 from crankshaft.launch.progress import Progress, print_model_summary
@@ -85,7 +85,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     hooks = compose_hooks(session, [history, *user_hooks], metrics, stop_request)
     manifest = restore(session, hooks)
     if config.writes_run:  # not before: a run that cannot be gone on with stays what it is
-        write_json(os.path.join(config.run_dir, configs.FILE_NAME), config.about())
+        write_of_run(config.run_dir, configs.FILE_NAME, config.about())
         weights.write(session, config.run_dir)
     if config.is_chief:
         print_model_summary(session.trainer.models, tables=session.trainer.embedding_tables.values())

@@ -26,7 +26,7 @@ from crankshaft.launch import data as datas
 from crankshaft.launch import flags as our_flags
 from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.files import write_json
+from crankshaft.launch.files import write_of_run
 
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
@@ -220,7 +220,7 @@ def _work(session, hooks) -> Done:
 
 def _write_result(asked: config.Config, result: dict) -> None:
     if asked.writes_run:
-        write_json(os.path.join(asked.run_dir, "result.json"), result)
+        write_of_run(asked.run_dir, "result.json", result)
     if asked.is_chief:
         results.write(result, asked.values)
 
