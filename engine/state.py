@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -56,17 +57,26 @@ class TrainState:
     @contextlib.contextmanager
     def kept(self):
         """What is done within it leaves no trace: every variable, and the step, are put back as they were."""
+        put_back = self.copied()
+        try:
+            yield
+        finally:
+            put_back()
+
+    def copied(self) -> Callable[[], None]:
+        """Copies every variable where it is; what is returned puts the copies, and the step, back."""
         parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
         step, before = self.step, []
         for part in parts:
             with tf.device(part.device):  # a parameter server's are kept there
                 before.append(tf.identity(part))
-        try:
-            yield
-        finally:
+
+        def put_back() -> None:
             for part, value in zip(parts, before, strict=True):
                 part.assign(value)
             self.step = step
+
+        return put_back
 
     def host_state(self) -> dict:
         """The part that is plain JSON."""

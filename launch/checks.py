@@ -198,6 +198,13 @@ def _check_monitor(config: Config) -> None:
     source, _, metric = config.monitor.partition("_")
     if source not in ("eval", "train") or not metric:
         raise UsageError(f"--monitor={config.monitor} is no metric's name; use e.g. eval_loss or train_loss")
+    if config.restore_best and config.mode == "train":
+        evaluates = (
+            "the evaluator keeps it in best/"
+            if config.cluster and config.cluster.job("evaluator")
+            else ("--mode=train makes no evaluations; use --mode=train_and_eval")
+        )
+        raise UsageError(f"--restore_best takes the best evaluation's weights, and {evaluates}")
     if source == "train" or config.mode not in ("train", "train_and_eval"):
         return
     if config.mode == "train":

@@ -308,6 +308,8 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     for name, value in of_script.items():
         if name in script_flags and not flags.FLAGS[name].present:
             flags.FLAGS[name].value = value  # where the script looks
+    if values["restore_best"] and not flags.FLAGS["eval_checkpoint"].present:
+        values["eval_checkpoint"] = "best"  # which the run has ended with
 
 
 def read(run_dir: str) -> dict[str, Any] | None:
