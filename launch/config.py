@@ -41,7 +41,7 @@ PERIODS = (
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
-    "mode run_dir result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
+    "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
     "allow_changed_config"
 ).split() + GROUPS["Benchmark mode"]
 # What means nothing with another input, model, optimizer, schedule or strategy.

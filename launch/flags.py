@@ -62,6 +62,7 @@ def _define_what() -> None:
         None,
         "Checkpoints, TensorBoard files, config and result live here; an existing run resumes.",
     )
+    run(_path, "config", None, "Flags by name in a YAML or JSON file, a run's config.json too; the command line wins.")
     run(_integer, "seed", 0, "The run's only source of randomness, below 2^31.", lower_bound=0, upper_bound=2**31 - 1)
     run(_integer, "train_steps", None, "Updates in all. One of --train_steps and --train_epochs.", **_COUNT)
     run(_number, "train_epochs", None, "Passes over the training data in all; 10 if neither is given.", lower_bound=0)
