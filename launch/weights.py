@@ -31,11 +31,12 @@ def write(session: Session, run_dir: str) -> None:
         architecture = json.loads(model.to_json()) if model is not None else None
     except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
         architecture = None
+    vocabulary = session.trainer.vocabulary
     about = {
         "keras": architecture,
         "features": _described(session.example[0]),
         "num_classes": session.trainer.num_classes,
-        "vocabulary": session.trainer.vocabulary,
+        "vocabulary": vocabulary and dict(vocabulary),  # TensorFlow wraps what it finds on a module
     }
     write_of_run(run_dir, FILE_NAME, about)
 
