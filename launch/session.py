@@ -236,7 +236,7 @@ def choose_jit(session: Session) -> str:
 def _place(config: Config) -> Place | None:
     if config.strategy != "multi_worker":
         return None
-    return Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True))
+    return Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True), config.cluster.secret)
 
 
 def _servers(config: Config) -> ServerOptions | None:

@@ -172,6 +172,12 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
     """The strategy; TensorFlow starts here, and where there are several processes they meet. `run` ends with it."""
     if asked.cluster and not asked.looks_on:
         clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
+        if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
+            logging.warning(
+                "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
+                "text for all of them",
+                clusters.SECRET,
+            )
     with contextlib.ExitStack() as stack:
         if asked.cluster:
             stack.enter_context(clusters.limited(asked.cluster_timeout_seconds + _START_SECONDS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+import dataclasses
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -20,15 +20,18 @@ from crankshaft.engine.strategies.workers import OWN, WorkersLoop
 _WIRE_CHUNK = 1 << 16  # bytes
 
 
-class Place(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Place:
     """Which of the workers this process is: `worker`, from 0 (the chief) on.
 
-    `names`, what messages call them, and `addresses`, host:port, are in the workers' order.
+    `names`, what messages call them, and `addresses`, host:port, are in the workers' order. By the job's `secret` they
+    know each other; without one they trust their network.
     """
 
     worker: int
     names: tuple[str, ...]
     addresses: tuple[str, ...]
+    secret: bytes = dataclasses.field(default=b"", repr=False)
 
 
 class MultiWorker(Replicated):
@@ -62,7 +65,14 @@ class MultiWorker(Replicated):
         self._steps = self._pace.steps  # of the next call, agreed
         self._exchange = None
         self._arrivals = Arrivals()
-        self._watchdog = Watchdog(*place, step_timeout_seconds, arrived=self._arrivals.count)
+        self._watchdog = Watchdog(
+            place.worker,
+            place.names,
+            place.addresses,
+            step_timeout_seconds,
+            secret=place.secret,
+            arrived=self._arrivals.count,
+        )
 
     @property
     def is_chief(self) -> bool:
