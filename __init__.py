@@ -1,7 +1,7 @@
 """Explicit distributed training loops for TensorFlow 2: `from crankshaft import Trainer, mean, main`.
 
-Names are imported when they are first asked for, so that a mistake on a command line does not wait for TensorFlow. Where
-one of them is what imports TensorFlow, that one's notes on its start are left out; its errors are not.
+Names are imported when they are first asked for, so that a mistake on a command line does not wait for TensorFlow.
+Where one of them is what imports TensorFlow, that one's notes on its start are left out; its errors are not.
 """
 
 import sys
