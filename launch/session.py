@@ -20,6 +20,7 @@ from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
 from crankshaft.engine.health import watchdog
 from crankshaft.engine.hooks import Hook, numerics
+from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks, instead_of
 from crankshaft.engine.placement import Rule
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -370,11 +371,19 @@ def _example(split):
     return tf.nest.map_structure(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), tuple(split))
 
 
-def user_hooks(hooks: Sequence) -> list:
-    """The user's hooks, checked: each is an `engine.hooks.Hook`."""
+def user_hooks(hooks: Sequence, config: Config) -> list:
+    """The user's hooks, checked: each is an `engine.hooks.Hook`; Keras callbacks are one together, the last."""
     if not isinstance(hooks, Sequence):
         raise UsageError(f"hooks={hooks!r} is no list; put hooks into one, hooks=[...]")
-    for hook in hooks:
+    callbacks = [hook for hook in hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+    for callback in callbacks:
+        if flags := instead_of(callback):
+            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; here {flags} does it")
+    others = [hook for hook in hooks if hook not in callbacks]
+    for hook in others:
         if not isinstance(hook, Hook):
-            raise UsageError(f"hook {hook!r} is no engine.hooks.Hook; wrap a function by every_epoch or every_steps")
-    return list(hooks)
+            raise UsageError(
+                f"hook {hook!r} is no engine.hooks.Hook and no Keras callback; wrap a function by every_epoch or "
+                "every_steps"
+            )
+    return [*others, KerasCallbacks(callbacks, config.summary_every_steps)] if callbacks else others

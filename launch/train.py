@@ -217,7 +217,7 @@ def _work(session, hooks) -> Done:
     mode = session.config.mode
     if mode in ("train", "train_and_eval"):
         history = modes.make_history(session)
-        result, code = modes.train(session, user_hooks(hooks), history)
+        result, code = modes.train(session, user_hooks(hooks, session.config), history)
         return Done(code, result, session, history.rows)
     if mode == "benchmark":
         result, code = benchmark_mode.benchmark(session, os.environ)
