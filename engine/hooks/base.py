@@ -154,6 +154,10 @@ class Windowed(Periodic):
     def restore_host_state(self, values: dict) -> None:
         self.window = Sums(values.get("window"))
 
+    def data_changed(self, splits: set[str]) -> None:
+        if "train" in splits:
+            self.window = Sums()
+
 
 class StopRequest(Hook):
     """Ends the run at the next moment once somebody asks. `request` may be called in a signal handler or a thread.
