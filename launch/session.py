@@ -30,7 +30,7 @@ from crankshaft.engine.strategies import devices, jit_choice
 from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server import ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
-from crankshaft.launch import checks, fingerprints
+from crankshaft.launch import agreement, checks, fingerprints
 from crankshaft.launch.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.keras_weights import load_keras_weights
@@ -107,8 +107,14 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     train, evaluation = (as_arrays(split) for split in both)
     check_split("train", train)
     check_split("eval", evaluation)
+    agreement.check_asked(config, {"train": train, "eval": evaluation}, strategy)
     train_feed = strategy.feed(train, config.global_batch_size, config.seed)
     eval_feed = strategy.feed(evaluation, config.eval_batch_size, None)
+    data = {
+        "train": fingerprints.of(train, train_feed.order.num_examples, ids),
+        "eval": fingerprints.of(evaluation, eval_feed.order.num_examples),
+    }
+    agreement.check_data(data, strategy)
     per_epoch = train_feed.order.steps_per_epoch
     train_steps = config.train_steps
     if train_steps is None:
@@ -135,10 +141,6 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     state = strategy.build(make)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
-    data = {
-        "train": fingerprints.of(train, train_feed.order.num_examples, ids),
-        "eval": fingerprints.of(evaluation, eval_feed.order.num_examples),
-    }
     checkpoints, best = _checkpoints(config, state, strategy, data)
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
 
