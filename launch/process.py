@@ -20,7 +20,7 @@ from absl import logging
 
 from crankshaft.engine import cpus
 from crankshaft.engine.files import open_regular
-from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 
 # mallopt(3), glibc's <malloc.h>: parameter, value.
 _MALLOPT = {
@@ -34,7 +34,8 @@ _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 # So soon after the first, another signal is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
-EXIT_CODES = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}  # after the run was saved
+# After the run was saved.
+EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
 _NOISE = re.compile(
@@ -201,9 +202,9 @@ def leave(code: int) -> NoReturn:
 
 
 class Signals:
-    """SIGTERM and Ctrl-C: the first asks the run to save and end, a second one ends the process at once.
+    """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
 
-    What comes within `SAME_REQUEST_SECONDS` of the first is no second one.
+    SIGHUP stays ignored where it is (nohup). What comes within `SAME_REQUEST_SECONDS` of the first is no second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace handlers that were there before.
 
@@ -225,6 +226,8 @@ class Signals:
         if self._ends_process:
             self._stack.enter_context(_ending_at_second())
         for number in _EXIT_CODES:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self._stack.callback(signal.signal, number, signal.signal(number, self._handle))
         return self
 

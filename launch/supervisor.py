@@ -59,6 +59,10 @@ class Task:
         self._process = process
         self._output = output
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def code_if_dead(self) -> int | None:
         """Its exit code or minus its signal; None while it lives."""
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -220,7 +224,9 @@ class Supervisor:
         # can a mistake in what was asked.
         dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
         self._tasks = [task for task in self._tasks if task not in codes]
-        return [task.bury() for task in dead]
+        endings = [task.bury() for task in dead]
+        self._guard.bury_strays([task.pid for task in self._tasks])
+        return endings
 
     def _replace(self, ending: Ending) -> bool:
         """Whether the task is to be started again by itself, while the others go on; if so, plans it."""
