@@ -9,19 +9,15 @@ epoch's smaller last batch has a compiled program of its own.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
+from crankshaft.engine import host_arrays
 from crankshaft.engine.order import Order, SharedOrder, replica_part
 from crankshaft.engine.randomness import epoch_seed
-
-_HUGE_PAGE = 2 << 20  # bytes
 
 
 class Run(NamedTuple):
@@ -60,7 +56,7 @@ class ResidentFeed:
     def take(self, step: int, limit: int) -> Run:
         """The operands for at most `limit` steps from `step` on. Host code."""
         if self._resident is None:
-            self._resident = on_each_device(self._strategy, tf.nest.map_structure(_as_rows, self._arrays))
+            self._resident = on_each_device(self._strategy, tf.nest.map_structure(host_arrays.as_rows, self._arrays))
         indices, start, stop = self._blocks.take(step, limit)
         return Run((self._resident, indices), start, stop)
 
@@ -117,7 +113,7 @@ class StreamedFeed:
         if self._tensors is None:
             # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
             with tf.device("CPU:0"):
-                self._tensors = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
+                self._tensors = tf.nest.map_structure(host_arrays.to_gather_from, self._arrays)
         block, start, stop = self._blocks.take(step, limit)
         return Run((block,), start, stop)
 
@@ -151,7 +147,7 @@ class StreamedFeed:
             indices = self.order.examples(block)
             start, stop = replica_part(tf.shape(indices, tf.int64)[1], replica, n)
             indices = indices[:, start:stop]
-            return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._tensors)
+            return tf.nest.map_structure(lambda array: host_arrays.gather(array, indices), self._tensors)
 
         numbers = tf.data.Dataset.counter()
         return _untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
@@ -350,20 +346,9 @@ def _no_example(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
 
 
-def _as_rows(array):
-    """[examples, ...] as [examples, size]: XLA for CPUs copies rows of two dimensions twice as fast as images."""
-    is_array = isinstance(array, np.ndarray)  # what is only like one may have no other shape to give
-    return array.reshape(len(array), -1) if is_array and array.ndim > 2 and array.size else array
-
-
-def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    with tf.device("CPU:0"):
-        return tf.gather(array, indices)
-
-
 def on_each_device(strategy: tf.distribute.Strategy, arrays):
     """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share large ones."""
-    on_host = tf.nest.map_structure(_on_host, arrays)
+    on_host = tf.nest.map_structure(host_arrays.on_host, arrays)
     copies = []
     for device in strategy.extended.worker_devices:
         with tf.device(device):
@@ -381,16 +366,3 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
 def _here(array):
     """On the device of the scope, where TensorFlow puts a constant of that kind."""
     return tf.identity(array) if tf.is_tensor(array) else tf.constant(array)
-
-
-def _on_host(array):
-    """A large array of numbers as a tensor in pages of 2 MiB: rows read in any order then miss fewer page addresses."""
-    numbers = isinstance(array, np.ndarray) and array.dtype.kind in "iufc" and array.dtype.isnative
-    if not numbers or array.nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return array
-    memory = mmap.mmap(-1, array.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
-    copy[...] = array
-    return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())  # any other way copies it anew, to small pages
