@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Container, MutableMapping
+from collections.abc import Container, Iterator, MutableMapping
 from typing import NoReturn
 
 from absl import logging
@@ -31,6 +31,7 @@ _MALLOPT = {
 # What says how many threads there are: TensorFlow's (its process_util.cc, local_device.cc), and other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
+_LOCK = ".lock"  # in a run_dir
 # So soon after the first, another signal is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
@@ -281,18 +282,63 @@ def _end_at_second(reading: int) -> None:
 
 
 @contextlib.contextmanager
-def lock(run_dir: str):
+def lock(run_dir: str) -> Iterator[Held]:
     """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it, or it can't be."""
-    file = _open_lock(run_dir)
+    held = Held(run_dir)
+    held.take()
     try:
-        _take(file, run_dir)
-        yield
+        yield held
     finally:
-        os.close(file)
+        held.release()
+
+
+class Held:
+    """A run_dir with this process's lock on it."""
+
+    def __init__(self, run_dir: str):
+        self._run_dir = run_dir
+        self._file: int | None = None
+
+    def take(self) -> None:
+        """Raises `UsageError` where it can't be had."""
+        self._file = _open_lock(self._run_dir)
+        try:
+            _take(self._file, self._run_dir)
+            self._folder = _identity(self._run_dir)
+        except UsageError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Lets go of it, if it is held."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def check(self) -> None:
+        """Raises `UsageError` if the folder at run_dir is another by now, or none. A lock that is gone is made anew."""
+        with contextlib.suppress(OSError):  # a file system that does not answer for a moment
+            if _identity(self._run_dir) != self._folder:
+                raise UsageError(
+                    f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
+                    "would not be kept; leave it in its place, and start again"
+                )
+            if _identity(os.path.join(self._run_dir, _LOCK)) != _identity(self._file):
+                self.release()
+                self.take()
+
+
+def _identity(path: str | int) -> tuple[int, int] | None:
+    """What tells a file from every other; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_lock(run_dir: str) -> int:
-    path = os.path.join(run_dir, ".lock")
+    path = os.path.join(run_dir, _LOCK)
     try:
         try:
             return open_regular(path, os.O_RDWR | os.O_CREAT)
