@@ -6,7 +6,7 @@ import difflib
 import signal
 import sys
 
-from crankshaft.engine.errors import visible
+from crankshaft.engine.errors import one_line
 
 EXIT_FAILED = 1  # the run failed: not finite, a write that failed
 EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
@@ -41,5 +41,5 @@ def signal_name(number: int) -> str:
 
 def fail(code: int, line: str) -> int:
     """Prints what went wrong, and returns the exit code."""
-    print(f"error: {visible(line)}", file=sys.stderr, flush=True)
+    print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
     return code

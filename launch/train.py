@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.launch import checks, config, errors, explanations, given, help, process, results, servers
+from crankshaft.launch import checks, config, errors, explanations, given, help, process, results, rules, servers
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import data as datas
 from crankshaft.launch import flags as our_flags
@@ -114,7 +114,7 @@ def read_flags(argv: list[str]) -> set[str]:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
     except flags.Error as error:
-        raise UsageError(our_flags.explain(error)) from None
+        raise rules.explain(error, flags.FLAGS) from None
     except UnicodeDecodeError as error:
         file = next((word for word in argv if word.lstrip("-").startswith("flagfile=")), "--flagfile")
         raise UsageError(f"{file} is no text in UTF-8 ({error.reason}); write it as such") from None

@@ -215,8 +215,15 @@ def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
         (["--workers=2", "--"], "what the workers run is missing; "),
         (["--workers=0", "--", "--model=mlp"], "--workers=0 can't be used: it takes an integer from 1 to 1000; "),
         (["--workers=two", "--", "--model=mlp"], "--workers=two can't be used: it takes an integer from 1 to 1000; "),
-        (["--max_restarts=-1", "--", "--model=mlp"], "--max_restarts=-1 can't be used: it takes an integer from 0 on"),
-        (["--grace_seconds=nan", "--", "--model=mlp"], "--grace_seconds=nan is not finite; "),
+        (
+            ["--max_restarts=-1", "--", "--model=mlp"],
+            "--max_restarts=-1 can't be used: it takes an integer from 0 to 2147483647; ",
+        ),
+        (
+            ["--grace_seconds=nan", "--", "--model=mlp"],
+            "--grace_seconds=nan can't be used: it takes a number from 0 to 1e+06; ",
+        ),
+        (["--evaluator=maybe", "--", "--model=mlp"], "--evaluator=maybe can't be used: it takes true or false; "),
         (["--wrkers=2", "--", "--model=mlp"], "--wrkers is unknown; did you mean workers?"),
         (["--model=mlp"], "--model is a flag of the tasks; write it after --, see --help"),
         (["two", "--", "--model=mlp"], "'two' is no flag; "),
