@@ -104,9 +104,10 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
         return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
     if _FLAGS.own_network:
         own_network.enter()
-    else:
-        print(f"[local] {_LISTENING}", file=sys.stderr, flush=True)
-    return _supervisor(asked, environment).run()
+    supervisor = _supervisor(asked, environment)
+    if not _FLAGS.own_network:
+        supervisor.say(_LISTENING)
+    return supervisor.run()
 
 
 def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:

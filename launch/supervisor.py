@@ -127,6 +127,10 @@ class Supervisor:
         self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
         self._asked_at = 0.0
 
+    def say(self, line: str) -> None:
+        """A line of the supervisor's own, for people."""
+        self._output.say(line)
+
     def run(self) -> int:
         """Until the job is done, given up or asked to end. Returns the exit code; nothing that it started is left.
 
