@@ -144,7 +144,8 @@ def auc(logits, labels, weights=None) -> Auc:
       labels: of the same shape, 0 or 1.
       weights: None, or of the same shape, at least 0.
     """
-    given, logits = logits, tf.reshape(tf.cast(logits, tf.float32), [-1])
+    given = tf.convert_to_tensor(logits)
+    logits = tf.reshape(tf.cast(given, tf.float32), [-1])
     each = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
     finite = tf.math.is_finite(logits)
     middle, last = AUC_BUCKETS // 2, math.asinh(_AUC_LAST / _AUC_EVEN)
