@@ -218,14 +218,21 @@ def as_pair(pair, where: str, weights=None) -> Mean:
     return RootMean(total, count) if isinstance(pair, RootMean) else Mean(total, count)
 
 
-def as_loss(pair, where: str, weights=None) -> Mean:
-    """`as_pair` of a loss, which may not leave weights out: ValueError where they can't be applied to it."""
+def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
+    """`as_pair` of a loss, which may not leave weights out: ValueError where they can't be applied to it.
+
+    `check_values` adds the asserts of `--debug`.
+    """
     if weights is not None and not getattr(pair, "weigh", None):
         raise ValueError(
             f"{where}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
             "return crankshaft.mean(losses), all that belongs to an example added up before"
         )
-    return as_pair(pair, where, weights)
+    pair = as_pair(pair, where, weights)
+    if check_values:
+        message = f"{where}: its count is negative or not finite; count examples, or add weights up"
+        tf.debugging.Assert(tf.logical_and(pair.count >= 0, tf.math.is_finite(pair.count)), [message, pair.count])
+    return pair
 
 
 def checked(metrics, where: str, weights=None) -> dict[str, Mean]:

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from crankshaft.engine import batches, example_counts, layer_state, optimizers, randomness
 from crankshaft.engine.accumulation import accumulate, side_by_side
-from crankshaft.engine.embeddings import Embedding
 from crankshaft.engine.gradients import Gradients, check_reached
 from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.metrics import Mean, as_loss, checked
@@ -162,16 +161,8 @@ class Trainer(Holdings):
     def build_embeddings(self) -> None:
         """Makes the shards of the embeddings among this object's attributes."""
         for table in self.embedding_tables.values():
-            self._check_admission(table)
+            table.check_accumulation(self.options.accumulate_steps)
             table.build(self.options.seed, self.num_servers)
-
-    def _check_admission(self, table: Embedding) -> None:
-        steps, replicas = self.options.accumulate_steps, tf.distribute.get_strategy().num_replicas_in_sync
-        if table.admit_after and steps > 1 and replicas > 1:
-            raise ValueError(
-                f"embedding {table.name}: replicas tell each other of ids to be admitted once a step, and there are "
-                f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
-            )
 
     def compute_metrics(self, batch) -> dict[str, Mean]:
         """The loss and the metrics of one batch, as in evaluation."""
@@ -234,19 +225,12 @@ class Trainer(Holdings):
             self._counts_checked = True
             example_counts.check(self, outputs, batch)
         loss = (self.training_loss if training else self.loss)(outputs, batches.without_weights(batch))
-        loss = as_loss(loss, f"{type(self).__name__}.loss", batches.parts(batch).weights)
-        if self.options.debug:
-            self._check(loss)
-        return loss
+        weights = batches.parts(batch).weights
+        return as_loss(loss, f"{type(self).__name__}.loss", weights, check_values=self.options.debug)
 
     def _with_metrics(self, loss: Mean, outputs, batch) -> dict[str, Mean]:
         found = self.metrics(outputs, batches.without_weights(batch))
         return {"loss": loss, **checked(found, f"{type(self).__name__}.metrics", batches.parts(batch).weights)}
-
-    def _check(self, loss: Mean) -> None:
-        message = f"{type(self).__name__}.loss: its count is negative or not finite; count examples, or add weights up"
-        count = tf.cast(loss.count, tf.float32)
-        tf.debugging.Assert(tf.logical_and(count >= 0, tf.math.is_finite(count)), [message, count])
 
     def divide(self, gradients, count: tf.Tensor) -> Gradients:
         """Gradients of the mean from those of the sum over `count` examples; zeros where nothing was counted."""

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine.keras_metrics import KerasMetric
 from crankshaft.engine.metrics import auc, root_mean_square
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
@@ -114,6 +115,28 @@ def test_an_evaluation_is_numpys(bench, replicas):
     half = np.sum(weights * np.maximum(error, 0)) / np.sum(weights * (error > 0))
     found = made.strategy.evaluate().means()
     assert found == pytest.approx({"loss": squares, "rms": np.sqrt(squares), "half": half, "batches": 1.0}, rel=1e-5)
+
+
+def test_keras_metrics_count_weights_as_keras_does(bench):
+    class Measured(Line):
+        def __init__(self):
+            super().__init__()
+            self.error = KerasMetric(tf.keras.metrics.MeanAbsoluteError())
+            self.recall = KerasMetric(tf.keras.metrics.Recall())
+
+        def metrics(self, outputs, batch):
+            truth, guess = batch[1] > 0, tf.sigmoid(outputs[:, 0])
+            mask = tf.cast(batch[1] > -1, tf.float32)
+            return {"error": self.error(batch[1][:, None], outputs), "recall": self.recall(truth, guess, mask)}
+
+    made = bench(Measured(), SOURCE, BATCH, 2, eval_source=SOURCE, eval_batch_size=6)
+    outputs = made.trainer.model(FEATURES)[:, 0].numpy()
+    error, recall = tf.keras.metrics.MeanAbsoluteError(), tf.keras.metrics.Recall()
+    error.update_state(LABELS[:, None], outputs[:, None], WEIGHTS)
+    recall.update_state(LABELS > 0, tf.sigmoid(outputs), WEIGHTS * (LABELS > -1))
+    found = made.strategy.evaluate().means()
+    assert found["error"] == pytest.approx(float(error.result()), rel=1e-6)
+    assert found["recall"] == pytest.approx(float(recall.result()), rel=1e-6)
 
 
 def test_weights_of_one_are_no_weights(bench):
