@@ -251,6 +251,7 @@ def choose_jit(session: Session) -> str:
         return f"XLA {config.jit}, as asked"
     if state.jit is not None:
         return f"XLA {'on' if state.jit else 'off'}, as this run began"
+    session.say("timing steps with XLA and without: seconds, more where the machine is busy")
     measured, why_not = jit_choice.measure(strategy, state)
     state.jit = jit_choice.choose(measured)
     strategy.use_loop(measured[state.jit][1])
