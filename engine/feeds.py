@@ -9,19 +9,16 @@ epoch's smaller last batch has a compiled program of its own.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
 from crankshaft.engine.order import Order, SharedOrder, replica_part
 from crankshaft.engine.randomness import epoch_seed
-
-_HUGE_PAGE = 2 << 20  # bytes
+from crankshaft.engine.residency import as_rows, is_on_gpus, on_each_device, take_rows
 
 
 class Run(NamedTuple):
@@ -35,7 +32,7 @@ class Run(NamedTuple):
 class ResidentFeed:
     """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
 
-    All that travels are blocks of indices, computed ahead by a `tf.data` thread.
+    All that travels are blocks of indices, computed ahead by a `tf.data` thread; to GPUs each block once.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -51,7 +48,9 @@ class ResidentFeed:
         self._strategy = strategy
         self._arrays = arrays
         self._resident = None
-        self._blocks = _Blocks(order, lambda first: iter(self._indices(first)))
+        self._on_gpus = is_on_gpus(strategy)
+        brought = (lambda indices: on_each_device(strategy, indices)) if self._on_gpus else None
+        self._blocks = _Blocks(order, lambda first: iter(self._indices(first)), brought)
 
     def reach(self, step: int, limit: int) -> int:
         """How many of `limit` steps from `step` on one call can take."""
@@ -60,7 +59,8 @@ class ResidentFeed:
     def take(self, step: int, limit: int) -> Run:
         """The operands for at most `limit` steps from `step` on. Host code."""
         if self._resident is None:
-            self._resident = on_each_device(self._strategy, tf.nest.map_structure(_as_rows, self._arrays))
+            rows = tf.nest.map_structure(lambda array: as_rows(array, self._on_gpus), self._arrays)
+            self._resident = on_each_device(self._strategy, rows)
         indices, start, stop = self._blocks.take(step, limit)
         return Run((self._resident, indices), start, stop)
 
@@ -85,10 +85,7 @@ class ResidentFeed:
             else:
                 mine = mine[slice(*replica_part(mine.shape[0], int(replica), context.num_replicas_in_sync))]
 
-        def gather(rows: tf.Tensor, array) -> tf.Tensor:
-            return tf.reshape(tf.gather(rows, mine), [*mine.shape, *array.shape[1:]])
-
-        return tf.nest.map_structure(gather, arrays, self._arrays)
+        return tf.nest.map_structure(lambda rows, array: take_rows(rows, mine, array), arrays, self._arrays)
 
     def _indices(self, first_block: int) -> tf.data.Dataset:
         return _untuned(tf.data.Dataset.counter(first_block).map(self.order.examples).prefetch(2))
@@ -108,7 +105,10 @@ class StreamedFeed:
         self._strategy = strategy
         self._arrays = arrays
         self._tensors = None
-        self._blocks = _Blocks(order, self._iterator)
+        self._on_gpus = is_on_gpus(strategy)
+        alone = strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to the devices by itself
+        brought = (lambda block: on_each_device(strategy, block)) if self._on_gpus and alone else None
+        self._blocks = _Blocks(order, self._iterator, brought)
 
     def reach(self, step: int, limit: int) -> int:
         return self._blocks.reach(step, limit)
@@ -308,11 +308,18 @@ def share_of_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.da
 
 
 class _Blocks:
-    """Holds the block in use, so that a block cut short by something due is gone on with, not read again."""
+    """Holds the block in use, so that a block cut short by something due is gone on with, not read again.
 
-    def __init__(self, order: Order, open_at):
+    Args:
+      order: which examples make which step.
+      open_at: returns an iterator over blocks from a number on.
+      brought: given a block, returns it where replicas read it, once for all calls that do; None leaves it as it is.
+    """
+
+    def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None):
         self._order = order
         self._open_at = open_at
+        self._brought = brought or (lambda block: block)
         self._iterator = None
         self._number = None
         self._block = None
@@ -326,7 +333,7 @@ class _Blocks:
         if number != self._number:
             if self._iterator is None or number != self._number + 1:
                 self._iterator = self._open_at(number)
-            self._block = next(self._iterator)
+            self._block = self._brought(next(self._iterator))
             self._number = number
         return self._block, place, place + self.reach(step, limit)
 
@@ -350,47 +357,6 @@ def _no_example(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
 
 
-def _as_rows(array):
-    """[examples, ...] as [examples, size]: XLA for CPUs copies rows of two dimensions twice as fast as images."""
-    is_array = isinstance(array, np.ndarray)  # what is only like one may have no other shape to give
-    return array.reshape(len(array), -1) if is_array and array.ndim > 2 and array.size else array
-
-
 def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     with tf.device("CPU:0"):
         return tf.gather(array, indices)
-
-
-def on_each_device(strategy: tf.distribute.Strategy, arrays):
-    """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share large ones."""
-    on_host = tf.nest.map_structure(_on_host, arrays)
-    copies = []
-    for device in strategy.extended.worker_devices:
-        with tf.device(device):
-            copies.append(tf.nest.map_structure(_here, on_host))
-    if len(copies) == 1:
-        return copies[0]
-
-    def per_replica(*copies):
-        in_order = iter(copies)  # this host's replicas are asked for in the order of its devices
-        return strategy.experimental_distribute_values_from_function(lambda _: next(in_order))
-
-    return tf.nest.map_structure(per_replica, *copies)
-
-
-def _here(array):
-    """On the device of the scope, where TensorFlow puts a constant of that kind."""
-    return tf.identity(array) if tf.is_tensor(array) else tf.constant(array)
-
-
-def _on_host(array):
-    """A large array of numbers as a tensor in pages of 2 MiB: rows read in any order then miss fewer page addresses."""
-    numbers = isinstance(array, np.ndarray) and array.dtype.kind in "iufc" and array.dtype.isnative
-    if not numbers or array.nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return array
-    memory = mmap.mmap(-1, array.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
-    copy[...] = array
-    return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())  # any other way copies it anew, to small pages

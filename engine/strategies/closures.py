@@ -202,9 +202,6 @@ class ClosureLoop(InnerLoop):
         row = tf.stack([worker, lease.first, 0, 0])
         return Returned(tf.add_n(sums), tf.zeros([_BUCKETS + 1], tf.int64), row)
 
-    def _added(self, sums, result):
-        return [a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)]
-
 
 class UpdateLoop(ClosureLoop):
     """Runs a lease's steps, which are updates: each is counted on the board, and a closure that is run again goes on
