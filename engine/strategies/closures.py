@@ -186,6 +186,9 @@ class ClosureLoop(InnerLoop):
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
         found = self._run_lease(operands, lease, worker)
+        if self._hosted:  # a GPU's work is done when the host has its result
+            with tf.device("/job:worker/device:CPU:0"):
+                found = tf.nest.map_structure(tf.identity, found)
         with tf.control_dependencies(tf.nest.flatten(found)):
             found = found._replace(seconds=tf.timestamp() - began)
         return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in found], 0)

@@ -5,9 +5,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.benchmark import rounds
+from crankshaft.engine.health.stragglers import Stragglers
+from crankshaft.engine.health.watchdog import Arrivals
+from crankshaft.engine.metrics import Mean
+from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.residency import as_rows, take_rows
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.strategies.gpu_memory import waits
@@ -101,3 +107,47 @@ def test_a_gpu_is_sent_larger_blocks_than_a_cpu_s_cache_holds():
 
     assert block_steps("CPU:0") == 7  # a batch is 2^20 + 64 bytes
     assert block_steps("GPU:0") == 63
+
+
+class NoWatchdog:
+    def beat(self, *_):
+        pass
+
+
+def rows_of(device: str):
+    """What a worker alone, with a replica there, tells of a call of three steps."""
+    strategy = tf.distribute.OneDeviceStrategy(device)
+    reduction = Reduction()
+    reduction.timed = device != "GPU:0"
+
+    def step(batch, step, observed):
+        own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in reduction.figures().items()}
+        return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
+
+    feed = Replicated("test", strategy, steps_per_loop=8).feed((np.ones((32, 2), np.float32), np.zeros(32)), 4, 0)
+    loop = WorkersLoop(strategy, step, feed, worker=0, num_workers=1, arrivals=Arrivals(), watchdog=NoWatchdog())
+    result = loop(0, 3)
+    assert result.sums.read()["loss"] == (24.0, 12.0)
+    return result.workers
+
+
+@pytest.mark.parametrize(
+    ("device", "timed"), [("CPU:0", {"step_ms", "own_ms", "reduce_wait_ms"}), pytest.param("GPU:0", set())]
+)
+def test_of_gpus_no_time_is_told_that_the_host_s_clock_does_not_see(device, timed):
+    """Their work is done long after the host has handed it out. What the host itself waits for is told."""
+    window = WorkerWindow()
+    window.add(rows_of(device))
+    (figures,) = window.take()
+    assert set(figures) == timed | {"input_wait_ms", "gradient_norm"}
+
+
+def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):
+    class Moment:
+        step, workers = 3, rows_of("GPU:0")
+
+    hook = Stragglers(["worker 0"], window_seconds=0.0, windows=1)
+    hook.begin(Moment)
+    hook(Moment)
+    assert not caplog.records
+    assert rounds._reduce_seconds(Moment.workers) is None
