@@ -48,11 +48,14 @@ class TrainState:
 
     @contextlib.contextmanager
     def kept(self):
-        """What is done within it leaves no trace: every variable, and the step, are put back as they were."""
+        """What is done within it leaves no trace: every variable, and the step, are put back as they were.
+
+        Meanwhile the host of the device that has a variable holds its value: a GPU need not have room for all twice.
+        """
         parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
         step, before = self.step, []
         for part in parts:
-            with tf.device(part.device):  # a parameter server's are kept there
+            with tf.device(host_of(part.device)):  # a parameter server's are kept there
                 before.append(tf.identity(part))
         try:
             yield
@@ -68,3 +71,9 @@ class TrainState:
     def restore_host_state(self, values: dict) -> None:
         self.step = int(self.step_variable.numpy())
         self.jit = values.get("jit")
+
+
+def host_of(device: str) -> str:
+    """The CPU in whose memory a device's values can be kept: of its own task; a CPU's is itself."""
+    spec = tf.DeviceSpec.from_string(device)
+    return device if spec.device_type in (None, "CPU") else spec.replace(device_type="CPU", device_index=0).to_string()
