@@ -55,6 +55,7 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
 def _check_strategy(config: Config) -> None:
     if config.cluster:
         clusters.check_bindable(config.cluster)
+    _ = config.gpu_numbers  # read for its mistakes
     if config.looks_on and not config.run_dir:
         raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
     if config.strategy == "multi_worker":

@@ -31,7 +31,8 @@ PERIODS = (
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
-    "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config"
+    "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config "
+    "gpus gpu_memory_growth"
 ).split() + GROUPS["Benchmark mode"]
 # What means nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
@@ -100,6 +101,16 @@ class Config:
                 raise UsageError(f"--variable_placement={given} is no regular expression: {error}") from None
             rules.append((pattern, int(place)))
         return rules
+
+    @property
+    def gpu_numbers(self) -> tuple[int, ...] | None:
+        """--gpus, () for none; None where it is not given. Raises `UsageError`."""
+        if self.gpus is None:
+            return None
+        numbers = [] if self.gpus == "none" else self.gpus.split(",")
+        if not all(re.fullmatch(r"[0-9]{1,4}", number) for number in numbers):
+            raise UsageError(f"--gpus={self.gpus} is no list of GPUs' numbers; use e.g. 0,1, or none")
+        return tuple(map(int, numbers))
 
     @property
     def serves(self) -> bool:

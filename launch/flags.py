@@ -98,6 +98,13 @@ def _define_where() -> None:
         "Split the CPU (or the one GPU) into so many devices; 0 leaves it.",
         **_COUNT,
     )
+    where(
+        _string,
+        "gpus",
+        None,
+        "Numbers of the GPUs to use, e.g. 0,1, or none; all if not given (one_device: the first).",
+    )
+    where(_boolean, "gpu_memory_growth", True, "Take a GPU's memory as it is needed, not all of it at the start.")
     where(_string, "tpu_address", "", "The TPU's name or grpc:// address; empty finds the local one.")
     where(_integer, "steps_per_loop", 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT)
     where(

@@ -86,6 +86,8 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
         batch_parts=batch_parts(config, trainer_class or named_class(config)),
+        gpus=config.gpu_numbers,
+        gpu_memory_growth=config.gpu_memory_growth,
     )
     checks.check_batch(config.global_batch_size, strategy.num_replicas)
     if config.batch_parts > strategy.batch_parts:

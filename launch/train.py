@@ -133,7 +133,13 @@ def _run(trainer_class, data, hooks) -> int:
 
 def _serve(asked: config.Config) -> int:
     try:
-        return servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug)
+        return servers.serve(
+            asked.cluster,
+            asked.cluster_timeout_seconds,
+            quiet=not asked.debug,
+            gpus=asked.gpu_numbers,
+            gpu_memory_growth=asked.gpu_memory_growth,
+        )
     except Exception as error:  # as in _run
         return _explain(error, asked.debug)
 

@@ -114,7 +114,7 @@ class Replicated:
     def computes_on(self) -> tuple[str, int]:
         """A device that computes gradients, and how many like it share the work."""
         own = self.distribution.extended.worker_devices
-        there = tf.config.list_physical_devices(tf.DeviceSpec.from_string(own[0]).device_type)
+        there = tf.config.get_visible_devices(tf.DeviceSpec.from_string(own[0]).device_type)
         return own[0], min(len(own), len(there)) * self.num_hosts
 
     def exchange(self, value: int) -> list[int]:
