@@ -96,6 +96,11 @@ def main(argv: list[str] | None = None) -> None:
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     _parse(argv[:cut])
+    if sys.platform != "linux":
+        raise UsageError(
+            f"{_PROGRAM} needs Linux, whose kernel ends tasks with their supervisor, and this is {sys.platform}; use "
+            "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
+        )
     asked = _read_command(argv[cut + 1 :])
     if asked.unknown is not None and drive.is_asked_for():
         return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)

@@ -19,6 +19,7 @@ from typing import NoReturn
 from absl import logging
 
 from crankshaft.engine import cpus
+from crankshaft.launch import lock_file
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 
 # mallopt(3), glibc's <malloc.h>: parameter, value.
@@ -265,8 +266,8 @@ def lock(run_dir: str):
     """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it, or it can't be."""
     file = _open_lock(run_dir)
     try:
-        _take(file, run_dir)
-        yield
+        with contextlib.nullcontext() if _take(file, run_dir) else lock_file.owned(run_dir):
+            yield
     finally:
         os.close(file)
 
@@ -282,9 +283,11 @@ def _open_lock(run_dir: str) -> int:
         raise _no_lock(run_dir, error) from None
 
 
-def _take(lock: int, run_dir: str) -> None:
+def _take(lock: int, run_dir: str) -> bool:
+    """Locks the file; False where the file system has no such lock."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock_file.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
     except BlockingIOError:
         owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
         raise UsageError(
@@ -295,6 +298,7 @@ def _take(lock: int, run_dir: str) -> None:
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
+    return True
 
 
 def _no_lock(run_dir: str, error: OSError) -> UsageError:

@@ -132,6 +132,8 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         return state
 
     state = strategy.build(make)
+    if strategy.name == "tpu" and state.trainer.embedding_tables:
+        raise checks.no_tables_on_tpus(trainer_class.__name__)
     strategy.bind(state, train_feed, eval_feed)
     data = {
         "train": fingerprints.of(train, train_feed.order.num_examples, ids),

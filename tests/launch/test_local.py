@@ -273,6 +273,19 @@ def test_a_mistake_is_one_line(crank, arguments, error):
     assert outcome.seconds < 5  # a tenth of one on an idle machine
 
 
+def test_another_system_than_linux_is_told_in_one_line():
+    """After the imports, which would need that system's library."""
+    code = (
+        "import sys; from crankshaft.launch import local; sys.platform = 'darwin'\n"
+        "local.main(['crankshaft local', '--workers=2', '--', '--model=mlp', '--input=digits'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: crankshaft local needs Linux, ")
+    assert "this is darwin; use crankshaft train --strategy=mirrored" in line
+
+
 def test_help_names_every_flag(crank):
     outcome = crank("--help", command="local", tensorflow=False).ok()
     for name in ("workers", "cores_per_task", "max_restarts", "restart_window_seconds", "grace_seconds"):
