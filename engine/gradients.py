@@ -42,8 +42,36 @@ class Gradients(Sequence):
 
     def norm(self) -> tf.Tensor:
         """sqrt(sum of squares) over all gradients, scalar float32. Rows that occur more than once are one row."""
-        values = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in self.values]
-        return self._product(tf.linalg.global_norm(values))
+        return self._product(tf.linalg.global_norm([_unique(gradient) for gradient in self.values]))
+
+    def clipped_by_value(self, limit: float) -> Gradients:
+        """Each value within [-limit, limit]; of a row that occurs more than once, those of its sum."""
+        return self._changed(lambda values, _: tf.clip_by_value(values, -limit, limit))
+
+    def clipped_by_norms(self, limit: float, wholes: Sequence[int]) -> Gradients:
+        """Each variable's gradient of a norm of `limit` at most.
+
+        Args:
+          limit: above 0.
+          wholes: for each gradient what it is a part of: those that are parts of one have one norm.
+        """
+        parts: dict[int, list] = {}
+        summed = Gradients([_unique(gradient) for gradient in self.values], self.factors)
+        for whole, gradient in zip(wholes, summed.values, strict=True):
+            parts.setdefault(whole, []).append(gradient)
+        norms = {whole: Gradients(part, self.factors).norm() for whole, part in parts.items()}
+        return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
+
+    def _changed(self, change) -> Gradients:
+        """The gradients after the factors, by `change(values, place)`. Rows that occur more than once are one row."""
+
+        def changed(gradient, i):
+            if isinstance(gradient, tf.IndexedSlices):
+                return UniqueSlices(change(gradient.values, i), gradient.indices, gradient.dense_shape)
+            return None if gradient is None else change(gradient, i)
+
+        summed = Gradients([_unique(gradient) for gradient in self.values], self.factors)
+        return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)])
 
     def __len__(self) -> int:
         return len(self.values)
@@ -92,6 +120,11 @@ def sum_duplicate_rows(slices):
     indices, positions = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
     return UniqueSlices(values, indices, slices.dense_shape)
+
+
+def _unique(gradient):
+    """Slices without duplicates; any other gradient as it is."""
+    return sum_duplicate_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def each_once(rows: tf.Tensor) -> tf.Tensor:

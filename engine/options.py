@@ -7,6 +7,7 @@ from typing import Any
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 ON_NONFINITE = ("raise", "skip")
+CLIPS = ("clip_norm", "clip_variable_norm", "clip_value")  # one of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,8 @@ class StepOptions:
       weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
       weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
+      clip_variable_norm: the norm of each variable's gradient is; 0 is off.
+      clip_value: each value of the gradients is clipped to [-clip_value, clip_value]; 0 is off.
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       accumulate_steps: micro-batches that one update is made of.
       batch_parts: parts of a replica's (micro-)batch that are computed side by side, a thread each.
@@ -41,6 +44,8 @@ class StepOptions:
     weight_decay: float | None = None
     weight_decay_exclude: str | None = None
     clip_norm: float = 0.0
+    clip_variable_norm: float = 0.0
+    clip_value: float = 0.0
     ema_decay: float = 0.0
     accumulate_steps: int = 1
     batch_parts: int = 1
@@ -53,6 +58,9 @@ class StepOptions:
             raise ValueError(f"precision={self.precision} is unknown; use one of {', '.join(PRECISIONS)}")
         if self.on_nonfinite not in ON_NONFINITE:
             raise ValueError(f"on_nonfinite={self.on_nonfinite} is unknown; use one of {', '.join(ON_NONFINITE)}")
+        clips = [f"{name}={getattr(self, name)}" for name in CLIPS if getattr(self, name)]
+        if len(clips) > 1:
+            raise ValueError(f"{' and '.join(clips)} clip the same gradients; use one of them")
         if self.accumulate_steps < 1:
             raise ValueError(f"accumulate_steps={self.accumulate_steps} is not a count; use 1 or more")
         if self.batch_parts < 1:

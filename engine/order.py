@@ -11,9 +11,12 @@ import math
 
 import tensorflow as tf
 
+from crankshaft.engine.randomness import epoch_seed
+
 # In a block. The cipher behind a shuffle has 16 bits or more, and is asked until its answer is an example: of 64
 # examples each takes a thousand times.
 _MOST_EPOCHS = 8
+_ROUNDS = 8  # of the cipher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +118,9 @@ class Order:
           epoch's last. Rows past an epoch's whole batches are padding (some valid index), not to be trained on.
         """
         if epochs := self._epochs_per_block:
-            steps, an_epoch = epochs * self.whole_steps, self.whole_steps * self.batch_size
-            places = tf.range(tf.constant(steps * self.batch_size, tf.int64))
-            found = self._shuffled(places % an_epoch, block * epochs + places // an_epoch)
-            return tf.reshape(found, [steps, self.batch_size])
+            places = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
+            found = [self._shuffled(places, block * epochs + later) for later in range(epochs)]
+            return tf.reshape(tf.concat(found, 0), [epochs * self.whole_steps, self.batch_size])
         epoch, in_epoch = block // self._blocks_per_epoch, block % self._blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
         start = in_epoch * steps * batch
@@ -133,13 +135,17 @@ class Order:
         return tf.reshape(self._shuffled(places, epoch), [steps, batch])
 
     def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """The examples at these places of an epoch, scalar, or each of its own, as many as places."""
+        """The examples at these places of an epoch, a scalar."""
         if self.seed is None or self.num_examples == 1:
             return places
-        # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out.
-        key = tf.stack([tf.fill(tf.shape(epoch), tf.constant(self.seed, tf.int64)), epoch, tf.zeros_like(epoch)], -1)
+        # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out. Of up to 2^16
+        # examples it takes eight bits of each word of its key, so small numbers make no key; and after its least number
+        # of rounds, four, an epoch's order is still much like that of another key.
         return tf.raw_ops.RandomIndexShuffle(
-            index=places, seed=key, max_index=tf.constant(self.num_examples - 1, tf.int64)
+            index=places,
+            seed=epoch_seed(self.seed, epoch, [3]),
+            max_index=tf.constant(self.num_examples - 1, tf.int64),
+            rounds=_ROUNDS,
         )
 
 

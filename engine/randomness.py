@@ -6,6 +6,8 @@ same masks and a resumed run others. The engine writes those counters at the sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from crankshaft.engine.variables import assign_local
@@ -33,10 +35,14 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> 
     return tf.stack([tf.bitwise.bitwise_and(first, 0x7FFFFFFF), tf.cast(step, tf.int64) * _DRAWS_PER_STEP])
 
 
-def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """A seed for an epoch's shuffle, scalar int64: neighbouring seeds' epochs have none in common. `epoch` is int64."""
+def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:
+    """A seed for an epoch's shuffle, int64 of any shape: neighbouring seeds' epochs have none in common.
+
+    `epoch` is a scalar int64. Each bit hangs on all bits of both (Philox: Salmon et al., Parallel random numbers: as
+    easy as 1, 2, 3, SC 2011).
+    """
     key = tf.stack([tf.constant(seed, tf.int64), epoch])
-    return tf.random.stateless_uniform([], key, minval=None, maxval=None, dtype=tf.int64, alg="philox")
+    return tf.random.stateless_uniform(shape, key, minval=None, maxval=None, dtype=tf.int64, alg="philox")
 
 
 def seed_generators(model) -> list:

@@ -11,6 +11,7 @@ from crankshaft.engine import layer_state, optimizers, randomness
 from crankshaft.engine.accumulation import accumulate, side_by_side
 from crankshaft.engine.embeddings import Embedding
 from crankshaft.engine.gradients import Gradients, check_reached
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.metrics import Mean, as_pair, checked
 from crankshaft.engine.optimizers import schedules
 from crankshaft.engine.optimizers.averaging import WeightAverage
@@ -18,12 +19,13 @@ from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScal
 from crankshaft.engine.options import StepOptions
 from crankshaft.engine.pull import Values
 from crankshaft.engine.reduction import ByReplica, Reduction
-from crankshaft.engine.variables import assign_local, held
+from crankshaft.engine.variables import assign_local
 
 _HALVES = (tf.bfloat16, tf.float16)
+_FIRST_SALT_OF_EVALUATION = -(1 << 20)  # those of training go down from -1
 
 
-class Trainer(tf.Module):
+class Trainer(Holdings):
     """A model, its loss, its optimizer and one step of training.
 
     Override `build_model` and `loss`; the rest as needed. Attributes that hold models, optimizers, variables or
@@ -37,8 +39,8 @@ class Trainer(tf.Module):
       num_servers: that variables live on, when the run began; tables are cut into as many shards.
       example: one (features, labels) pair, batch of 1, zeros: shapes and dtypes.
 
-    Attributes that the engine sets while a step is traced:
-      step: scalar int64, steps done before this one.
+    Attributes that the engine sets while a step is traced, of training or of evaluation:
+      step: scalar int64, steps of training done before this one.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at.
       pulled: values of the models' variables to compute with, where reading each costs a message.
     """
@@ -49,7 +51,7 @@ class Trainer(tf.Module):
     vocabulary: dict[str, int] | None = None
     num_servers = 1
     example = None
-    step = observed = None
+    step = observed = _drawing = None
     pulled = Values()
 
     # -- to override --------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Trainer(tf.Module):
         gradients = self.loss_scale.unscale(gradients)
         norm = self.global_norm(gradients)
         finite = self.check_finite(norm)
-        gradients = self.clip_by_global_norm(gradients, norm)
+        gradients = self.clip(gradients, variables, norm)
         self.apply_gradients(self.optimizer, gradients, variables, finite)
         self.end_update(finite)
         return self.step_metrics(metrics, norm, finite)
@@ -234,6 +236,17 @@ class Trainer(tf.Module):
         """Whether every gradient is finite, the same on all replicas; None where a step is applied regardless."""
         return tf.math.is_finite(norm) if self._may_skip else None
 
+    def clip(self, gradients, variables, norm: tf.Tensor) -> Gradients:
+        """Clips gradients of the mean over all replicas as `options` say, whose global norm is `norm`: by that, by each
+        variable's norm, or each value. A table in shards is one variable."""
+        if self.options.clip_value:
+            return Gradients(gradients).clipped_by_value(self.options.clip_value)
+        if self.options.clip_variable_norm:
+            whole = {id(shard): table for table in self.embedding_tables.values() for shard in table.shards}
+            wholes = [id(whole.get(id(variable), variable)) for variable in variables]
+            return Gradients(gradients).clipped_by_norms(self.options.clip_variable_norm, wholes)
+        return self.clip_by_global_norm(gradients, norm)
+
     def clip_by_global_norm(self, gradients, norm: tf.Tensor) -> Gradients:
         """Scales the gradients so that their global norm is `clip_norm` at most (Pascanu et al. 2013)."""
         if not self.options.clip_norm:
@@ -281,8 +294,12 @@ class Trainer(tf.Module):
         return {**applied, "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
 
     def stateless_seed(self, salt: int = 0) -> tf.Tensor:
-        """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt."""
-        return randomness.step_seed(self.options.seed, self.step, self.replica, -1 - salt)
+        """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt.
+
+        In evaluation it differs by batch in place of step: each evaluation draws the same, and none what training does.
+        """
+        place, first_salt = self._drawing
+        return randomness.step_seed(self.options.seed, place, self.replica, first_salt - salt)
 
     @property
     def replica(self) -> tf.Tensor:
@@ -320,64 +337,9 @@ class Trainer(tf.Module):
         self._generators = list({id(g): g for layer in layers for g in randomness.seed_generators(layer)}.values())
 
     @property
-    def models(self) -> list[tf.keras.Model]:
-        """The Keras models among this object's attributes, in the order of their names."""
-        return list(held(self, tf.keras.Model).values())
-
-    @property
-    def held_layers(self) -> dict[str, tf.keras.layers.Layer]:
-        """The Keras layers, models too, among this object's attributes, by path; parts of others are left out."""
-        found = held(self, tf.keras.layers.Layer)
-        parts = {id(part) for layer in found.values() for part in layer._flatten_layers(include_self=False)}
-        return {path: layer for path, layer in found.items() if id(layer) not in parts}
-
-    @property
-    def embedding_tables(self) -> dict[str, Embedding]:
-        """The embeddings among this object's attributes."""
-        return held(self, Embedding)
-
-    def table_figures(self) -> dict[str, tf.Tensor]:
-        """Of embeddings with `admit_after`: NAME/rows_given, and NAME/turned_away, how often an id found none free."""
-        return {
-            f"{table.name}/{figure}": value
-            for table in self.embedding_tables.values()
-            for figure, value in table.figures().items()
-        }
-
-    @property
     def trainable_variables(self) -> list:
         """What the default step trains: `model`'s variables, then the embeddings' shards."""
         return [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._shards]
-
-    @property
-    def all_weights(self) -> list:
-        """What any step may train: the variables of all layers, then the embeddings' shards."""
-        found = {id(v): v for layer in self.held_layers.values() for v in layer.trainable_variables}
-        return [*found.values(), *self._shards]
-
-    @property
-    def _shards(self) -> list[tf.Variable]:
-        return [shard for table in self.embedding_tables.values() for shard in table.variables_for_gradients]
-
-    def _averaged(self, variables) -> list:
-        """Those that a moving average is of: not tables, all of whose rows each step would have to read and write."""
-        shards = {id(shard) for shard in self._shards}
-        return [variable for variable in variables if id(variable) not in shards]
-
-    @property
-    def optimizers(self) -> dict[str, optimizers.Optimizer]:
-        """The engine's optimizers among this object's attributes, by path, in order."""
-        return held(self, optimizers.Optimizer)
-
-    @property
-    def steady_variables(self) -> list[tf.keras.Variable]:
-        """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
-        return layer_state.steady_variables(list(self.held_layers.values()))
-
-    @property
-    def moving_statistics(self) -> list[tf.Variable]:
-        """Float variables that layers move in the forward pass, such as batch normalisation's mean and variance."""
-        return layer_state.moving_statistics(self.held_layers.values())
 
     def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None, pulled=None) -> None:
         """Replica code, before each train step: where we are, and this step's randomness.
@@ -391,8 +353,20 @@ class Trainer(tf.Module):
         for table in self.embedding_tables.values():
             table.begin_step(present)
         self.step, self.observed, self.pulled = step, observed, pulled or Values()
+        self._drawing = step, -1
         for optimizer in self.optimizers.values():
             optimizer.begin_step(self.pulled.progress_of(optimizer))
         randomness.reseed(self._generators, self.options.seed, step, replica)
         if self._may_skip:
             self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])
+
+    def begin_eval_step(self, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor) -> None:
+        """Replica code, before each evaluation step: which batch of the evaluation it is, and what training has done.
+
+        Args:
+          batch_number: scalar int64, from 0 in each evaluation.
+          step: scalar int64, steps of training done.
+          observed: scalar bool, as `begin_step` has it.
+        """
+        self.step, self.observed, self.pulled = step, observed, Values()
+        self._drawing = batch_number, _FIRST_SALT_OF_EVALUATION

@@ -134,6 +134,13 @@ def _check_amounts(config: Config) -> None:
     except re.error as error:
         found = f"--weight_decay_exclude={config.weight_decay_exclude} is no regular expression"
         raise UsageError(f"{found}: {error}; use e.g. bias|gamma") from None
+    clips = [
+        f"--{name}={value}"
+        for name in ("clip_norm", "clip_variable_norm", "clip_value")
+        if (value := config.values[name])
+    ]
+    if len(clips) > 1:
+        raise UsageError(f"{' and '.join(clips)} clip the same gradients; use one of them")
     if config.ema_decay >= 1:
         raise UsageError(f"--ema_decay={config.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
     if config.reduce_lr_patience and not 0 < config.reduce_lr_factor < 1:

@@ -113,7 +113,8 @@ def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[
     if split not in manifest.other_data(about):
         return []
     before, now = (data["data"][split] for data in (manifest.about, about))
-    found = differences({"examples": before["examples"]}, {"examples": now["examples"]})
+    before = before if isinstance(before, dict) else {}
+    found = differences({"examples": before.get("examples")}, {"examples": now["examples"]})
     return found + ([_OTHER_IDS] if before.get("ids") != now.get("ids") else [])
 
 

@@ -205,6 +205,8 @@ def _define_how() -> None:
     )
     update(_string, "weight_decay_exclude", "bias|gamma|beta", "Variables whose path this finds are not decayed.")
     update(_number, "clip_norm", 0.0, "Clip the gradients' global norm to this; 0 is off.", lower_bound=0)
+    update(_number, "clip_variable_norm", 0.0, "Clip the norm of each variable's gradient; 0 is off.", lower_bound=0)
+    update(_number, "clip_value", 0.0, "Clip each value of the gradients to [-this, this]; 0 is off.", lower_bound=0)
     update(
         _number,
         "ema_decay",

@@ -14,15 +14,16 @@ from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from crankshaft.engine.health.stragglers import Stragglers
 from crankshaft.engine.health.sync_check import SyncCheck
-from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, saving
+from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, numerics, saving
 from crankshaft.engine.hooks.monitors import EarlyStopping, ReduceLearningRate
-from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.hooks.saving import BestCheckpoint, Checkpointing
+from crankshaft.engine.state import RULES
 from crankshaft.engine.summaries import TensorBoard
 from crankshaft.engine.summaries.probe import Probe
 from crankshaft.launch import config as configs
 from crankshaft.launch import export as exports
 from crankshaft.launch import fingerprints, results
+from crankshaft.launch.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.files import write_json
 from crankshaft.launch.process import EXIT_CODES, Signals
@@ -85,6 +86,8 @@ def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any],
         session.say(line)
     with Signals(stop_request.request):
         if state.step < session.train_steps:
+            if config.mode == "train_and_eval":
+                session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
             session.say(choose_jit(session))
         moment = loop.train(session.strategy, state, hooks, session.train_steps)
     result = result_of(
@@ -125,7 +128,7 @@ def compose_hooks(
 ) -> list[Hook]:
     """A run's hooks, in the order in which they act: what judges, what shows, what stops, and last what saves."""
     config = session.config
-    hooks: list[Hook] = [NanGuard(), *_guards(session)]
+    hooks: list[Hook] = [numerics.NanGuard(), *_guards(session)]
     if config.mode == "train_and_eval":
         hooks.append(evaluation.Evaluation(_eval_period(session)))
     # Without evaluations, a metric of the training data is looked at each epoch.
@@ -175,6 +178,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
         if newest is None:
             _check_beginning(session)
         else:
+            _check_rules(session.config, newest)
             fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
         session.checkpoints.clean()
         session.best.clean()
@@ -185,12 +189,26 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
     return manifest
 
 
+def _check_rules(config: Config, manifest: Manifest) -> None:
+    """A run goes on by the rules that it was begun by, or is told of it: other rules give other bits."""
+    if (before := saving.rules_of(manifest)) == RULES:
+        return
+    what = f"--run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
+    if not config.allow_changed_config:
+        raise UsageError(
+            f"{what}: its numbers would not be those of one run; use another --run_dir, the version that began it, or "
+            "--allow_changed_config"
+        )
+    if config.is_chief:
+        logging.warning("%s: it goes on by these", what)
+
+
 def _unreadable(session: Session, problem: str) -> str:
     best, directory = session.best, session.checkpoints.directory
     weights = f"{best.directory} or other weights" if best.latest() else "other weights"
     return (
-        f"no checkpoint in {directory} can be read ({problem}); mend it, train on from {weights} with --init_from in a "
-        f"new --run_dir, or remove {session.config.run_dir} to begin anew"
+        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another --run_dir, "
+        f"anew or, with --init_from, from {weights}"
     )
 
 
@@ -207,8 +225,8 @@ def _check_beginning(session: Session) -> None:
     if best.step > 2 * every or results.step_of(os.path.join(run_dir, "result.json")):
         raise UsageError(
             f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
-            f"with; remove {run_dir} or use another --run_dir, with --init_from={session.best.directory} to train on "
-            "from there"
+            f"with; restore them from a copy, or use another --run_dir, with --init_from={session.best.directory} to "
+            "train on from there"
         )
     if session.strategy.is_chief:
         logging.warning(
@@ -222,7 +240,7 @@ def _newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
     manifest = checkpoints.latest()
     step = session.strategy.exchange(-1 if manifest is None else manifest.step)[0]
     if manifest is None or manifest.step != step:
-        manifest = next((each for each in checkpoints.all() if each.step == step), None)
+        manifest = next(iter(checkpoints.all(lambda each: each.step == step)), None)
         if manifest is None and step >= 0:
             raise UsageError(
                 f"{session.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
@@ -249,6 +267,7 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     """Writes the latest (or chosen) checkpoint's model as a SavedModel."""
     for _ in _restored_checkpoints(session):
         pass  # of several, the last one stays
+    numerics.check_weights(session.trainer, f"step {session.state.step}")
     path = os.path.join(session.config.export_folder, str(session.state.step))
     exports.save(session.trainer, session.example, path)
     session.say(f"SavedModel of step {session.state.step}: {path}")
@@ -294,12 +313,10 @@ def _restored_unless_swept(session: Session, checkpoints: Checkpoints, manifest:
 
 
 def _listed_checkpoints(session: Session, which: str) -> list[Manifest]:
-    found = session.checkpoints.all()
-    if which == "all":
+    found = session.checkpoints.all(lambda each: which in ("all", str(each.step)))
+    if found or which == "all":
         return found
-    if chosen := [manifest for manifest in found if str(manifest.step) == which]:
-        return chosen
-    steps = ", ".join(str(manifest.step) for manifest in found)
+    steps = ", ".join(str(manifest.step) for manifest in session.checkpoints.all())
     raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {steps}")
 
 

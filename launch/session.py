@@ -19,7 +19,7 @@ from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
 from crankshaft.engine.health import watchdog
-from crankshaft.engine.hooks import Hook
+from crankshaft.engine.hooks import Hook, numerics
 from crankshaft.engine.placement import Rule
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -182,6 +182,7 @@ def start_weights(session: Session) -> None:
         for optimizer in session.trainer.optimizers.values():
             if optimizer.weight_average is not None:
                 optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
+        numerics.check_weights(session.trainer, f"--init_from={source}")
         logging.info("weights taken from %s", source)
 
 
@@ -248,6 +249,8 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
         weight_decay=config.weight_decay,
         weight_decay_exclude=config.weight_decay_exclude,
         clip_norm=config.clip_norm,
+        clip_variable_norm=config.clip_variable_norm,
+        clip_value=config.clip_value,
         ema_decay=config.ema_decay,
         accumulate_steps=config.accumulate_steps,
         batch_parts=batch_parts,

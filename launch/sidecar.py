@@ -60,15 +60,14 @@ def _restored(session: Session, newer_than: int) -> Iterator[Manifest]:
     steps = checks.checkpoint_steps(session.config.run_dir, "checkpoints")
     if not steps or steps[-1] <= newer_than:
         return
-    for manifest in session.checkpoints.all():
-        if manifest.step > newer_than:
-            try:
-                saving.restore(session.checkpoints, session.state, manifest=manifest)
-            except (CheckpointError, tf.errors.OpError):
-                if manifest.problem(content=False) is None:
-                    raise
-                continue
-            yield manifest
+    for manifest in session.checkpoints.all(lambda each: each.step > newer_than):
+        try:
+            saving.restore(session.checkpoints, session.state, manifest=manifest)
+        except (CheckpointError, tf.errors.OpError):
+            if manifest.problem(content=False) is None:
+                raise
+            continue
+        yield manifest
 
 
 def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) -> None:

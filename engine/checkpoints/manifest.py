@@ -9,14 +9,17 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 
-FORMAT = 1
+FORMAT = 2  # 1 had no digest of its own
 SUFFIX = ".manifest.json"
 _READ_BYTES = 1 << 21
 _FILE = re.compile(r"(?P<stem>ckpt-\d+)\.(index|data-\d{5}-of-\d{5})")
 _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
-# What a killed writer leaves: TensorFlow's shards before they are merged, this file's and TensorFlow's temporary names.
-_LEFTOVER = re.compile(r"ckpt-\d+_temp.*|.*\.tmp\w*")
+# What a killed writer leaves: TensorFlow's shards before they are merged, our and TensorFlow's temporary names.
+_TEMPORARY_FOLDER = re.compile(r"ckpt-\d+_temp\w*")
+_TEMPORARY_FILE = re.compile(r"(ckpt-\d+|checkpoint)(\.[\w.-]+)?\.(tmp|tempstate)\w*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class CheckpointError(Exception):
@@ -52,8 +55,11 @@ class Manifest:
         before, now = self.about.get("data", {}), about.get("data", {})
         return {split for split in before.keys() & now.keys() if before[split] != now[split]}
 
-    def problem(self, content: bool = True) -> str | None:
-        """How the files differ from the manifest, or None when they match. Without `content`, sizes only."""
+    def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
+        """How the files differ from the manifest, or None when they match. Without `content`, sizes only.
+
+        `hashed` gives a file's hash by its path, where some are known already.
+        """
         if self.gone():
             return f"{self.name} was removed"
         for name, wanted in self.files.items():
@@ -62,8 +68,8 @@ class Manifest:
                 size = os.path.getsize(path)
                 if size != wanted["bytes"]:
                     return f"{name}: expected {wanted['bytes']} bytes, found {size}"
-                if content and (found := sha256(path)) != wanted["sha256"]:
-                    return f"{name}: expected sha256 {wanted['sha256'][:16]}..., found {found[:16]}..."
+                if content and (digest := (hashed or sha256)(path)) != wanted["sha256"]:
+                    return f"{name}: expected sha256 {wanted['sha256'][:16]}..., found {digest[:16]}..."
             except FileNotFoundError:
                 return f"{name}: expected {wanted['bytes']} bytes, found no file"
             except OSError as error:
@@ -83,6 +89,7 @@ def write(manifest: Manifest) -> None:
         _fsync(os.path.join(directory, name))
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
+    record = sealed(record)
     path = manifest.prefix + SUFFIX
     temporary = path + ".tmp"
     with open(temporary, "w", encoding="utf-8") as file:
@@ -94,27 +101,78 @@ def write(manifest: Manifest) -> None:
 
 
 def read(path: str) -> Manifest:
-    """Raises CheckpointError when the file is not a whole manifest of a known format."""
+    """Raises CheckpointError when the file is not a whole manifest of a known format, of its own step's files alone."""
     name = os.path.basename(path)
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
-        if (version := record.pop("format")) != FORMAT:
-            raise CheckpointError(f"{name}: expected format {FORMAT}, found {version}")
+        if not isinstance(record, dict):
+            raise CheckpointError(f"{name}: expected a manifest, found {_shown(record)}")
+        if (version := record.get("format")) not in (1, FORMAT) or isinstance(version, bool):
+            raise CheckpointError(f"{name}: expected format {FORMAT}, found {_shown(version)}")
+        recorded = record.pop("sha256", None)
+        if version != 1 and recorded != (digest := _digest(record)):
+            raise CheckpointError(f"{name}: expected content of sha256 {_shown(recorded)}, found {digest[:16]}...")
+        del record["format"]
+        _check_fields(name, record)
         manifest = Manifest(prefix=path.removesuffix(SUFFIX), **record)
-        if manifest.name != f"ckpt-{manifest.step}":
-            raise CheckpointError(f"{name}: expected step {step_of(name)}, found {manifest.step}")
-        for recorded in manifest.files.values():
-            recorded["bytes"], recorded["sha256"]
+        _check_files(name, manifest)
         return manifest
     except OSError as error:
         raise CheckpointError(f"{name}: can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{name}: expected a manifest, found {error!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name}: expected a manifest, found {type(error).__name__}: {error}") from error
 
 
-def read_all(directory: str) -> tuple[list[Manifest], dict[int, str]]:
-    """Every manifest, newest first, and {step: what is wrong} of the checkpoints that have none that can be read."""
+def _check_fields(name: str, record: dict) -> None:
+    kinds = {field.name: field.type for field in dataclasses.fields(Manifest) if field.name != "prefix"}
+    for field in sorted(kinds.keys() | record.keys()):
+        if field not in kinds:
+            raise CheckpointError(f"{name}: expected a manifest, found {field} in it")
+        if type(record.get(field)) is not kinds[field]:
+            what = _shown(record[field]) if field in record else "none"
+            raise CheckpointError(f"{name}: expected {field} to be of type {kinds[field].__name__}, found {what}")
+    if not isinstance(data := record["about"].get("data", {}), dict):
+        raise CheckpointError(f"{name}: expected about.data of splits, found {_shown(data)}")
+    for key, form in record["variables"].items():
+        if not isinstance(form, list) or [type(part) for part in form] != [list, str]:
+            raise CheckpointError(f"{name}: expected shape and dtype of {key}, found {_shown(form)}")
+
+
+def _check_files(name: str, manifest: Manifest) -> None:
+    """That these are this checkpoint's files and no others: what a manifest names is read, and removed in the end."""
+    if manifest.name != f"ckpt-{manifest.step}":
+        raise CheckpointError(f"{name}: expected step {step_of(name)}, found {_shown(manifest.step)}")
+    for file, recorded in manifest.files.items():
+        match = _FILE.fullmatch(file)
+        if not match or match["stem"] != manifest.name:
+            raise CheckpointError(f"{name}: expected files of {manifest.name}, found {_shown(file)}")
+        size, digest = (recorded.get(key) if isinstance(recorded, dict) else None for key in ("bytes", "sha256"))
+        if type(size) is not int or not 0 <= size < 1 << 63 or not _SHA256.fullmatch(str(digest)):
+            raise CheckpointError(f"{name}: expected bytes and sha256 of {file}, found {_shown(recorded)}")
+
+
+def _shown(value) -> str:
+    """A value of a file that was read, short enough for a line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def sealed(record: dict) -> dict:
+    """A manifest's record, as JSON has it, with the digest of all else in it."""
+    content = {key: value for key, value in record.items() if key != "sha256"}
+    return content | {"sha256": _digest(content)}
+
+
+def _digest(record: dict) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[list[Manifest], dict[int, str]]:
+    """Every manifest, newest first, and {step: what is wrong} of the checkpoints that have none that can be read.
+
+    `read` gives a manifest by its path, where some are known already.
+    """
     manifests, problems = [], {}
     names = listdir(directory)
     for name in names:
@@ -143,15 +201,21 @@ def describe_files(prefix: str) -> dict:
     return files
 
 
-def leftovers(directory: str) -> list[str]:
+def leftovers(directory: str, read: Callable[[str], Manifest] = read) -> list[str]:
     """Names of what no manifest owns: temporary files and folders, files of unfinished and of swept checkpoints."""
     names = listdir(directory)
     found = []
     for name in names:
         match = _FILE.fullmatch(name)
-        if _LEFTOVER.fullmatch(name) or (match and match["stem"] + SUFFIX not in names):
+        temporary = _TEMPORARY_FILE.fullmatch(name) or is_temporary_folder(name)
+        if temporary or (match and match["stem"] + SUFFIX not in names):
             found.append(name)
-    return found + [manifest.name + SUFFIX for manifest in read_all(directory)[0] if manifest.gone()]
+    return found + [manifest.name + SUFFIX for manifest in read_all(directory, read)[0] if manifest.gone()]
+
+
+def is_temporary_folder(name: str) -> bool:
+    """Whether TensorFlow makes, and removes, a folder of that name while it writes a checkpoint."""
+    return bool(_TEMPORARY_FOLDER.fullmatch(name))
 
 
 def steps(directory: str) -> set[int]:

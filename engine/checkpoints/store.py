@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 
 import tensorflow as tf
 from absl import logging
@@ -25,6 +26,7 @@ from absl import logging
 from crankshaft.engine import environment
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints import snapshot
+from crankshaft.engine.checkpoints.catalogue import Catalogue
 from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
 from crankshaft.engine.errors import reason
 
@@ -53,6 +55,7 @@ class Checkpoints:
         self._error = None
         self._current_step = None  # what this object saved or restored last
         self._warned = set()
+        self._catalogue = Catalogue(self.directory)
 
     def clean(self) -> list[str]:
         """Removes what killed writers left, and returns the names. For the process that writes, before it does.
@@ -61,7 +64,7 @@ class Checkpoints:
         broken or not, until it is written again or swept by `keep`.
         """
         self.wait()
-        names = manifests.leftovers(self.directory) if self.writes else []
+        names = self._catalogue.leftovers() if self.writes else []
         for name in names:
             logging.info("removing %s, left by a process that was ended", name)
             _remove(os.path.join(self.directory, name))
@@ -106,16 +109,16 @@ class Checkpoints:
         """
         return next(self._valid(), None)
 
-    def all(self) -> list[Manifest]:
-        """All checkpoints whose files match their manifests, the oldest first."""
-        return list(self._valid())[::-1]
+    def all(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
+        """All checkpoints, or those `where` it is so, whose files match their manifests, the oldest first."""
+        return list(self._valid(where))[::-1]
 
     def problem(self) -> str | None:
         """What is wrong with the newest checkpoint, where there are manifests and none is of a whole one; else None."""
-        found, unreadable = manifests.read_all(self.directory)
+        found, unreadable = self._catalogue.read_all()
         sealed = manifests.steps(self.directory)
         problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
-        problems += [each.problem() for each in found[::-1]]
+        problems += [self._catalogue.problem(each) for each in found[::-1]]
         return problems[-1] if problems and all(problems) else None
 
     def restore(self, manifest: Manifest | None = None) -> Manifest | None:
@@ -126,7 +129,7 @@ class Checkpoints:
         """
         self.wait()
         if manifest is not None:
-            if problem := manifest.problem():
+            if problem := self._catalogue.problem(manifest):
                 raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
             self._restore_verified(manifest)
             return manifest
@@ -153,13 +156,13 @@ class Checkpoints:
         snapshot.to_restore(self.state).read(manifest.prefix).expect_partial()
         self._current_step = manifest.step
 
-    def _valid(self):
+    def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):
         """Valid checkpoints, newest first, with a warning for each that is skipped on the way."""
-        found, unreadable = manifests.read_all(self.directory)
+        found, unreadable = self._catalogue.read_all()
         for manifest in found:
-            if manifest.gone():
-                continue  # swept, by this process or another
-            problem = manifest.problem()
+            if not where(manifest) or manifest.gone():
+                continue  # gone is swept, by this process or another
+            problem = self._catalogue.problem(manifest)
             if problem is None:
                 self._warn_newer(unreadable, manifest.step)
                 yield manifest
@@ -202,7 +205,7 @@ class Checkpoints:
             )
             self._error.__cause__ = error
             with contextlib.suppress(OSError):
-                for name in manifests.leftovers(self.directory):
+                for name in self._catalogue.leftovers():
                     _remove(os.path.join(self.directory, name))  # gives back the room that it took
 
     def _sweep(self, left: int, writing: int | None = None) -> bool:
@@ -221,7 +224,7 @@ class Checkpoints:
 
     def _known(self) -> list[Manifest]:
         """The checkpoints on the disk, those to be swept first coming first: broken ones, by size, then the oldest."""
-        known = [each for each in manifests.read_all(self.directory)[0] if not each.gone()]
+        known = [each for each in self._catalogue.read_all()[0] if not each.gone()]
         return sorted(known, key=lambda each: (each.problem(content=False) is None, each.serial))
 
     def _write_state_file(self) -> None:
@@ -241,7 +244,7 @@ class Checkpoints:
 
     def _seal(self, prefix: str, step: int, record: dict) -> None:
         """Writes the manifest of the files that TensorFlow has just finished."""
-        known = manifests.read_all(self.directory)[0]
+        known = self._catalogue.read_all()[0]
         manifests.write(
             Manifest(
                 prefix=prefix,
@@ -334,7 +337,9 @@ def _jsonable(name: str, value: dict) -> dict:
 
 
 def _remove(path: str) -> None:
-    if os.path.isdir(path):
+    """Removes a file, or a folder that TensorFlow made while it wrote; no other folder, whatever names it."""
+    if manifests.is_temporary_folder(os.path.basename(path)) and not os.path.islink(path) and os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):
-        os.remove(path)
+    else:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            os.remove(path)

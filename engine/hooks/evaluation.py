@@ -7,6 +7,7 @@ import math
 
 from absl import logging
 
+from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.base import Moment, Periodic
 
 
@@ -27,8 +28,9 @@ def averaged_weights(trainer):
 def evaluate(strategy, trainer) -> dict[str, float]:
     """The metrics' means over the whole evaluation set that is bound to the strategy; waits for them.
 
-    Warns of those that are not finite.
+    Warns of those that are not finite. Raises `NonfiniteError` for weights that are not, which metrics may hide.
     """
+    numerics.check_weights(trainer, "evaluation")
     with averaged_weights(trainer):
         found = strategy.evaluate().means()
     wrong = [f"{name} is {value}" for name, value in sorted(found.items()) if not math.isfinite(value)]

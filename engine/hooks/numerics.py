@@ -80,36 +80,46 @@ def first_nonfinite_variable(state) -> str | None:
     return first_nonfinite([*own, *state.variables()])
 
 
+def check_weights(trainer, where: str) -> None:
+    """Raises `NonfiniteError`, which begins with `where`, if a weight or a moving statistic is not finite.
+
+    A loss may be finite all the same, since ReLU takes nan for 0. Waits for the devices.
+    """
+    if path := first_nonfinite([*trainer.all_weights, *trainer.moving_statistics]):
+        raise NonfiniteError(f"{where}: variable {path} is not finite; {_cure(trainer.options)}")
+
+
 def first_nonfinite(variables: Iterable) -> str | None:
     """The path of the first floating variable that has an inf or a nan, or None."""
-    for variable in variables:
-        if tf.as_dtype(variable.dtype).is_floating and not all(map(_all_finite, _pieces(tf_variable(variable)))):
-            return path_of(variable)
-    return None
+    floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
+    found = [_all_finite(tf_variable(variable)) for variable in floating]  # all asked for before one is waited for
+    return next((path_of(v) for v, finite in zip(floating, found, strict=True) if not all(map(bool, finite))), None)
 
 
-def _all_finite(value: tf.Tensor) -> bool:
-    return bool(tf.reduce_all(tf.math.is_finite(value)))
+def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
+    """Of each piece of a variable, whether it is finite: computed where the variable is, which no value leaves."""
+    copy = own_copy(variable)
+    with tf.device(copy.device):
+        return [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(copy)]
 
 
 def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
-    """A variable's value; of a large one, a table, some rows at a time, on its own device: a read would copy it."""
+    """A variable's value; of a large one, a table, some rows at a time: a read would copy it."""
     row_bytes = 4 * math.prod(variable.shape[1:])
     if row_bytes * math.prod(variable.shape[:1]) <= _PIECE_BYTES:
         yield tf.convert_to_tensor(variable)
         return
-    copy = own_copy(variable)
     step = max(1, _PIECE_BYTES // row_bytes)
     for first in range(0, variable.shape[0], step):
-        with tf.device(copy.device):
-            yield copy.sparse_read(tf.range(first, min(first + step, variable.shape[0])))
+        yield variable.sparse_read(tf.range(first, min(first + step, variable.shape[0])))
 
 
 class NanGuard(Hook):
     """Stops a run whose loss or gradients are not finite, and keeps such a state out of every checkpoint.
 
     It reads the sums of the call *before*, which are finished, so it never waits for a device between two calls of the
-    inner loop; before a checkpoint, and at the end, it reads all that is left, and looks at the weights themselves.
+    inner loop; before a checkpoint, and at the end, it reads all that is left, and looks at the weights themselves, as
+    each evaluation does.
 
     Where steps are left out (`on_nonfinite="skip"`, or a loss scale), losses may be what they are: it counts the
     steps, warns, and ends the run when nothing has been learned for `max_skipped` steps in a row.
@@ -139,9 +149,6 @@ class NanGuard(Hook):
 
     def settle(self, moment: Moment) -> None:
         self._check_all(moment)
-        if path := first_nonfinite(moment.state.trainer.all_weights):
-            cure = _cure(moment.state.trainer.options)
-            raise NonfiniteError(f"step {moment.step}: variable {path} is not finite; {cure}")
 
     def end(self, moment: Moment) -> None:
         self._check_all(moment)
@@ -150,6 +157,7 @@ class NanGuard(Hook):
         if self._unchecked is not None:
             unchecked, self._unchecked = self._unchecked, None
             self._check(moment, *unchecked)
+        check_weights(moment.state.trainer, f"step {moment.step}")
 
     def _check(self, moment: Moment, first: int, last: int, sums: LoopSums) -> None:
         options = moment.state.trainer.options

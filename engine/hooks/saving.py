@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crankshaft.engine.checkpoints import Checkpoints, Manifest
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from crankshaft.engine.hooks.base import Hook, Moment, Periodic
 from crankshaft.engine.hooks.monitors import Monitor
 from crankshaft.engine.state import TrainState
@@ -46,17 +46,33 @@ def restore(
 
     Returns:
       The manifest of what was restored; None, with nothing changed, if there is no checkpoint.
+
+    Raises:
+      CheckpointError: the checkpoint can't be read, or a hook can't take up what it holds.
     """
     manifest = checkpoints.restore(manifest)
     if manifest is None:
         return None
-    state.restore_host_state(manifest.host_state.get("state", {}))
     kept, changed = manifest.host_state.get("hooks", {}), manifest.other_data(checkpoints.about)
-    for name, hook in by_name(hooks).items():
-        if name in kept:
-            hook.restore_host_state(kept[name])
-            hook.data_changed(changed)
+    whose = "state"
+    try:
+        state.restore_host_state(manifest.host_state.get("state", {}))
+        for name, hook in by_name(hooks).items():
+            if name in kept:
+                whose = f"hooks.{name}"
+                hook.restore_host_state(kept[name])
+                hook.data_changed(changed)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{manifest.name} in {checkpoints.directory}: its host_state.{whose} can't be taken up ({error!r}); "
+            "restore the manifest from a copy, or move this checkpoint away to go on from the one before"
+        ) from error
     return manifest
+
+
+def rules_of(manifest: Manifest) -> int:
+    """By which `engine.state.RULES` the run was going on when it was saved."""
+    return manifest.host_state.get("state", {}).get("rules", 1)
 
 
 class Checkpointing(Periodic):

@@ -8,9 +8,9 @@ from crankshaft.engine.optimizers.base import Optimizer
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
 _THE_ENGINES_OWN = {
-    "clipnorm": "clip by the engine's global norm",
-    "clipvalue": "clip by the engine's global norm",
-    "global_clipnorm": "clip by the engine's global norm",
+    "clipnorm": "use the engine's clip_variable_norm",
+    "clipvalue": "use the engine's clip_value",
+    "global_clipnorm": "use the engine's clip_norm",
     "use_ema": "use the engine's ema_decay",
     "gradient_accumulation_steps": "use the engine's accumulate_steps",
     "loss_scale_factor": "use the engine's precision",

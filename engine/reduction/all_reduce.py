@@ -15,6 +15,8 @@ from crankshaft.engine.gradients import Gradients
 from crankshaft.engine.reduction import collectives
 from crankshaft.engine.wire import from_halves, to_halves
 
+# Of 16-bit values each replica holds what all have sent, until they are summed: this much at once, and summed twice.
+GATHERED_BYTES = 64 << 20
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
@@ -189,9 +191,12 @@ class Reduction(tf.Module):
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
         times_it = self.watched and self.timed
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
-        reduce_pack = self._all_reduce if self.wire_dtype == tf.float32 else self._all_gather
+        reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.wire_dtype.size)
+        if self.wire_dtype != tf.float32:
+            most = _most_gathered(context)
+            reduce_pack, pack_size = self._all_gather, min(pack_size or most, most)
         sums = [None] * len(items)
-        for pack in _packs(items, -(-self.pack_bytes // self.wire_dtype.size)):
+        for pack in _packs(items, pack_size):
             for place, total in zip(pack, reduce_pack(context, [items[place] for place in pack]), strict=True):
                 sums[place] = total
         if times_it:
@@ -204,6 +209,9 @@ class Reduction(tf.Module):
         return _unpack(collectives.all_reduce(context, flat), pack)
 
     def _all_gather(self, context, pack: list[Item]) -> list[tf.Tensor]:
+        most = _most_gathered(context)
+        if len(pack) == 1 and pack[0].value.shape.num_elements() > most:
+            return [self._all_gather_in_pieces(context, pack[0], most)]
         halves = [to_halves(item.value, self._dtype_of(item)) for item in pack]
         sizes = [half.shape.num_elements() for half in halves]
         flat = tf.concat(halves, 0)
@@ -215,6 +223,17 @@ class Reduction(tf.Module):
         lanes = tf.reshape(tf.bitcast(gathered, tf.uint16), [replicas, sum(sizes) + odd])
         pieces = tf.split(lanes, sizes + [1] * odd, axis=1)
         return [self._sum_halves(piece, item) for piece, item in zip(pieces, pack, strict=False)]
+
+    def _all_gather_in_pieces(self, context, item: Item, most: int) -> tf.Tensor:
+        """The sum of one large item, of which `most` values are gathered at once: each replica's piece is summed before
+        the next travels."""
+        size, sums = item.value.shape.num_elements(), []
+        flat = tf.reshape(item.value, [-1])
+        for first in range(0, size, most):
+            with tf.control_dependencies(sums[-1:]):
+                piece = Item(tf.identity(flat[first : first + most]), item.exact)
+            sums += self._all_gather(context, [piece])
+        return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
     def _dtype_of(self, item: Item) -> tf.DType:
         return tf.float32 if item.exact else self.wire_dtype
@@ -259,6 +278,11 @@ class ByReplica:
         """Which replica is being traced; None where one trace serves all."""
         number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
         return None if number is None else int(number)
+
+
+def _most_gathered(context) -> int:
+    """How many values, of 16 bits, a replica may send at once."""
+    return max(1, GATHERED_BYTES // (2 * context.num_replicas_in_sync))
 
 
 def weighted(averages: Sequence[tf.Variable], count: tf.Tensor) -> list[Item]:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
 
 from crankshaft.engine.pull import Pull
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 
 _EXACT = 64  # staleness up to here has a bucket for each value; above, one for each power of two
 _BUCKETS = _EXACT + 32
+_PAUSES = (1_000, 50_000)  # microseconds, the shortest and the longest between two looks of a worker that waits
 DEAD = -1  # a worker that the coordinator has found dead
 COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
 
@@ -314,16 +316,31 @@ class UpdateLoop(ClosureLoop):
             return board.add(board.ones_at(board.starts_at(lease.slot)))
 
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
-        """The board's counts once this worker may go on."""
+        """The board's counts once this worker may go on.
+
+        It looks at the board again after an eighth of the time that it has waited: it waits no more than that for
+        nothing, and the first server, which answers all workers, is asked the more seldom the longer it takes.
+        """
         board = self._board
         with tf.control_dependencies([seen]):
-            first = (seen, board.read_holding())
+            first = (seen, board.read_holding(), tf.zeros([], tf.int64))
+
+        def look_again(_, __, waited):
+            pause = tf.clip_by_value(waited // 8, *_PAUSES)
+            with tf.control_dependencies([_sleep(pause)]):
+                return board.read(), board.read_holding(), waited + pause
+
         return tf.while_loop(
-            lambda counts, holding: board.updates_ahead(counts, holding, worker) > self._max_staleness_steps,
-            lambda *_: (board.read(), board.read_holding()),
+            lambda counts, holding, _: board.updates_ahead(counts, holding, worker) > self._max_staleness_steps,
+            look_again,
             first,
             parallel_iterations=1,
         )[0]
+
+
+def _sleep(microseconds: tf.Tensor) -> tf.Tensor:
+    """Sleeps, and takes no core; int64, 0. TensorFlow has no other op that does."""
+    return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).reduce(tf.zeros([], tf.int64), tf.add)
 
 
 def _here(tensors):

@@ -27,6 +27,12 @@ _DRAWS = (
 )
 
 
+def _arguments(operands, step: int, start: int, stop: int, due: int | None, told: tuple) -> tuple:
+    """Of `InnerLoop._loop`, which marks the last step as observed where somebody looks at it."""
+    places = (step, start, stop, stop - 1 if step + stop - start == due else -1)
+    return operands, *(tf.constant(place, tf.int64) for place in places), *told
+
+
 class LoopResult(NamedTuple):
     """What one call did: its metrics (unread), its steps, the seconds that the host waited for input, and, where there
     are several workers, what each of them told (`engine.strategies.workers.WorkerRows`)."""
@@ -81,6 +87,7 @@ class InnerLoop:
         self._step_graph = None
         # An XLA program is on one device, which has the whole loop.
         self._hosted = is_on_gpus(strategy) and not jit
+        self._taken = None
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
         self._programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
@@ -93,11 +100,22 @@ class InnerLoop:
           due: the step after which somebody looks at the metrics, if that is known.
         """
         before = time.perf_counter()
-        operands, start, stop = self._feed.take(step, limit)
+        operands, start, stop = self._take(step, limit)
         input_seconds = time.perf_counter() - before
-        places = (step, start, stop, stop - 1 if step + stop - start == due else -1)
-        arguments = (operands, *(tf.constant(place, tf.int64) for place in places), *told)
+        arguments = _arguments(operands, step, start, stop, due, told)
         return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
+
+    def trace(self, step: int, limit: int, *told) -> None:
+        """Compiles what the call with these arguments will run, without running it. That has to be the next call."""
+        operands, start, stop = self._take(step, limit)
+        self._program(_arguments(operands, step, start, stop, None, told))
+        self._taken = (step, limit), (operands, start, stop)
+
+    def _take(self, step: int, limit: int):
+        """What the feed gives for these steps; of a call that was only traced, what it gave then: a dataset's iterator
+        is opened once."""
+        taken, self._taken = self._taken, None
+        return taken[1] if taken and taken[0] == (step, limit) else self._feed.take(step, limit)
 
     def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """The compiled loop for operands of these shapes: to find it is most of what calling a `tf.function` takes."""

@@ -27,7 +27,10 @@ from crankshaft.engine.strategies.replicated import FeedOptions, Stop
 from crankshaft.engine.strategies.workers_feed import RepeatedWorkersFeed, WorkersFeed
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
-_CLOSURE_SECONDS = 0.25  # of a closure: to start one and to take it back costs about 10 ms
+# Of a closure: to start one and to take it back costs about 10 ms, of the one coordinator's time too, so that of many
+# workers each is left alone for longer.
+_CLOSURE_SECONDS = 0.25
+_WORKERS_AT_THAT = 8
 _WAIT_SECONDS = 1.0
 
 
@@ -222,6 +225,7 @@ class ParameterServer:
         exact_pull = Pull(trainer.steady_variables, tf.float32)
 
         def eval_step(batch, step, observed, pulled):
+            trainer.begin_eval_step(step, tf.identity(state.step_variable), observed)
             self._rows_travel_as(tf.float32)
             with exact_pull.values(*pulled).in_use():
                 return trainer.eval_step(batch)
@@ -294,11 +298,12 @@ class ParameterServer:
         return LoopResult(_summed(self._train_loop.names, done), steps, 0.0)
 
     def _pace(self, done: Done) -> None:
-        """Fits the length of closures to a quarter of a second, where it is not fixed."""
+        """Fits the length of closures to a time, where it is not fixed."""
         steps = done.lease.stop - done.lease.first
         is_first = done.lease.number <= self._leases_before + len(self.cluster.workers)  # those are compiled
         if not self._steps_per_loop and steps == self._closure_steps and not is_first:
-            wanted = round(steps * _CLOSURE_SECONDS / max(done.returned.seconds, 1e-6))
+            seconds = _CLOSURE_SECONDS * max(1.0, len(self.cluster.workers) / _WORKERS_AT_THAT)
+            wanted = round(steps * seconds / max(done.returned.seconds, 1e-6))
             self._closure_steps = max(1, min(wanted, 8 * steps))
 
     def _fill(self, end: int) -> None:
@@ -309,6 +314,10 @@ class ParameterServer:
             stop = self._next_step + min(self._closure_steps, part)
             self._closures.hand_out(self._train_loop, self.train_feed.operands, self._next_step, stop)
             self._next_step = stop
+
+    def trace_evaluation(self) -> None:
+        """Traces a step of the evaluation: mistakes in it show now."""
+        self._eval_loop.one_step(0)
 
     def evaluate(self) -> Sums:
         """The metrics' sums over the whole evaluation set, each example once, by all workers."""

@@ -222,7 +222,8 @@ class Replicated:
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._rounds = Rounds(self.distribution, reduction) if reduction.sync_every_steps else None
 
-        def eval_step(batch, *_):
+        def eval_step(batch, place, observed):
+            state.trainer.begin_eval_step(place % self._eval_steps, tf.identity(state.step_variable), observed)
             batch, present = with_stand_in(batch)
             return only_if(present, state.trainer.eval_step(batch))
 
@@ -321,6 +322,10 @@ class Replicated:
     def round_steps(self) -> int:
         """Replicas are brought in step at each multiple of so many steps."""
         return self._rounds.steps if self._rounds else 1
+
+    def trace_evaluation(self) -> None:
+        """Traces the first call of the first evaluation: mistakes in it show now, and it need not be traced again."""
+        self._eval_loop.trace(0, self._eval_steps)
 
     def evaluate(self) -> Sums:
         """The metrics' sums over the whole evaluation set, each example once."""

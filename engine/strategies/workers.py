@@ -115,6 +115,9 @@ class WorkersLoop(InnerLoop):
         self._watchdog.beat(step + result.steps)
         return result
 
+    def trace(self, step: int, limit: int, *told) -> None:
+        super().trace(step, limit, *(told or (self._nothing,)))
+
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors
         shared = [name for name in self._names if not name.startswith(OWN)]

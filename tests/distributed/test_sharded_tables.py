@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,37 @@ def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(tmp_path
     launch(ALONE, *flags, "--train_steps=130", "--model_arg=admit_after=2")
     further = json.loads((tmp_path / "run" / "result.json").read_text())["tables"]
     assert further["embedding/rows_given"] > len(ids) > 1000
+
+
+SCRIPT = """
+import numpy as np
+
+import crankshaft
+from crankshaft.models.mlp import Model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    features, labels = rng.random((2560, 8), np.float32), rng.integers(0, 10, 2560)
+    features[77, 3] = np.nan
+    return (features, labels), (features[100:], labels[100:]), 10
+
+
+crankshaft.main(Model, data=data)
+"""
+
+
+def test_weights_on_servers_that_are_not_finite_fail_a_run_whose_loss_is(tmp_path):
+    """ReLU takes nan for 0, so nothing but the weights shows it, which are looked at where they are."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    flags = ("--strategy=parameter_server", "--mode=train", "--train_steps=40", "--steps_per_loop=20")
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--ps=1", "--max_restarts=0", "--"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [*command, tmp_path / "script.py", *flags], env=environment, capture_output=True, text=True, timeout=_SECONDS
+    )
+    assert ended.returncode == 1, ended.stderr[-3000:]
+    assert re.search(r"error: step 40: variable mlp/dense\w*/kernel is not finite", ended.stderr), ended.stderr[-1500:]
 
 
 def peaks(mark: str) -> dict[str, float]:

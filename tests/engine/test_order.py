@@ -1,5 +1,6 @@
 """The order of examples as arithmetic: each once an epoch, and any step's batch the same however it is reached."""
 
+import itertools
 import math
 
 import numpy as np
@@ -134,3 +135,94 @@ def test_replicas_share_a_batch_evenly(size, replicas):
     assert parts[-1][1] == size
     sizes = [stop - start for start, stop in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+def epochs(examples, num_epochs, seed=0, batch_size=None):
+    """[num_epochs, places] the examples in the order of each epoch; with a batch size, of its first batch alone."""
+    order = Order(examples, batch_size or examples, 1, seed)
+    blocks = tf.data.Dataset.range(0, num_epochs * order._blocks_per_epoch, order._blocks_per_epoch)
+    return np.stack([*blocks.map(order.examples, tf.data.AUTOTUNE).map(lambda rows: rows[0]).as_numpy_iterator()])
+
+
+def spread(table, expected):
+    """How many standard deviations a table's chi-square is from its mean, where `expected` is in each cell."""
+    freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
+    return (np.sum((table - expected) ** 2 / expected) - freedom) / np.sqrt(2 * freedom)
+
+
+SHUFFLED = [64, 1437, 60_000, 65_537]  # the cipher has 16 bits up to 65,536, more from there
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_neighbouring_epochs_and_seeds_have_nothing_in_common(examples):
+    """Correlations of random orders have a standard deviation of 1/sqrt(examples - 1)."""
+    orders = [*epochs(examples, 6, seed=0), *epochs(examples, 2, seed=1), *epochs(examples, 1, seed=2)]
+    for one in range(len(orders)):
+        for other in range(one):
+            correlation = np.corrcoef(orders[one], orders[other])[0, 1]
+            assert abs(correlation) * np.sqrt(examples - 1) < 4.5, (one, other)
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_an_example_may_stand_anywhere_and_anywhere_else_in_the_next_epoch(examples):
+    """Chi-squares of place by example, and of place by place in the next epoch, both in 32 equal parts."""
+    orders = epochs(examples, 1001 if examples == 64 else 5)
+    part = 32 * np.arange(examples) // examples
+    places = np.argsort(orders, axis=1)
+    sizes = np.bincount(part)
+    expected = np.outer(sizes, sizes) / examples * (len(orders) - 1)
+    by_example, by_place = np.zeros([2, 32, 32])
+    for before, after in itertools.pairwise(places):
+        np.add.at(by_example, (part, part[before]), 1)
+        np.add.at(by_place, (part[before], part[after]), 1)
+    for table in (by_example, by_place):
+        assert abs(spread(table, expected)) < 4.5
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_batches_of_sorted_data_have_classes_as_by_chance(examples):
+    """Of ten classes, one after the other: the count in a batch has the hypergeometric variance."""
+    batch_size, orders = 16, epochs(examples, 200 if examples < 10_000 else 3)
+    batches = orders[:, : examples // batch_size * batch_size].reshape(-1, batch_size)
+    a_class = examples // 10
+    counts = np.sum(batches < a_class, axis=1)
+    share = a_class / examples
+    variance = batch_size * share * (1 - share) * (examples - batch_size) / (examples - 1)
+    # A variance of so many counts, whose fourth moment is about three times the variance's square, more for rare ones.
+    error = np.sqrt((2 + 1 / variance) / len(counts))
+    assert abs(counts.var() / variance - 1) < 4.5 * error
+    assert counts.max() <= batch_size * share + 7 * np.sqrt(variance) + 1
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_those_of_a_batch_meet_again_in_the_next_epoch_as_by_chance(examples):
+    batch_size, orders = 16, epochs(examples, 100 if examples < 10_000 else 4)
+    batches = examples // batch_size
+    met, pairs = 0, batches * batch_size * (batch_size - 1) / 2
+    for before, after in itertools.pairwise(np.argsort(orders, axis=1) // batch_size):
+        whole = (before < batches) & (after < batches)
+        together = np.bincount(before[whole] * batches + after[whole])
+        met += np.sum(together * (together - 1) // 2)
+    expected = (len(orders) - 1) * pairs * (batches * batch_size * (batch_size - 1)) / (examples * (examples - 1))
+    assert abs(met - expected) < 4.5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize(("examples", "batch_size"), [(64, 8), (1437, 32), (65_536, 32)])
+def test_ten_thousand_epochs_and_seeds_have_no_period(examples, batch_size):
+    """Up to 2^16 examples there are 2^24 keys: of 10,000, three pairs are expected to be the same by chance."""
+    first_batches = epochs(examples, 10_000, batch_size=batch_size)
+    assert len(np.unique(first_batches, axis=0)) > 9_990
+    seeds = [batch(Order(examples, batch_size, 1, seed), 0) for seed in (*range(40), *range(256, 296), 2**31 - 1)]
+    assert len(np.unique(seeds, axis=0)) == len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("examples", "begins"),
+    [
+        (10, [[4, 1, 6, 0, 7, 8, 2, 9], [9, 8, 0, 6, 1, 7, 3, 4]]),
+        (100_000, [[27384, 98686, 52722, 50819, 81134, 13561, 5872, 57494]]),
+    ],
+)
+def test_an_order_stays_what_it_is(examples, begins):
+    """Another is another rule: `engine.state.RULES` counts them, so that no run of this one is gone on with."""
+    assert epochs(examples, len(begins), seed=7, batch_size=8).tolist() == begins

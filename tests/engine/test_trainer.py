@@ -6,6 +6,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -330,3 +331,73 @@ def test_what_must_be_overridden_says_so():
         Trainer().build_model()
     with pytest.raises(NotImplementedError, match="Trainer has no loss"):
         Trainer().loss(None, None)
+
+
+class Table(Trainer):
+    """Two ids an example, whose rows are the model's only weights but a bias."""
+
+    def __init__(self, num_shards=1):
+        super().__init__()
+        self.table = Embedding("rows", 12, 3, num_shards=num_shards)
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def build_layers(self, model, features):
+        model(tf.keras.Input([3]))
+
+    def forward(self, features, training):
+        return self.model(tf.reduce_sum(self.table(features, training=training), 1))
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+KERAS_CLIPS = {"clip_value": "clipvalue", "clip_variable_norm": "clipnorm", "clip_norm": "global_clipnorm"}
+
+
+@pytest.mark.parametrize("clip", KERAS_CLIPS)
+@pytest.mark.parametrize(("replicas", "options"), [(1, {}), (2, {}), (3, {"accumulate_steps": 2})])
+def test_clipped_updates_are_keras_ones(bench, clip, replicas, options):
+    """One update of 7 examples, uneven parts, beside Keras's on the whole batch: 1e-5, the rounding of its sums."""
+    rng = np.random.default_rng(1)
+    features, labels = rng.normal(size=(7, 3)).astype(np.float32), rng.normal(size=7).astype(np.float32)
+
+    class Plane(Linear):
+        def loss(self, outputs, batch):
+            return mean(tf.square(outputs[:, 0] - batch[1]))
+
+    limit = {clip: 0.3}
+    made = bench(Plane(), (features, labels), 7, replicas, optimizer="sgd", learning_rate=1.0, **limit, **options)
+    made.train(1)
+    theirs = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros")])
+    theirs.compile(tf.keras.optimizers.SGD(1.0, **{KERAS_CLIPS[clip]: 0.3}), "mse")
+    theirs.train_on_batch(features, labels)
+    for ours, other in zip(made.trainer.model.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-7)
+    assert np.abs(made.trainer.model.weights[0]).max() > 0.1
+
+
+@pytest.mark.parametrize("clip", ["clip_value", "clip_variable_norm"])
+def test_a_table_is_clipped_as_one_variable_whose_rows_occur_once(bench, clip):
+    """Ids that repeat are summed before they are clipped, and shards have one norm: as many as there are, as one."""
+    ids = np.int64([[3, 3], [3, 4], [7, 1]])
+    labels = np.float32([9, 9, 9])
+    found = []
+    for shards, replicas in ((1, 1), (3, 1), (1, 2)):
+        made = bench(Table(shards), (ids, labels), 3, replicas, optimizer="sgd", learning_rate=1.0, **{clip: 0.2})
+        before = made.trainer.table(ids).numpy()
+        made.train(1)
+        found.append(made.trainer.table(ids).numpy() - before)
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0], other, rtol=1e-5, atol=1e-7)
+    rows = {int(i): row for i, row in zip(ids.ravel(), found[0].reshape(-1, 3), strict=True)}
+    size = np.sqrt(sum(np.square(row).sum() for row in rows.values()))
+    # A step of a learning rate of 1 is the clipped gradient; rows of 0.05 lose some digits where it is taken off them.
+    limit = size if clip == "clip_variable_norm" else np.abs(list(rows.values())).max()
+    assert limit == pytest.approx(0.2, rel=1e-5)
+
+
+def test_one_way_of_clipping_at_a_time():
+    with pytest.raises(ValueError, match=r"clip_norm=1.0 and clip_value=0.5 clip the same gradients; use one of them"):
+        StepOptions(clip_norm=1.0, clip_value=0.5)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
+from crankshaft.engine.checkpoints.manifest import sealed
 from tests import runs
 from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
 
@@ -98,11 +99,11 @@ def test_a_kept_evaluation_of_the_same_data_is_used_again(inside, data, tmp_path
     (path,) = (tmp_path / "run" / "checkpoints").glob("*.manifest.json")
     manifest = json.loads(path.read_text())
     manifest["host_state"]["hooks"]["evaluation"]["result"] = {"loss": 12.5}
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
     assert shown(inside(*run).ok()) == "loss 12.5"
     # So it was before checkpoints told of their data.
     del manifest["about"]["data"]
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
     other = inside(*run, f"--data_dir={images(tmp_path / 'other', train_count=300)}").ok()
     assert shown(other) == "loss 12.5"
     assert not warnings(other)

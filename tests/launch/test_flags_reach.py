@@ -77,6 +77,17 @@ def test_clipping_bounds_an_update(run):
     assert norms[1] == pytest.approx(0.01, rel=1e-3)  # weights of about 0.1 in float32, less their start
 
 
+@pytest.mark.parametrize("flag", ["clip_value", "clip_variable_norm"])
+def test_clipping_each_reaches_the_update(run, flag):
+    sgd = ("--optimizer=sgd", "--learning_rate=1", "--train_steps=1", "--mode=train")
+    start = run("start", "--optimizer=sgd", "--learning_rate=0", "--train_steps=1", "--mode=train")[1]
+    clipped = run("clipped", *sgd, f"--{flag}=0.001")[1]
+    changes = [clipped[name] - start[name] for name in start if name.startswith("trainer/model/")]
+    sizes = [np.abs(x).max() if flag == "clip_value" else np.linalg.norm(x) for x in changes]
+    # Some of the many values of each variable are beyond it. Weights of 0.3 in float32, less their start: to 1e-4.
+    assert sizes == pytest.approx([0.001] * 4, rel=1e-3)
+
+
 def test_accumulated_micro_batches_make_the_same_update(run):
     whole, parts = (run(f"by{n}", f"--accumulate_steps={n}", "--train_steps=10") for n in (1, 4))
     assert difference(whole[1], parts[1]) < 1e-5

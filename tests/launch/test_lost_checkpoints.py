@@ -16,7 +16,7 @@ def refused(outcome, run_dir) -> None:
     assert outcome.code == 2
     best = steps(run_dir, "best")[-1]
     assert f"--run_dir={run_dir} holds best/ckpt-{best} of a run whose checkpoints/ are gone" in outcome.error
-    assert f"remove {run_dir} or use another --run_dir, with --init_from={run_dir}/best" in outcome.error
+    assert f"restore them from a copy, or use another --run_dir, with --init_from={run_dir}/best" in outcome.error
     assert not (run_dir / "checkpoints").exists()
 
 

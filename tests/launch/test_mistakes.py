@@ -138,6 +138,7 @@ MISTAKES = {
         [*RUN, *MIRRORED, "--batch_parts=2"],
         ["--batch_parts=2 is for --strategy=one_device", "--strategy=mirrored", "leave it out"],
     ),
+    "two ways to clip": ([*RUN, "--clip_norm=1", "--clip_value=0.5"], ["--clip_norm=1.0 and --clip_value=0.5", "one"]),
     "an average that never moves": ([*RUN, "--ema_decay=1"], ["--ema_decay=1", "up to, not including, 1"]),
     "a plateau that raises the rate": (
         [*RUN, "--reduce_lr_patience=2", "--reduce_lr_factor=2"],

@@ -115,6 +115,23 @@ def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
     assert "--debug" in outcome.error
 
 
+@pytest.mark.parametrize("where", [(), ("--strategy=mirrored", "--num_virtual_devices=2")], ids=["one", "mirrored"])
+def test_a_bug_in_an_evaluation_shows_before_the_first_step(inside, where):
+    class Buggy(Line):
+        def eval_step(self, batch):
+            return {"kept": self.kept}
+
+        def loss(self, outputs, batch):
+            self.kept = mean(outputs)
+            return super().loss(outputs, batch)
+
+    done = []
+    outcome = inside(*RUN, *where, trainer=Buggy, data=data, hooks=[every_steps(1, lambda moment, _: done.append(1))])
+    assert outcome.code == 2
+    assert place_of(Buggy.eval_step) in outcome.error
+    assert not done
+
+
 def test_a_bug_in_a_users_metric_shows_its_traceback_with_debug(inside):
     class Buggy(Line):
         def metrics(self, outputs, batch):

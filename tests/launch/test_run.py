@@ -8,6 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from crankshaft.engine.state import RULES
+from crankshaft.models.mlp import Model
 from tests import runs
 from tests.launch.conftest import MLP
 
@@ -169,3 +171,34 @@ def test_an_evaluation_that_is_not_finite_is_warned_of_and_null_in_the_result(in
     again = inside(*MLP, *steep, f"--run_dir={tmp_path}").ok()
     assert "this run is complete" in again.out
     assert "evaluation at step 1: accuracy" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
+
+
+def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allowed(inside, tmp_path):
+    run = (*MLP, "--mode=train", f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=2").ok()
+    (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
+    manifest = json.loads(path.read_text())
+    assert manifest["host_state"]["state"].pop("rules") == RULES
+    path.write_text(json.dumps(manifest))
+    before = (tmp_path / "config.json").read_text()
+    outcome = inside(*run, "--train_steps=4")
+    assert outcome.code == 2
+    assert f"{tmp_path} was begun by rules 1 of shuffling and updating, and these are {RULES}: its" in outcome.error
+    assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
+    assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
+    outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
+    assert "rules 1" in outcome.err
+    assert "rules" not in inside(*run, "--train_steps=6").ok().err
+
+
+@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
+def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside, mode):
+    def data():
+        rng = np.random.default_rng(0)
+        features, labels = rng.random((2560, 8), np.float32), rng.integers(0, 10, 2560)
+        features[77, 3] = np.nan  # seen in one of 40 steps, and not in one at which the gradients' norm is looked at
+        return (features, labels), (features[100:], labels[100:]), 10
+
+    outcome = inside(f"--mode={mode}", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Model, data=data)
+    assert outcome.code == 1
+    assert re.search(r"variable mlp/dense\w*/kernel is not finite; lower the learning rate", outcome.error)

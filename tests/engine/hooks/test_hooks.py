@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import loop
+from crankshaft.engine import Trainer, loop, mean
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
@@ -33,6 +33,17 @@ def mlp(bench):
         return bench(trainer, source, BATCH, replicas, num_classes=3, eval_source=data(seed=1), **options)
 
     return make
+
+
+class Normed(Trainer):
+    """Ends in batch normalisation."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential([layers.Flatten(), layers.Dense(2), layers.BatchNormalization()])
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(outputs**2, 1))
 
 
 class Record(Hook):
@@ -249,6 +260,23 @@ def test_weights_that_are_not_finite_are_not_saved_though_the_metrics_are(mlp, t
 def test_nan_in_the_last_step_of_a_run_without_checkpoints_is_found(mlp):
     with pytest.raises(NonfiniteError):
         run(mlp(with_nan(0), shuffle=False), [NanGuard()], 1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("hook", [NanGuard, lambda: Evaluation(7)], ids=["the end", "an evaluation"])
+def test_nan_that_relu_hides_from_the_loss_is_found_in_the_weights(mlp, hook, replicas):
+    bench = mlp(with_nan(40), replicas, shuffle=False)  # in the third step
+    with pytest.raises(NonfiniteError, match=r"variable \S*kernel is not finite; lower the learning rate"):
+        run(bench, [hook()], 9)
+    assert np.isfinite(bench.strategy.evaluate().means()["loss"])
+
+
+def test_moving_statistics_that_are_not_finite_are_found(bench):
+    model = bench(Normed(), data(), BATCH)
+    numerics.check_weights(model.trainer, "here")
+    model.trainer.model.layers[-1].moving_variance.assign([np.inf, 1.0])
+    with pytest.raises(NonfiniteError, match=r"^here: variable .*moving_variance.* is not finite"):
+        numerics.check_weights(model.trainer, "here")
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

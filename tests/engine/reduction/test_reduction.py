@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.reduction import Reduction, all_reduce, collectives
 
 SHAPES = [(3, 5), (), (7,), (2, 3, 2)]
 
@@ -61,6 +61,32 @@ def test_sums_equal_numpys_of_values_rounded_as_they_travel(distribution, replic
         else:
             np.testing.assert_array_equal(found, wanted)
     assert count == sum([1.0, 2.0, 5.0][:replicas])
+
+
+@pytest.mark.parametrize("pack_bytes", [0, 4 << 20])
+def test_no_replica_holds_more_than_a_piece_of_what_all_have_sent(distribution, monkeypatch, pack_bytes):
+    """Of three replicas, each of which sends at most 4 values at once: the same bits as without a limit."""
+    replicas, sizes = 3, []
+    gather = collectives.all_gather
+
+    def measured(context, words):
+        sizes.append(context.num_replicas_in_sync * words.shape.num_elements() * words.dtype.size)
+        return gather(context, words)
+
+    def sums():
+        return reduce(
+            distribution(replicas),
+            Reduction("bfloat16", pack_bytes),
+            [1.0, 2.0, 5.0],
+            lambda r: [tf.constant(v) for v in values(r)],
+        )
+
+    monkeypatch.setattr(collectives, "all_gather", measured)
+    whole, at_once = sums(), max(sizes)
+    sizes.clear()
+    monkeypatch.setattr(all_reduce, "GATHERED_BYTES", 4 * 2 * replicas)
+    assert_bit_equal([*whole, *sums()])
+    assert at_once > 4 * 2 * 2 * replicas >= max(sizes)  # a pack is closed when it is full, so it may hold twice that
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])

@@ -1,0 +1,79 @@
+"""The checkpoints of a directory as a process knows them: each manifest parsed once, each file hashed once. Host code.
+
+What is as it was, by inode, size and time of change, is not read again: a run that keeps a thousand checkpoints would
+otherwise parse them all at each save, and who looks for new ones would hash all those that it knows.
+"""
+
+import dataclasses
+import os
+
+from crankshaft.engine.checkpoints import manifest as manifests
+from crankshaft.engine.checkpoints.manifest import Manifest
+
+_REPEATED = ("about", "variables", "versions")
+
+
+class Catalogue:
+    """What is known of one directory's checkpoints. Reading only; any number may be at one directory."""
+
+    def __init__(self, directory: str):
+        self.directory = directory
+        self._manifests = _Kept()
+        self._hashes = _Kept()
+        self._last: Manifest | None = None
+
+    def read_all(self) -> tuple[list[Manifest], dict[int, str]]:
+        """As `manifest.read_all`."""
+        found = manifests.read_all(self.directory, self._read)
+        self._manifests.forget_the_gone()
+        self._hashes.forget_the_gone()
+        return found
+
+    def leftovers(self) -> list[str]:
+        """As `manifest.leftovers`."""
+        return manifests.leftovers(self.directory, self._read)
+
+    def problem(self, manifest: Manifest) -> str | None:
+        """How a checkpoint's files differ from its manifest, contents too; None when they match."""
+        return manifest.problem(hashed=self._sha256)
+
+    def _read(self, path: str) -> Manifest:
+        return self._manifests.get(path, lambda: self._shared(manifests.read(path)))
+
+    def _sha256(self, path: str) -> str:
+        return self._hashes.get(path, lambda: manifests.sha256(path))
+
+    def _shared(self, manifest: Manifest) -> Manifest:
+        """The manifest, holding the parts that are the last one's too as those: they are most of it, and it is kept."""
+        last, self._last = self._last or manifest, manifest
+        alike = {name: getattr(last, name) for name in _REPEATED if getattr(last, name) == getattr(manifest, name)}
+        self._last = dataclasses.replace(manifest, **alike)
+        return self._last
+
+
+class _Kept:
+    """What was made of files, as long as those stay as they were."""
+
+    def __init__(self):
+        self._made = {}
+
+    def get(self, path: str, make):
+        """What `make()` gave for the file as it is; raises what `make` does, and OSError."""
+        if (identity := _identity(path)) is None:
+            return make()  # which tells what is wrong
+        known = self._made.get(path)
+        if known is None or known[0] != identity:
+            known = self._made[path] = (identity, make())
+        return known[1]
+
+    def forget_the_gone(self) -> None:
+        for path in [path for path in list(self._made) if _identity(path) is None]:
+            self._made.pop(path, None)
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,50 @@
+"""What a step knows of where it is, in evaluation as in training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Mean, Trainer, mean
+
+POINTS = np.zeros((20, 3), np.float32), np.zeros(20, np.float32)
+
+
+class Placed(Trainer):
+    """Measures where each example is computed: the step, the replica, and a draw."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+    def metrics(self, outputs, batch):
+        draw = tf.random.stateless_uniform([], self.stateless_seed())
+        here = {"step": self.step, "replica": self.replica, "draw": draw, "square": tf.square(draw)}
+        return {name: Mean(tf.cast(value, tf.float32), tf.ones([])) for name, value in here.items()}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("is_dataset", [False, True], ids=["arrays", "dataset"])
+def test_step_replica_and_seed_hold_in_evaluation(bench, replicas, is_dataset):
+    data = tf.data.Dataset.from_tensor_slices(POINTS) if is_dataset else POINTS
+    made = bench(Placed(), POINTS, 8, replicas, eval_source=data)
+    made.strategy.trace_evaluation()
+    found = [made.strategy.evaluate().means()]
+    while made.state.step < 5:
+        made.train(made.state.step + 1)
+        found.append(made.strategy.evaluate().means())
+    assert [each["step"] for each in found] == [0, 1, 2, 3, 4, 5]
+    assert {each["replica"] for each in found} == {(replicas - 1) / 2}
+    draws = {each["draw"] for each in found}
+    assert len(draws) == 1  # each evaluation draws the same
+    assert found[0]["square"] - found[0]["draw"] ** 2 > 1e-3  # and each of its batches another
+
+
+def test_evaluation_draws_what_training_does_not(bench):
+    made = bench(Placed(), POINTS, 20, eval_source=POINTS, shuffle=False)
+    trained = {made.train(step + 1)["draw"][0] for step in range(4)}
+    assert len(trained) == 4
+    assert made.strategy.evaluate().means()["draw"] not in trained
