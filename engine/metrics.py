@@ -108,9 +108,10 @@ def auc(logits, labels, weights=None) -> Auc:
     logits = tf.reshape(tf.cast(logits, tf.float32), [-1])
     weights = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
     finite = tf.math.is_finite(logits)
-    place = tf.sigmoid(tf.where(finite, logits, 0.0)) * AUC_BUCKETS
+    # The last bucket is the highest's; as float32, since GPUs compare int32 on the host, which would wait for them.
+    place = tf.minimum(tf.sigmoid(tf.where(finite, logits, 0.0)) * AUC_BUCKETS, AUC_BUCKETS - 1)
     # The kernel leaves out what has a negative place.
-    place = tf.where(finite, tf.minimum(tf.cast(place, tf.int32), AUC_BUCKETS - 1), -1)
+    place = tf.where(finite, tf.cast(place, tf.int32), -1)
     positives = weights * tf.reshape(tf.cast(labels, tf.float32), [-1])
     return Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, weights)))
 

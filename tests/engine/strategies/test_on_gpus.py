@@ -14,8 +14,10 @@ from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.residency import as_rows, take_rows
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
+from crankshaft.input import synthetic_clicks
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
+from crankshaft.models.wide_deep import Model as WideDeep
 from tests.engine.strategies.gpu_memory import waits
 
 STREAMED = FeedOptions(resident_bytes=0)
@@ -57,7 +59,17 @@ def program(made):
 )
 def test_no_step_waits_for_the_device(bench, trainer, options):
     """Else the host could not run ahead: a value that it needs comes when all that was asked for before is done."""
-    assert waits(program(on(bench, "GPU:0", trainer, **options))) == []
+    made = on(bench, "GPU:0", trainer, eval_source=images(40), **options)
+    assert waits(program(made)) == []
+    made.strategy.evaluate()
+    for evaluation in made.strategy._eval_loop._programs.values():
+        assert waits(evaluation) == []
+
+
+def test_no_step_on_tables_waits_for_the_device(bench):
+    clicks = synthetic_clicks.load(None, 0, examples=64)
+    made = bench(WideDeep(), tuple(clicks.train), 16, vocabulary=clicks.vocabulary, device="GPU:0")
+    assert waits(program(made)) == []
 
 
 def test_what_waits_is_found(bench):
