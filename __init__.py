@@ -7,18 +7,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crankshaft.engine.metrics import Mean, mean
+    from crankshaft.engine.keras_metrics import KerasMetric
+    from crankshaft.engine.metrics import Mean, auc, mean, root_mean_square
     from crankshaft.engine.trainer import Trainer
+    from crankshaft.launch.api import Run, load_model, run
+    from crankshaft.launch.errors import RunError, UsageError
     from crankshaft.launch.train import main
 
 _HOMES = {
+    "KerasMetric": "crankshaft.engine",
     "Mean": "crankshaft.engine",
+    "Run": "crankshaft.launch.api",
+    "RunError": "crankshaft.launch.errors",
     "Trainer": "crankshaft.engine",
+    "UsageError": "crankshaft.launch.errors",
+    "auc": "crankshaft.engine",
+    "load_model": "crankshaft.launch.api",
     "main": "crankshaft.launch.train",
     "mean": "crankshaft.engine",
+    "root_mean_square": "crankshaft.engine",
+    "run": "crankshaft.launch.api",
 }
 
-__all__ = ["Mean", "Trainer", "main", "mean"]
+__all__ = [
+    *("KerasMetric", "Mean", "Run", "RunError", "Trainer", "UsageError"),
+    *("auc", "load_model", "main", "mean", "root_mean_square", "run"),
+]
 
 
 def __getattr__(name: str):

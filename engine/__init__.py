@@ -23,13 +23,16 @@ if _keras is not None and _keras.backend() != "tensorflow":
     )
 
 _HOMES = {
+    "KerasMetric": "crankshaft.engine.keras_metrics",
     "Mean": "crankshaft.engine.metrics",
     "StepOptions": "crankshaft.engine.options",
     "Trainer": "crankshaft.engine.trainer",
+    "auc": "crankshaft.engine.metrics",
     "mean": "crankshaft.engine.metrics",
+    "root_mean_square": "crankshaft.engine.metrics",
 }
 
-__all__ = ["Mean", "StepOptions", "Trainer", "mean"]
+__all__ = ["KerasMetric", "Mean", "StepOptions", "Trainer", "auc", "mean", "root_mean_square"]
 
 
 def __getattr__(name: str):

@@ -14,6 +14,7 @@ _LARGE = 1 << 18
 _COLLIDING_STRIDE = 8 << 10
 
 
+@tf.keras.utils.register_keras_serializable("crankshaft")
 class Dense(tf.keras.layers.Dense):
     """`tf.keras.layers.Dense`, whose gradients take less time where kernels are large. The values differ by rounding.
 
@@ -34,6 +35,7 @@ class Dense(tf.keras.layers.Dense):
         return outputs if self.activation is None else self.activation(outputs)
 
 
+@tf.keras.utils.register_keras_serializable("crankshaft")
 class Conv2DMaxPool(tf.keras.layers.Conv2D):
     """`Conv2D` and then `MaxPooling2D`, with fewer passes over what lies between them.
 
@@ -69,6 +71,7 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
         return {**super().get_config(), "pool_size": self.pool_size}
 
 
+@tf.keras.utils.register_keras_serializable("crankshaft")
 class BatchNormalization(tf.keras.layers.BatchNormalization):
     """`tf.keras.layers.BatchNormalization` (Ioffe, Szegedy 2015) of images [batch, height, width, channels].
 

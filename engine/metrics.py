@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 AUC_BUCKETS = 4096
+SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums up: `engine.example_counts` looks for it
 
 
 class Mean(NamedTuple):
@@ -61,8 +62,23 @@ class Auc(NamedTuple):
         return float(np.dot(positives, below) / pairs)
 
 
-# Kinds beside Mean, by the name that a row of sums carries.
-_KINDS = {"root_mean": RootMean, "auc": Auc}
+class KerasSums(NamedTuple):
+    """The state of a Keras metric that is made of sums, float32 [values], and how often it was updated, as often.
+
+    One is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
+    """
+
+    total: tf.Tensor
+    count: tf.Tensor
+
+    def value(self) -> None:
+        """None: nobody knows any more which metric's state it is."""
+        return
+
+
+# Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
+_KINDS = {"root_mean": RootMean, "auc": Auc, "keras": KerasSums}
+_VECTORS = (Auc, KerasSums)
 _ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics
 _ONE_NUMBER = (
     "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
@@ -74,7 +90,8 @@ def mean(values, weights=None) -> Mean:
     """The pair for a tensor of per-example values.
 
     Args:
-      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel).
+      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel). A step whose
+        entries are pairs of examples, as [n] and [n, 1] make them, is refused where it is traced.
       weights: None, or a tensor that broadcasts to `values`; an entry of weight 0 does not count.
 
     Returns:
@@ -85,10 +102,10 @@ def mean(values, weights=None) -> Mean:
     if weights is None:
         if values.shape.rank == 0:
             logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
-        return Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
+        return Mean(tf.reduce_sum(values, name=SUM_OF_VALUES), tf.cast(tf.size(values), tf.float32))
     weights = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # What has no weight may be anything, NaN too: padding often is.
-    return Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, weights)), tf.reduce_sum(weights))
+    return Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, weights), name=SUM_OF_VALUES), tf.reduce_sum(weights))
 
 
 def root_mean_square(values, weights=None) -> RootMean:
@@ -121,8 +138,13 @@ def as_pair(pair, where: str) -> Mean:
 
     Raises TypeError, which begins with `where` it came from, for what is none.
     """
-    if isinstance(pair, Auc):
+    if isinstance(pair, _VECTORS):
         return pair
+    if isinstance(pair, tf.keras.metrics.Metric):
+        raise TypeError(
+            f"{where}: a Keras metric is no pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
+            f"__init__ or build, and return self.{pair.name}(labels, predictions)"
+        )
     if not (isinstance(pair, tuple) and len(pair) == 2):
         raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); return crankshaft.mean(values)")
     total, count = (tf.cast(part, tf.float32) for part in pair)
@@ -145,38 +167,62 @@ def checked(metrics, where: str) -> dict[str, Mean]:
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
-    """The pairs as one [rows, 2] tensor, in the order of `row_names`: a row a metric, or a row a bucket.
+    """The pairs as one [rows, 2] tensor, in the order of `row_names`: a row a metric, or a row a vector's entry.
 
     The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so
     it does not depend on where the loop was cut.
     """
-    scalars, histograms = _in_order(metrics)
+    scalars, vectors = _in_order(metrics)
     rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
-    rows += [tf.cast(tf.stack(metrics[name], axis=1), dtype) for name in histograms]
+    rows += [tf.cast(tf.stack(metrics[name], axis=1), dtype) for name in vectors]
     return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
 
-def row_names(metrics: dict[str, Mean]) -> list[str]:
+class RowName(str):
+    """The name of a row of sums, which knows the kind of pair that the row is of."""
+
+    __slots__ = ("kind",)
+
+
+def row_names(metrics: dict[str, Mean]) -> list[RowName]:
     """What each row of `stack` is of: the metric's name; for other kinds than `Mean` with the kind before it."""
-    scalars, histograms = _in_order(metrics)
+    scalars, vectors = _in_order(metrics)
     names = [_row_name(name, metrics[name]) for name in scalars]
-    for name in histograms:
+    for name in vectors:
         names += [_row_name(name, metrics[name])] * metrics[name].total.shape[0]
     return names
 
 
 def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
     names = sorted(metrics)
-    return [n for n in names if not isinstance(metrics[n], Auc)], [n for n in names if isinstance(metrics[n], Auc)]
+    vectors = [name for name in names if isinstance(metrics[name], _VECTORS)]
+    return [name for name in names if name not in vectors], vectors
 
 
-def _row_name(name: str, pair) -> str:
-    return next((f"{key}:{name}" for key, kind in _KINDS.items() if isinstance(pair, kind)), name)
+def _row_name(name: str, pair) -> RowName:
+    row_name = RowName(next((f"{key}:{name}" for key, kind in _KINDS.items() if isinstance(pair, kind)), name))
+    row_name.kind = type(pair)
+    return row_name
 
 
 def _named_kind(row_name: str) -> tuple[str, type]:
+    """(the metric's name, the kind of its pairs): a plain string knows no Keras metric."""
     key, colon, name = row_name.partition(":")
-    return (name, _KINDS[key]) if colon and key in _KINDS else (row_name, Mean)
+    name, kind = (name, _KINDS[key]) if colon and key in _KINDS else (str(row_name), Mean)
+    return name, getattr(row_name, "kind", kind)
+
+
+def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
+    """Name to value, of a mean total / count. Of a value that is a vector each entry by itself, as NAME_0 and so on, of
+    a dictionary as NAME_KEY; a metric that has none, since nothing was counted for it, is left out."""
+    found = {}
+    for name, pair in pairs.items():
+        value = pair.value()
+        if isinstance(value, dict):
+            found |= {f"{name}_{key}": each for key, each in value.items()}
+        elif value is not None:
+            found[name] = value
+    return found
 
 
 class Sums:
@@ -209,7 +255,7 @@ class Sums:
     def host_state(self) -> dict[str, list]:
         """The values as JSON takes them. Waits as `values` does."""
         return {
-            _row_name(name, pair): [x.tolist() if isinstance(x, np.ndarray) else x for x in pair]
+            str(_row_name(name, pair)): [x.tolist() if isinstance(x, np.ndarray) else x for x in pair]
             for name, pair in self.values().items()
         }
 
@@ -218,14 +264,13 @@ class Sums:
         for sums in self._unread[:done]:
             for name, pair in sums.read().items():
                 old = self._values.get(name)
-                self._values[name] = pair if old is None else type(pair)(old[0] + pair[0], old[1] + pair[1])
+                same = old is not None and np.shape(old[0]) == np.shape(pair[0])  # else what was kept is of another
+                self._values[name] = type(pair)(old[0] + pair[0], old[1] + pair[1]) if same else pair
         del self._unread[:done]
 
     def means(self) -> dict[str, float]:
-        """Name to value, of a mean total / count; a metric that has none, since nothing was counted for it, is left
-        out. Waits as `values` does."""
-        found = {name: pair.value() for name, pair in self.values().items()}
-        return {name: value for name, value in found.items() if value is not None}
+        """`values_by_name` of the values. Waits as `values` does."""
+        return values_by_name(self.values())
 
 
 class LoopSums:
@@ -243,7 +288,7 @@ class LoopSums:
             found, start = {}, 0
             for row_name, rows in itertools.groupby(self._names):
                 (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
-                part = array[start:stop].T if kind is Auc else map(float, array[start])
+                part = array[start:stop].T if issubclass(kind, _VECTORS) else map(float, array[start])
                 found[name], start = kind(*part), stop
             self._read = found  # whole: threads read it too
         return self._read

@@ -16,13 +16,15 @@ PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lan
 
 
 class Pull:
-    """Reads Keras variables from their servers, all that one server has as one vector, and how far optimizers are.
+    """Reads Keras variables from their servers, all that one server has as one vector, or a few where one message can't
+    hold it (`wire.Packs`), and how far optimizers are.
 
     Args:
       variables: Keras variables; those that are on no server are left out.
       dtype: what float32 travels as.
       optimizers: the engine's.
       together: an optimizer's progress travels with the variables of its server; else it is asked for by itself.
+      pack_bytes: see `wire.Packs`.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Pull:
         dtype: tf.DType,
         optimizers: Sequence[Optimizer] = (),
         together: bool = True,
+        pack_bytes: int = 0,
     ):
         self._dtype = dtype
         self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
@@ -44,13 +47,20 @@ class Pull:
             group = server_of(optimizer.iterations), tf.float32
             self._groups.setdefault(group, [])
             self._aboard.setdefault(group, []).append(optimizer)
+        self._layouts = {group: self._layout(group, pack_bytes) for group in self._groups}
+
+    def _layout(self, group: tuple[str, tf.DType], pack_bytes: int) -> wire.Layout | wire.Packs:
+        shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
+        if group[1] == tf.float32:
+            return wire.Layout([PROGRESS] * len(self._aboard.get(group, ())), shapes, self._dtype, pack_bytes)
+        return wire.Packs(shapes, [1] * len(shapes), group[1], pack_bytes)
 
     def progress(self) -> list[tf.Tensor]:
         """How far the optimizers are now that are not in `packs`, each: `Optimizer.read_progress`."""
         return [optimizer.read_progress() for optimizer in self._alone]
 
     def packs(self) -> list[tf.Tensor]:
-        """The variables as they are now: a vector for each server and dtype, with the progress that goes with it."""
+        """The variables as they are now: vectors for each server and dtype, with the progress that goes with it."""
         packs = []
         for group, variables in self._groups.items():
             server, dtype = group
@@ -58,23 +68,24 @@ class Pull:
                 reads = [tf.raw_ops.ReadVariableOp(resource=tf_variable(v).handle, dtype=dtype) for v in variables]
                 if dtype == tf.float32:
                     progress = [tf.bitcast(each.read_progress(), dtype) for each in self._aboard.get(group, ())]
-                    packs.append(wire.pack(progress, reads, self._dtype))
+                    packs += self._layouts[group].pack(progress, reads)
                 else:
-                    packs.append(tf.concat([tf.reshape(read, [-1]) for read in reads], 0))
+                    packs += self._layouts[group].join([tf.reshape(read, [-1]) for read in reads])
         return packs
 
     def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
         """The variables' values in `packs`, and the optimizers' progress, there or in what `progress` gave."""
         pairs, known = [], dict(zip(map(id, self._alone), progress, strict=bool(progress)))
-        for (group, variables), pack in zip(self._groups.items(), packs, strict=True):
-            shapes = [tf.TensorShape(v.shape) for v in variables]
+        packs = list(packs)
+        for group, variables in self._groups.items():
+            layout = self._layouts[group]
+            here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
             if group[1] == tf.float32:
-                aboard = self._aboard.get(group, ())
-                told, parts = wire.unpack(pack, [PROGRESS] * len(aboard), shapes, self._dtype)
-                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in zip(aboard, told, strict=True)}
+                told, parts = layout.unpack(here)
+                aboard = zip(self._aboard.get(group, ()), told, strict=True)
+                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in aboard}
             else:
-                parts = tf.split(pack, [shape.num_elements() for shape in shapes])
-                parts = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+                parts = [tf.reshape(part, v.shape) for part, v in zip(layout.split(here), variables, strict=True)]
             pairs += zip(variables, parts, strict=True)
         return Values(pairs, known)
 

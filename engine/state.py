@@ -6,13 +6,15 @@ import contextlib
 
 import tensorflow as tf
 
+from crankshaft.engine.checkpoints import snapshot
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.trainer import Trainer
 
 # By which rules a run's numbers come about. A change that alters bits takes the next number, so that no run goes on
-# with other bits than it began with, unnoticed. 1 is what checkpoints have that name none. Since 2: `engine.order`
-# mixes an epoch's key and shuffles in eight rounds.
-RULES = 2
+# with other bits than it began with, unnoticed. 1 is what checkpoints have that name none. Since 2 `engine.order` mixes
+# an epoch's key and shuffles in eight rounds; since 3 what averages are corrected by, in Adam, RMSprop and the weights'
+# average, is no difference of float32 numbers.
+RULES = 3
 
 
 class TrainState:
@@ -45,7 +47,7 @@ class TrainState:
     def variables(self) -> list[tf.Variable]:
         """Every variable of the checkpoint, each once."""
         found = {}
-        for trackable in tf.train.TrackableView(self.checkpoint).descendants():
+        for _, trackable in snapshot.walk(self.checkpoint):
             variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
             if isinstance(variable, tf.Variable):
                 found[id(variable)] = variable

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine import layer_state, optimizers, randomness
+from crankshaft.engine import example_counts, layer_state, optimizers, randomness
 from crankshaft.engine.accumulation import accumulate, side_by_side
 from crankshaft.engine.embeddings import Embedding
 from crankshaft.engine.gradients import Gradients, check_reached
@@ -53,6 +53,7 @@ class Trainer(Holdings):
     example = None
     step = observed = _drawing = None
     pulled = Values()
+    _counts_checked = False
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -206,7 +207,11 @@ class Trainer(Holdings):
         return [*added, *layer_state.regularization(layers)]
 
     def checked_loss(self, outputs, batch) -> Mean:
-        """`loss`, which has to be a (total, count) pair; its values are checked where `options.debug` asks for it."""
+        """`loss`, which has to be a (total, count) pair, not over pairs of examples; its values are checked where
+        `options.debug` asks for it."""
+        if not self._counts_checked:
+            self._counts_checked = True
+            example_counts.check(self, outputs, batch)
         loss = as_pair(self.loss(outputs, batch), f"{type(self).__name__}.loss")
         if self.options.debug:
             self._check(loss)

@@ -5,8 +5,11 @@ Device code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
+
+PACK_BYTES = 1 << 30  # of a message: half of what gRPC and protocol buffers take
 
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -21,8 +24,8 @@ def from_halves(halves: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.bitcast(halves, dtype), tf.float32)
 
 
-def send(exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, dtype: tf.DType):
-    """Takes float32 tensors to a server, which they reach as one: each by itself costs a message.
+def send(exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, dtype: tf.DType, pack_bytes: int = 0):
+    """Takes float32 tensors to a server, which they reach as one, or as few as they can be: each costs a message.
 
     Args:
       exact: scalars that travel as they are.
@@ -30,38 +33,117 @@ def send(exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, dtyp
       shapes: of those: each a `tf.TensorShape`, or an int32 vector that the server has.
       server: a device.
       dtype: float32 or one of 16 bits.
+      pack_bytes: see `Packs`.
 
     Returns:
       (exact, rounded), float32, on the server.
     """
-    flat = pack(exact, rounded, dtype)
+    layout = Layout([tf.TensorShape([])] * len(exact), shapes, dtype, pack_bytes)
+    packs = layout.pack(exact, rounded)
     with tf.device(server):
-        return unpack(flat, [tf.TensorShape([])] * len(exact), shapes, dtype)
+        return layout.unpack(packs)
 
 
-def pack(exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tf.Tensor:
-    """float32 tensors as one vector, some as they are and some in `dtype`: of float32, or where that has 16 bits of
-    uint16."""
-    if dtype == tf.float32:
-        return tf.concat([tf.reshape(tensor, [-1]) for tensor in (*exact, *rounded)], 0)
-    halves = [to_halves(tensor, tf.float32) for tensor in exact]
-    return tf.concat(halves + [to_halves(tensor, dtype) for tensor in rounded], 0)
+class Layout:
+    """How float32 tensors lie in the vectors as which they travel, some as they are and some in `dtype`.
+
+    Args:
+      exact, rounded: their shapes, as `send` has them.
+      dtype: float32, or one of 16 bits: then the vectors are of uint16.
+      pack_bytes: see `Packs`.
+    """
+
+    def __init__(self, exact: Sequence, rounded: Sequence, dtype: tf.DType, pack_bytes: int = 0):
+        self._dtype = dtype
+        self._num_exact = len(exact)
+        self._shapes = [*exact, *rounded]
+        self._kinds = [tf.float32] * len(exact) + [dtype] * len(rounded)
+        lanes = [1 if dtype == tf.float32 else kind.size // 2 for kind in self._kinds]
+        self._packs = Packs(self._shapes, lanes, tf.float32 if dtype == tf.float32 else tf.uint16, pack_bytes)
+
+    @property
+    def num_packs(self) -> int:
+        return self._packs.num_packs
+
+    def pack(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
+        """The tensors as vectors."""
+        tensors = [*exact, *rounded]
+        if self._dtype == tf.float32:
+            return self._packs.join([tf.reshape(tensor, [-1]) for tensor in tensors])
+        return self._packs.join([to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)])
+
+    def unpack(self, packs: Sequence[tf.Tensor]) -> tuple[list, list]:
+        """What `pack` was given, (exact, rounded), float32, where this is called."""
+        parts = self._packs.split(packs)
+        if self._dtype != tf.float32:
+            parts = [from_halves(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
+        found = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return found[: self._num_exact], found[self._num_exact :]
 
 
-def unpack(flat: tf.Tensor, exact: Sequence, rounded: Sequence, dtype: tf.DType) -> tuple[list, list]:
-    """What `pack` was given, float32, where this is called; `exact` and `rounded` are the shapes."""
-    kinds, shapes = [tf.float32] * len(exact) + [dtype] * len(rounded), [*exact, *rounded]
-    lanes = [1 if dtype == tf.float32 else kind.size // 2 for kind in kinds]
-    sizes = [n * _num_elements(shape) for n, shape in zip(lanes, shapes, strict=True)]
-    parts = tf.split(flat, sizes, num=len(sizes))
-    if dtype != tf.float32:
-        parts = [from_halves(part, kind) for part, kind in zip(parts, kinds, strict=True)]
-    found = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-    return found[: len(exact)], found[len(exact) :]
+class Packs:
+    """Vectors of one dtype as few, none of more than a message can hold: gRPC's ends at 2 GiB.
+
+    Args:
+      shapes: of the tensors that the vectors are of, as `send` has them. One that is known only where a step runs, of
+        the rows that it touches, travels in the pack where it comes, and counts as nothing.
+      lanes: how many values of `dtype` each of a tensor's values is.
+      dtype: of the vectors.
+      pack_bytes: a pack ends here, and what is larger is cut; 0 is `PACK_BYTES`.
+    """
+
+    def __init__(self, shapes: Sequence, lanes: Sequence[int], dtype: tf.DType, pack_bytes: int = 0):
+        self._shapes, self._lanes = shapes, lanes
+        most = max(1, (pack_bytes or PACK_BYTES) // dtype.size)
+        self._packs: list[list[_Piece]] = [[]]
+        left = most
+        for place, (shape, n) in enumerate(zip(shapes, lanes, strict=True)):
+            size = n * shape.num_elements() if isinstance(shape, tf.TensorShape) else 0
+            pieces = [_Piece(place, first, min(size, first + most)) for first in range(0, max(1, size), most)]
+            for piece in pieces if len(pieces) > 1 else [_Piece(place, 0, None)]:
+                length = size if piece.stop is None else piece.stop - piece.first
+                if length > left:
+                    self._packs.append([])
+                    left = most
+                self._packs[-1].append(piece)
+                left -= length
+
+    @property
+    def num_packs(self) -> int:
+        return len(self._packs)
+
+    def join(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The vectors, each of a tensor, as packs."""
+        return [
+            tf.concat([vectors[p.place] if p.whole else vectors[p.place][p.first : p.stop] for p in pack], 0)
+            for pack in self._packs
+        ]
+
+    def split(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The vectors that `join` was given, where this is called."""
+        parts = [[] for _ in self._shapes]
+        for pack, pieces in zip(packs, self._packs, strict=True):
+            sizes = [self._size(p.place) if p.whole else p.stop - p.first for p in pieces]
+            for piece, part in zip(pieces, tf.split(pack, sizes, num=len(sizes)), strict=True):
+                parts[piece.place].append(part)
+        return [tf.concat(each, 0) if len(each) > 1 else each[0] for each in parts]
+
+    def _size(self, place: int):
+        shape = self._shapes[place]
+        known = isinstance(shape, tf.TensorShape)
+        return self._lanes[place] * (shape.num_elements() if known else tf.reduce_prod(shape))
 
 
-def _num_elements(shape):
-    return shape.num_elements() if isinstance(shape, tf.TensorShape) else tf.reduce_prod(shape)
+class _Piece(NamedTuple):
+    """What a pack holds of a tensor: all where `stop` is None, else values [first, stop)."""
+
+    place: int
+    first: int
+    stop: int | None
+
+    @property
+    def whole(self) -> bool:
+        return self.stop is None
 
 
 def fetch(rows: tf.Tensor, server: str, dtype: tf.DType) -> tf.Tensor:

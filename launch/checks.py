@@ -10,7 +10,7 @@ from crankshaft.launch import cluster as clusters
 from crankshaft.launch import config as configs
 from crankshaft.launch import paths
 from crankshaft.launch.benchmark import baseline
-from crankshaft.launch.config import Config
+from crankshaft.launch.config import KERAS_FILES, Config
 from crankshaft.launch.errors import UsageError
 
 
@@ -247,11 +247,18 @@ def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
 
 def _check_init_from(config: Config) -> None:
     source = config.init_from
+    if source and source.endswith((".h5", ".hdf5")) and not source.endswith(KERAS_FILES):
+        raise UsageError(
+            f"--init_from={source} is in Keras's older format; load it with Keras, and save it as .weights.h5 or .keras"
+        )
     if not source or os.path.exists(source) or os.path.exists(f"{source}.index"):
         return
     if config.run_dir and checkpoint_steps(config.run_dir, "checkpoints"):
         return  # the run has weights of its own by now
-    raise UsageError(f"--init_from={source} does not exist; give a run's folder or a checkpoint, .../ckpt-1000")
+    raise UsageError(
+        f"--init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
+        ".weights.h5"
+    )
 
 
 def _check_run_dir(config: Config) -> None:
@@ -263,7 +270,10 @@ def _check_run_dir(config: Config) -> None:
     before = configs.read(config.run_dir)
     if before is None or config.allow_changed_config or config.mode == "benchmark":
         return
-    if changed := configs.differences(before["deciding"], config.deciding()):
+    now = config.deciding()
+    if "script_flags" not in before["deciding"]:
+        now.pop("script_flags", None)  # of a run before they were kept
+    if changed := configs.differences(before["deciding"], now):
         raise UsageError(
             f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
             "use another --run_dir, the same flags, or --allow_changed_config"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from absl import flags
@@ -17,6 +17,7 @@ from crankshaft.launch.errors import UsageError, nearest
 from crankshaft.launch.flags import GROUPS
 
 FILE_NAME = "config.json"
+KERAS_FILES = (".keras", ".weights.h5")  # of weights, that --init_from takes beside checkpoints
 
 # What decides the numbers of a run: a run_dir is resumed only with the same. The rest may change from call to call.
 DECIDING = (
@@ -31,8 +32,8 @@ PERIODS = (
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
-    "mode run_dir result_json progress export_dir eval_checkpoint debug check_numerics init_from allow_changed_config "
-    "gpus gpu_memory_growth"
+    "mode run_dir result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
+    "allow_changed_config gpus gpu_memory_growth"
 ).split() + GROUPS["Benchmark mode"]
 # What means nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
@@ -54,6 +55,8 @@ class Config:
       values: flag name -> value.
       model, input: the registry's entries of the model and the input.
       cluster: of a strategy that has one: the workers, and which of them this process is.
+      script_flags: the values of the script's own flags that decide a run's numbers, by name.
+      owns_process: whether this run is all that its process is for, so that it may set threads.
     """
 
     def __init__(
@@ -62,11 +65,15 @@ class Config:
         model: registry.Entry,
         input: registry.Entry | None,
         cluster: Cluster | None = None,
+        script_flags: Mapping[str, Any] | None = None,
+        owns_process: bool = True,
     ):
         self.values = values
         self.model_entry = model
         self.input_entry = input
         self.cluster = cluster
+        self.script_flags = script_flags or {}
+        self.owns_process = owns_process
 
     def __getattr__(self, name: str):
         try:
@@ -157,6 +164,8 @@ class Config:
             values["input_arg"] = {**self.input_entry.defaults, **self.input_arg}
         if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
+        if self.script_flags:
+            values["script_flags"] = self.script_flags
         return _plain(values)
 
     def about(self) -> dict[str, Any]:
@@ -164,13 +173,21 @@ class Config:
         return _plain({"flags": self.values, "deciding": self.deciding()})
 
 
-def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[str, str]) -> Config:
+def from_flags(
+    trainer_class: type | None,
+    has_data: bool,
+    environment: Mapping[str, str],
+    script_flags: Collection[str] = (),
+    owns_process: bool = True,
+) -> Config:
     """The configuration that the command line asks for. Raises `UsageError`.
 
     Args:
       trainer_class: the user's own Trainer, or None: then --model names one.
       has_data: whether the user's script brings its data: then --input is not needed.
       environment: the process's variables, where a cluster is described.
+      script_flags: names of the script's own flags that decide a run's numbers.
+      owns_process: see `Config`.
     """
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
     paths.check(values)
@@ -181,7 +198,7 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
                 f"or leave --{name} out"
             )
     if values["mode"] in ("eval", "export"):
-        _fill_from_run(values, environment)
+        _fill_from_run(values, environment, script_flags)
         if trainer_class is None and values["model"] is None and not read(values["run_dir"]):
             raise UsageError(f"--run_dir={values['run_dir']} holds no run (no {FILE_NAME}); give the folder of a run")
     cluster = None
@@ -194,14 +211,7 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
                 "leave the evaluator out"
             )
         values["mode"] = "train"
-    if trainer_class is None:
-        model = registry.find("model", values["model"], registry.models())
-    elif values["model"] not in (None, trainer_class.__name__):
-        raise UsageError(
-            f"--model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it"
-        )
-    else:
-        model = registry.of_class(trainer_class)
+    model = _model(values["model"], trainer_class)
     data = None
     if not has_data or values["input"]:
         data = registry.find("input", values["input"], registry.inputs())
@@ -210,18 +220,29 @@ def from_flags(trainer_class: type | None, has_data: bool, environment: Mapping[
         "input_arg", values["input_arg"], data or registry.Entry("the script's data", "", {})
     )
     _parse_update(values)
-    if values["train_steps"] is not None and values["train_epochs"] is not None:
-        raise UsageError("--train_steps and --train_epochs are both given; use one of them")
-    if values["train_steps"] is None and values["train_epochs"] is None:
-        values["train_epochs"] = 10.0
-    if values["benchmark_steps"] is not None and values["benchmark_seconds"] is not None:
-        raise UsageError("--benchmark_steps and --benchmark_seconds are both given; use one of them")
-    if values["benchmark_steps"] is None and values["benchmark_seconds"] is None:
-        values["benchmark_seconds"] = 3.0
+    _settle_length(values, "train_steps", "train_epochs", 10.0)
+    _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
     for name in PERIODS:  # a default gives way to whole rounds; what was asked for is checked against them
         if values[name] and not flags.FLAGS[name].present:
             values[name] = whole_rounds(values[name], values["sync_every_steps"])
-    return Config(values, model, data, cluster)
+    own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
+    return Config(values, model, data, cluster, own, owns_process)
+
+
+def _model(name: str | None, trainer_class: type | None) -> registry.Entry:
+    if trainer_class is None:
+        return registry.find("model", name, registry.models())
+    if name not in (None, trainer_class.__name__):
+        raise UsageError(f"--model={name} is given, but this script trains {trainer_class.__name__}; omit it")
+    return registry.of_class(trainer_class)
+
+
+def _settle_length(values: dict[str, Any], steps: str, other: str, default: float) -> None:
+    """One of two flags says how long; `other` has the default where neither does."""
+    if values[steps] is not None and values[other] is not None:
+        raise UsageError(f"--{steps} and --{other} are both given; use one of them")
+    if values[steps] is None and values[other] is None:
+        values[other] = default
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -257,7 +278,7 @@ def _parse_update(values: dict[str, Any]) -> None:
     values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", given, schedule)
 
 
-def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str]) -> None:
+def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:
     """Takes what the command line does not say from the run's own configuration."""
     if not values["run_dir"]:
         raise UsageError(f"--mode={values['mode']} needs --run_dir, the folder of a run")
@@ -277,6 +298,9 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str]) -> No
     if given & length:
         given |= length
     values.update({name: value for name, value in run["flags"].items() if name in values and name not in given})
+    for name, value in run["deciding"].get("script_flags", {}).items():
+        if name in script_flags and not flags.FLAGS[name].present:
+            flags.FLAGS[name].value = value  # where the script looks
 
 
 def read(run_dir: str) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ The inputs are NumPy's work, so a file that is missing or broken is found before
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from crankshaft.launch.config import Config
 from crankshaft.launch.errors import UsageError
@@ -18,9 +18,9 @@ def load(config: Config) -> tuple:
     return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
 
 
-def call(data: Callable) -> tuple:
-    """What the user's function gives, None for what it leaves out; see `launch.train.main` for what that may be."""
-    splits = data()
+def call(data: Callable | Sequence) -> tuple:
+    """What the user's function gives, or has given, None for what it leaves out; see `train.main` for what that is."""
+    splits = data() if callable(data) else data
     if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3, 4, 5):
         found = f"{len(splits)} values" if isinstance(splits, (tuple, list)) else f"a {type(splits).__name__}"
         raise UsageError(

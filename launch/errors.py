@@ -13,8 +13,12 @@ EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
 EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """A mistake in what was asked: what was given, what was found, what to do. One line."""
+
+
+class RunError(RuntimeError):
+    """A run in Python that failed, in one line; its cause is the exception that ended it."""
 
 
 def nearest(found: str, known, otherwise: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""A trained model as a SavedModel: one serving signature, batches of any size, and a line that says how to ask."""
+"""A trained model for others: a SavedModel with one serving signature for batches of any size, or a .keras file."""
 
 from __future__ import annotations
 
@@ -6,34 +6,65 @@ import json
 import os
 import re
 import shutil
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from crankshaft.engine import Trainer
 from crankshaft.engine.hooks.evaluation import averaged_weights
+from crankshaft.launch import weights
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.session import Session
 
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
-def save(trainer: Trainer, example, path: str) -> str:
-    """Writes `path` (a version folder, as TensorFlow Serving wants it), whole or not at all, and returns it.
+def save(session: Session, folder: str, export_format: str) -> str:
+    """Writes the model of a session under `folder`, whole or not at all, and returns its path.
 
-    The signature `serving_default` takes the features of a batch, by name if they are a dict, else as `features`, and
-    gives `outputs`: what `Trainer.forward` gives, in float32, with the weights that evaluation uses. Of several outputs
-    it gives each, by its name if they are a dict, else as `outputs_0` and so on.
+    Args:
+      session: what it was trained in, restored.
+      folder: where to; of a SavedModel the parent of the version folders, one a step, as TensorFlow Serving wants it.
+      export_format: "saved_model" or "keras".
     """
+    path = os.path.join(folder, str(session.state.step)) + (".keras" if export_format == "keras" else "")
     if os.path.exists(path):
         raise UsageError(f"--export_dir: {path} exists; remove it or use another --export_dir")
-    if getattr(trainer, "model", None) is None:
-        found = type(trainer).__name__
+    if getattr(session.trainer, "model", None) is None:
+        found = type(session.trainer).__name__
         raise UsageError(f"--mode=export serves {found}.model, and there is none; name the model to serve self.model")
-    features, _ = example
-    named = isinstance(features, dict)
-    if not all(hasattr(x, "dtype") for x in (features.values() if named else [features])):
-        raise UsageError("--mode=export takes features that are one array, or a dictionary of arrays by name")
-    inputs = features if named else {"features": features}
+    if export_format == "keras":
+        _save_keras(session, path)
+    else:
+        _save_serving(session.trainer, session.example[0], path)
+    return path
+
+
+def _save_keras(session: Session, path: str) -> None:
+    """Writes `Trainer.model` alone, with the weights that evaluation uses."""
+    if type(session.trainer).forward is not Trainer.forward:
+        logging.warning(
+            "%s.forward computes more than self.model, which is all that a .keras file holds; "
+            "--export_format=saved_model has all of it",
+            type(session.trainer).__name__,
+        )
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path.removesuffix('.keras')}.tmp.keras"  # Keras goes by the ending
+    weights.trained(session).save(temporary)
+    os.replace(temporary, path)
+
+
+def _save_serving(trainer: Trainer, features, path: str) -> None:
+    """Writes a SavedModel.
+
+    The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
+    names, those of tuples and lists as `features_0` and so on. It gives `outputs`: what `Trainer.forward` gives, in
+    float32, with the weights that evaluation uses. Of several outputs it gives each, by its name if they are a dict,
+    else as `outputs_0` and so on.
+    """
+    inputs = _named(features)
     specs = {
         name: tf.TensorSpec([None, *np.shape(value)[1:]], tf.as_dtype(value.dtype), name=name)
         for name, value in inputs.items()
@@ -45,8 +76,9 @@ def save(trainer: Trainer, example, path: str) -> str:
     module = tf.Module()
     module.layers, module.embeddings = trainer.held_layers, trainer.embedding_tables
 
-    def serve(**features):
-        return _by_name(trainer.forward(features if named else features["features"], training=False))
+    def serve(**given):
+        packed = tf.nest.pack_sequence_as(features, [given[name] for name in inputs])
+        return _by_name(trainer.forward(packed, training=False))
 
     module.serve = tf.function(serve, autograph=False)
     temporary = f"{path}.tmp"
@@ -57,7 +89,16 @@ def save(trainer: Trainer, example, path: str) -> str:
     with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
         file.write(_readme(trainer, inputs, list(signature.structured_outputs)))
     os.replace(temporary, path)
-    return path
+
+
+def _named(features) -> dict[str, Any]:
+    """A signature's inputs are flat, in the order of `tf.nest.flatten`."""
+    flat = tf.nest.flatten(features)
+    if isinstance(features, dict) and len(flat) == len(features):
+        return {name: features[name] for name in sorted(features)}
+    return (
+        {"features": features} if not tf.nest.is_nested(features) else {f"features_{i}": x for i, x in enumerate(flat)}
+    )
 
 
 def _by_name(outputs) -> dict[str, tf.Tensor]:

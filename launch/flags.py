@@ -5,14 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
-import sys
-import textwrap
-from typing import NoReturn
 
 from absl import flags
 
-from crankshaft.launch import registry
 from crankshaft.launch.errors import nearest
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
@@ -20,6 +15,7 @@ STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
+EXPORT_FORMATS = ("saved_model", "keras")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
 
@@ -38,7 +34,7 @@ _COUNT = {"lower_bound": 0}
 
 # Group title -> names, in the order of --help. Filled where the flags are defined, below.
 GROUPS: dict[str, list[str]] = {}
-_HELP: dict[str, str] = {}  # as written: absl adds to it
+HELP: dict[str, str] = {}  # as written: absl adds to it
 ESSENTIAL = (
     "mode model model_arg input input_arg data_dir run_dir strategy num_virtual_devices train_steps train_epochs "
     "global_batch_size optimizer learning_rate learning_rate_schedule precision jit eval_every_steps "
@@ -52,7 +48,7 @@ def _group(title: str):
     def define(kind, name: str, default, help: str, **more) -> None:
         kind(name=name, default=default, help=help, **more)
         names.append(name)
-        _HELP[name] = help
+        HELP[name] = help
 
     return define
 
@@ -75,7 +71,12 @@ def _define_what() -> None:
     model = _group("Model")
     model(_string, "model", None, "A module in models/ (a script of your own brings its Trainer).")
     model(_repeated, "model_arg", [], "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.")
-    model(_path, "init_from", None, "Start from the weights (no more) of this run or checkpoint.")
+    model(
+        _path,
+        "init_from",
+        None,
+        "Start from the weights (no more) of this run, checkpoint or Keras file.",
+    )
 
     data = _group("Input")
     data(_string, "input", None, "A module in input/ (a script of your own may bring its data).")
@@ -259,7 +260,14 @@ def _define_when_and_what_is_shown() -> None:
 
     modes = _group("Modes other than training")
     modes(_string, "eval_checkpoint", "latest", "eval: latest, best, all, or a step.")
-    modes(_path, "export_dir", None, "export: where the SavedModel goes; run_dir/export if not given.")
+    modes(_path, "export_dir", None, "export: where the model goes; run_dir/export if not given.")
+    modes(
+        _enum,
+        "export_format",
+        "saved_model",
+        "export: a SavedModel with a serving signature, or a .keras file of Trainer.model.",
+        enum_values=EXPORT_FORMATS,
+    )
 
 
 def _define_benchmark() -> None:
@@ -311,54 +319,11 @@ _define_when_and_what_is_shown()
 _define_benchmark()
 
 
-def help_text(program: str, doc: str, own: list[str]) -> str:
-    """All flags, by group, with their defaults; `own` are those that the user's script defined."""
-    parts = [doc.strip(), "", f"usage: {program} [flags]"]
-    groups = {"This script": own, **GROUPS} if own else GROUPS
-    for title, names in groups.items():
-        parts += ["", f"{title}:"]
-        for name in names:
-            flag = flags.FLAGS[name]
-            about = _HELP.get(name, flag.help)
-            if flag.default not in (None, "", []):
-                about += f" [{flag.default}]"
-            parts.append(described(f"--{_usage(flag)}", about))
-    parts += _found("model", registry.models()) + _found("input", registry.inputs())
-    return "\n".join(parts)
-
-
-def show(text: str) -> NoReturn:
-    """Prints a text and exits; a reader that has seen enough, such as `head`, is no failure."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
-    sys.exit(0)
-
-
-def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
-    """A section of --help: the models or inputs, with their arguments and defaults."""
-    parts = ["", f"{kind.capitalize()}s (--{kind}):"]
-    for name, entry in entries.items():
-        arguments = [*entry.required, *(f"{name}={_as_given(value)}" for name, value in entry.defaults.items())]
-        about = f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
-        parts.append(described(name, about))
-    return parts
-
-
-def _as_given(value) -> str:
-    """A default as it would be written on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def short_help_text(program: str, doc: str) -> str:
-    """The flags that most runs use; fits a screen of 24 lines by 80 columns."""
-    title = doc.strip().splitlines()[0].split(", for example")[0]
-    lines = [textwrap.shorten(title, 79), f"usage: {program} [flags]   (--help: all flags)"]
-    for name in ESSENTIAL:
-        about = re.split(r"(?<!e\.g)\. |;| \(", _HELP[name])[0].rstrip(".")
-        lines.append(f"  --{name:<24} {textwrap.shorten(about, 50, placeholder=' ...')}")
-    return "\n".join(lines)
+def own() -> list[str]:
+    """The flags that a user's script, or a module of theirs, has defined."""
+    modules = flags.FLAGS.flags_by_module_dict()
+    theirs = [name for name in modules if name.split(".")[0] not in ("absl", "crankshaft", "tensorflow", "keras")]
+    return [flag.name for name in theirs for flag in modules[name]]
 
 
 def explain(error: flags.Error) -> str:
@@ -375,17 +340,3 @@ def explain(error: flags.Error) -> str:
     if kind and "is not" not in reason:  # where it is out of bounds, absl says which
         reason = f"it takes {kind}"
     return f"--{name}={value} can't be used: {reason}; see --help"
-
-
-def _usage(flag) -> str:
-    if flag.boolean:
-        return f"[no]{flag.name}"
-    values = getattr(flag.parser, "enum_values", None)
-    return f"{flag.name}={'|'.join(values) if values else '...'}"
-
-
-def described(usage: str, about: str) -> str:
-    """A flag and what it is for, as --help shows it."""
-    width = min(110, shutil.get_terminal_size().columns)
-    lines = textwrap.wrap(about, width - 8)
-    return "\n".join([f"  {usage}", *(f"        {line}" for line in lines)])

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from crankshaft.engine import cpus
-from crankshaft.launch import errors, process, restarts, shares
+from crankshaft.launch import errors, help, process, restarts, shares
 from crankshaft.launch import flags as train_flags
 from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.cluster import ClusterError
@@ -123,7 +123,7 @@ def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
 
 def _parse(argv: list[str]) -> None:
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        train_flags.show(_help())
+        help.show(_help())
     try:
         rest = _FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -265,5 +265,5 @@ def _help() -> str:
         flag = _FLAGS[name]
         default = "" if flag.default in (None, False) else f" [{flag.default:g}]"
         usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
-        parts.append(train_flags.described(usage, f"{flag.help}{default}"))
+        parts.append(help.described(usage, f"{flag.help}{default}"))
     return "\n".join(parts)

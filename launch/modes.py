@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,10 +23,11 @@ from crankshaft.engine.summaries import TensorBoard
 from crankshaft.engine.summaries.probe import Probe
 from crankshaft.launch import config as configs
 from crankshaft.launch import export as exports
-from crankshaft.launch import fingerprints, results
+from crankshaft.launch import fingerprints, results, weights
 from crankshaft.launch.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.files import write_json
+from crankshaft.launch.history import History
 from crankshaft.launch.process import EXIT_CODES, Signals
 from crankshaft.launch.progress import Progress, print_model_summary
 from crankshaft.launch.session import Session, choose_jit, start_weights
@@ -70,21 +72,30 @@ class TrainMetrics(Windowed):
         self.means = values.get("means", {})
 
 
-def train(session: Session, user_hooks: Sequence[Hook]) -> tuple[dict[str, Any], int]:
+def make_history(session: Session) -> History:
+    """The run's history, which the chief writes."""
+    return History(session.config.run_dir if session.config.writes_run else None, _eval_period(session))
+
+
+def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tuple[dict[str, Any], int]:
     """Trains, from the run's latest checkpoint if there is one. Returns (result, exit code)."""
     config, state = session.config, session.state
     stop_request = StopRequest()
     metrics = TrainMetrics(_eval_period(session))
-    hooks = compose_hooks(session, user_hooks, metrics, stop_request)
+    hooks = compose_hooks(session, [history, *user_hooks], metrics, stop_request)
     manifest = restore(session, hooks)
     if config.writes_run:  # not before: a run that cannot be gone on with stays what it is
         write_json(os.path.join(config.run_dir, configs.FILE_NAME), config.about())
+        weights.write(session, config.run_dir)
     if config.is_chief:
         print_model_summary(session.trainer.models, tables=session.trainer.embedding_tables.values())
     session.say(_first_line(session, manifest))
     for line in session.strategy.about():
         session.say(line)
-    with Signals(stop_request.request):
+    with contextlib.ExitStack() as stack:
+        for hook in hooks:
+            stack.callback(hook.close)
+        stack.enter_context(Signals(stop_request.request, ends_process=config.owns_process))
         if state.step < session.train_steps:
             if config.mode == "train_and_eval":
                 session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
@@ -268,9 +279,10 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     for _ in _restored_checkpoints(session):
         pass  # of several, the last one stays
     numerics.check_weights(session.trainer, f"step {session.state.step}")
-    path = os.path.join(session.config.export_folder, str(session.state.step))
-    exports.save(session.trainer, session.example, path)
-    session.say(f"SavedModel of step {session.state.step}: {path}")
+    config = session.config
+    path = exports.save(session, config.export_folder, config.export_format)
+    kind = {"saved_model": "SavedModel", "keras": "Keras model"}[config.export_format]
+    session.say(f"{kind} of step {session.state.step}: {path}")
     return {**result_of(session), "export": path}, 0
 
 

@@ -209,32 +209,48 @@ class Signals:
 
     Args:
       request: called with the signal's name; must only take a note.
+      ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt. In a thread that
+        is not the main one, which gets no signals, nothing is done.
     """
 
-    def __init__(self, request):
+    def __init__(self, request, ends_process: bool = True):
         self._request = request
-        self._before = {}
+        self._ends_process = ends_process
         self._requested = False
 
     def __enter__(self) -> Signals:
-        reading, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        threading.Thread(target=_end_at_second, args=(reading,), name="signals", daemon=True).start()
+        self._stack = contextlib.ExitStack()
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        if self._ends_process:
+            self._stack.enter_context(_ending_at_second())
         for number in _EXIT_CODES:
-            self._before[number] = signal.signal(number, self._handle)
+            self._stack.callback(signal.signal, number, signal.signal(number, self._handle))
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        os.close(self._writing)  # ends the thread
+        self._stack.close()
 
-    def _handle(self, number, _frame) -> None:
+    def _handle(self, number, frame) -> None:
         if not self._requested:
             self._requested = True
             self._request(signal.Signals(number).name)
+        elif not self._ends_process and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+
+
+@contextlib.contextmanager
+def _ending_at_second():
+    """Within, a second signal ends the process at once."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_second, args=(reading,), name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writing)  # ends the thread
 
 
 def _show_cursor() -> None:

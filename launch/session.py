@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import StepOptions, Trainer, cpus
+from crankshaft.engine import StepOptions, Trainer, cpus, whole_numbers
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
@@ -30,8 +30,9 @@ from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server import ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.launch import checks, fingerprints
-from crankshaft.launch.config import Config, whole_rounds
+from crankshaft.launch.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.keras_weights import load_keras_weights
 from crankshaft.models.classification import Classifier
 
 # Fewer are not worth a part: all of TensorFlow's kernels of a step are started for each.
@@ -85,7 +86,8 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         step_timeout_seconds=_step_timeout_seconds(config),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
-        batch_parts=batch_parts(config, trainer_class or named_class(config)),
+        batch_parts=batch_parts(config, trainer_class or named_class(config.model_entry.name)),
+        owns_process=config.owns_process,
         gpus=config.gpu_numbers,
         gpu_memory_growth=config.gpu_memory_growth,
     )
@@ -93,8 +95,8 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
     if config.batch_parts > strategy.batch_parts:
         raise UsageError(
             f"--batch_parts={config.batch_parts} is for a CPU whose threads are not started yet; this process has a "
-            "GPU, or its script used TensorFlow's devices before train.main: leave it out, or move that into the data "
-            "function"
+            "GPU, is not the run's alone (crankshaft.run), or used TensorFlow's devices before crankshaft.main: leave "
+            "it out, or move that into the data function"
         )
     tf.config.list_logical_devices()  # starts them: what TensorFlow says then is said now
     return strategy
@@ -103,9 +105,9 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
     """Makes everything and restores nothing."""
     *both, num_classes, vocabulary, ids = splits
-    train, evaluation = (_as_arrays(split) for split in both)
-    _check_split("train", train)
-    _check_split("eval", evaluation)
+    train, evaluation = (as_arrays(split) for split in both)
+    check_split("train", train)
+    check_split("eval", evaluation)
     train_feed = strategy.feed(train, config.global_batch_size, config.seed)
     eval_feed = strategy.feed(evaluation, config.eval_batch_size, None)
     per_epoch = train_feed.order.steps_per_epoch
@@ -114,7 +116,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         train_steps = math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)  # as written: 1.1 is 11/10
     train_steps = max(1, train_steps)
     if trainer_class is None:
-        trainer_class = named_class(config)
+        trainer_class = named_class(config.model_entry.name)
     if num_classes is None and issubclass(trainer_class, Classifier):
         raise UsageError(
             f"{config.model_entry.name} needs num_classes, and the data has none; return (train, eval, num_classes) "
@@ -134,6 +136,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     state = strategy.build(make)
     if strategy.name == "tpu" and state.trainer.embedding_tables:
         raise checks.no_tables_on_tpus(trainer_class.__name__)
+    _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     data = {
         "train": fingerprints.of(train, train_feed.order.num_examples, ids),
@@ -143,9 +146,20 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
 
 
-def named_class(config: Config) -> type[Trainer]:
-    """The class of the model that --model names."""
-    return importlib.import_module(f"crankshaft.models.{config.model_entry.name}").Model
+def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
+    if isinstance(split, tf.data.Dataset) or not is_chief:
+        return
+    for name, most in whole_numbers.rounded(trainer, split[0]).items():
+        logging.warning(
+            "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an "
+            "offset, divide them, or look them up as ids",
+            *(name, f"{most:,}", f"{whole_numbers.EXACT:,}"),
+        )
+
+
+def named_class(name: str) -> type[Trainer]:
+    """The class of a model of models/, which --model names."""
+    return importlib.import_module(f"crankshaft.models.{name}").Model
 
 
 def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
@@ -156,7 +170,7 @@ def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
             f"--batch_parts={asked}: {config.model_entry.name} as asked does not say that a batch may be cut; leave it "
             "out, or let its splits_batch return True if no example depends on another"
         )
-    if asked or not splits or config.strategy != "one_device" or config.jit == "on":
+    if asked or not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
         return max(1, asked)
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # what says how many cores this process is to use
     cores = int(threads) if threads.isdecimal() else math.ceil(cpus.usable_cores())
@@ -172,18 +186,32 @@ def _num_servers(config: Config, strategy) -> int:
 
 
 def start_weights(session: Session) -> None:
-    """--init_from: the weights, and nothing else, of another run."""
-    if source := session.config.init_from:
+    """--init_from: the weights, and nothing else, of another run or of a file of Keras's."""
+    if not (source := session.config.init_from):
+        return
+    if source.endswith(KERAS_FILES):
+        taken = load_keras_weights(source, _only_model(session.trainer, source))
+    else:
+        taken = 0
         for name, layer in session.trainer.held_layers.items():
-            if layer.variables:
-                load_weights(source, layer, f"trainer.{name}")
+            taken += len(load_weights(source, layer, f"trainer.{name}")) if layer.variables else 0
         for name, table in session.trainer.embedding_tables.items():
-            load_weights(source, table, f"trainer.{name}")
-        for optimizer in session.trainer.optimizers.values():
-            if optimizer.weight_average is not None:
-                optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
-        numerics.check_weights(session.trainer, f"--init_from={source}")
-        logging.info("weights taken from %s", source)
+            taken += len(load_weights(source, table, f"trainer.{name}"))
+    for optimizer in session.trainer.optimizers.values():
+        if optimizer.weight_average is not None:
+            optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
+    numerics.check_weights(session.trainer, f"--init_from={source}")
+    session.say(f"{taken} weights taken from {source}")
+
+
+def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
+    models = [model for model in trainer.models if model.variables]
+    if len(models) != 1:
+        raise UsageError(
+            f"--init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has "
+            f"{len(models)}; load them in its build with load_weights, or give a run's checkpoint"
+        )
+    return models[0]
 
 
 def choose_jit(session: Session) -> str:
@@ -279,7 +307,7 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: 
     return checkpoints, best
 
 
-def _as_arrays(split):
+def as_arrays(split):
     """A split's eager tensors as NumPy arrays, and float64, which NumPy makes unasked, as float32; else as it is."""
     if not isinstance(split, (tuple, list)):
         return split
@@ -291,7 +319,7 @@ def _as_arrays(split):
     return tf.nest.map_structure(array, split)
 
 
-def _check_split(name: str, split) -> None:
+def check_split(name: str, split) -> None:
     """A split is a `tf.data.Dataset`, or (features, labels) of as many examples each, and not empty."""
     if isinstance(split, tf.data.Dataset):
         _check_dataset(name, split)
@@ -303,6 +331,7 @@ def _check_split(name: str, split) -> None:
             raise UsageError(
                 f"the {name} data holds a {type(array).__name__}; give NumPy arrays whose first axis is examples"
             )
+        _check_real(name, array.dtype)
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
         raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
@@ -320,11 +349,20 @@ def _check_dataset(name: str, dataset: tf.data.Dataset) -> None:
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec):
             raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
+        _check_real(name, part.dtype.as_numpy_dtype)
         if not part.shape.is_fully_defined():
             raise UsageError(
                 f"the {name} dataset's examples are of shape {part.shape}; give single examples of a known shape: "
                 "dataset.unbatch(), or tf.ensure_shape in dataset.map"
             )
+
+
+def _check_real(name: str, dtype) -> None:
+    if np.dtype(dtype).kind == "c":
+        raise UsageError(
+            f"the {name} data holds complex numbers ({np.dtype(dtype).name}), of which layers take the real part; give "
+            "both parts (array.real, array.imag) as features"
+        )
 
 
 def _example(split):

@@ -2,23 +2,25 @@
 
   crankshaft train --model=cnn --input=digits --run_dir=runs/first
 
-A script of your own becomes such a program by `train.main(MyTrainer, data=my_data)`. The only code, with the rest of
-`launch`, that reads flags and the environment.
+A script of your own becomes such a program by `crankshaft.main(MyTrainer, data=my_data)`. The only code, with the rest
+of `launch`, that reads flags and the environment.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.launch import checks, config, errors, explanations, process, results, servers
+from crankshaft.launch import checks, config, errors, explanations, help, process, results, servers
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import data as datas
 from crankshaft.launch import flags as our_flags
@@ -29,22 +31,31 @@ from crankshaft.launch.files import write_json
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
 
-def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = (), argv: list[str] | None = None):
-    """Runs what the command line asks for, and exits the process.
+def main(
+    trainer_class=None,
+    *,
+    data: Callable | Sequence | None = None,
+    hooks: Sequence = (),
+    argv: list[str] | None = None,
+    may_change: Sequence[str] = (),
+) -> None:
+    """Runs what the command line asks for, and exits the process. `run`, in Python, returns instead.
 
     Args:
       trainer_class: your `crankshaft.Trainer`; None takes the one that --model names.
-      data: a function without arguments that returns (train, eval[, num_classes[, vocabulary[, ids]]]); train and eval
-        are each (features, labels) of arrays whose first axis is examples (float64 is taken as float32, as Keras does),
-        or a `tf.data.Dataset` of single examples. vocabulary has, by the name of each feature that is an id, how many
-        ids there are; None: no feature is. ids tells numberings of them apart where the training data decides them, a
-        number or text; None: it does not say. None takes what --input names.
+      data: what, or a function without arguments that returns what, is (train, eval[, num_classes[, vocabulary[,
+        ids]]]); train and eval are each (features, labels) of arrays whose first axis is examples (float64 is taken as
+        float32, as Keras does), or a `tf.data.Dataset` of single examples. vocabulary has, by the name of each feature
+        that is an id, how many ids there are; None: no feature is. ids tells numberings of them apart where the
+        training data decides them, a number or text; None: it does not say. None takes what --input names.
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.
+      may_change: names of your own absl flags that do not decide a run's numbers: with other values of the others,
+        a run_dir is not gone on with.
     """
     process.open_closed_streams()
     with contextlib.redirect_stdout(process.Lasting(sys.stdout)) as output:
-        code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks)
+        code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks, may_change)
         output.flush()
     if output.lost:
         code = code or errors.fail(errors.EXIT_FAILED, f"a part of what was printed is lost: {output.lost.strerror}")
@@ -53,33 +64,50 @@ def main(trainer_class=None, *, data: Callable | None = None, hooks: Sequence = 
     sys.exit(code)
 
 
-def _exit_code(argv: list[str], trainer_class, data, hooks) -> int:
+def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     """Does what `main` is for; every failure is one line here."""
+    asked = None
     try:
-        _parse(argv)
+        own = parse(argv)
         if drive.is_asked_for():
             return drive.run_train(argv, trainer_class, data is not None)
-        return _run(trainer_class, data, hooks)
-    except UsageError as error:
-        return errors.fail(errors.EXIT_USAGE, str(error))
-    except clusters.ClusterError as error:
-        return errors.fail(errors.EXIT_FAILED, str(error))
+        asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change))
+        checks.check(asked)
+        code = perform(asked, trainer_class, data, hooks).code
+        _say_where(asked)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
-    except Exception as error:
-        return _explain(error, flags.FLAGS["debug"].value)
+    except Exception as error:  # the border of the program: every failure becomes one line here
+        code = _explain(error, flags.FLAGS["debug"].value)
+        if explanations.is_lost_peer(error):
+            process.leave(code)
+    if asked is not None and asked.coordinates:  # a worker may be down
+        process.leave(code)
+    return code
 
 
-def _parse(argv: list[str]) -> None:
-    own = [flag.name for flag in flags.FLAGS.flags_by_module_dict().get(argv[0], [])]
+def parse(argv: list[str]) -> set[str]:
+    """Gives all flags the values of a command line, or their defaults. Returns the names of the script's own.
+
+    Raises `UsageError`.
+    """
+    own = our_flags.own()
     is_ours = argv[0] == program.NAME
     of_script = None if is_ours else getattr(sys.modules["__main__"], "__doc__", None)
     doc = of_script or "\n\n".join(__doc__.split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        our_flags.show(our_flags.help_text(name, doc, own))
+        help.show(help.help_text(name, doc, own))
     if "--helpshort" in argv[1:]:
-        our_flags.show(our_flags.short_help_text(name, doc))
+        help.show(help.short_help_text(name, doc))
+    for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
+        flags.FLAGS[name].unparse()
+    return read_flags(argv)
+
+
+def read_flags(argv: list[str]) -> set[str]:
+    """Gives flags the values of a command line. Returns the names of the script's own. Raises `UsageError`."""
+    own = our_flags.own()
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -95,65 +123,62 @@ def _parse(argv: list[str]) -> None:
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
     logging.use_absl_handler()
+    return set(own)
 
 
-def _run(trainer_class, data, hooks) -> int:
+@dataclasses.dataclass
+class Done:
+    """What a configuration came to.
+
+    Attributes:
+      code: the exit code.
+      result: as result.json has it; None of a task that served others.
+      session: the run, put together; None likewise.
+      history: the rows of a run that trained.
+    """
+
+    code: int
+    result: dict[str, Any] | None = None
+    session: Any = None
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
+def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
+    """Does what a checked configuration asks for, and writes its result. Raises what goes wrong."""
     started = time.monotonic()
-    asked = config.from_flags(trainer_class, data is not None, os.environ)
-    checks.check(asked)
     if asked.strategy == "parameter_server":
         servers.fail_fast()
     process.prepare(asked.tune_allocator)
     if asked.serves:
-        return _serve(asked)
+        gpus = {"gpus": asked.gpu_numbers, "gpu_memory_growth": asked.gpu_memory_growth}
+        return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug, **gpus))
     with contextlib.ExitStack() as stack:
         if asked.writes_run:
             stack.enter_context(process.lock(asked.run_dir))
-        try:
-            splits = datas.load(asked) if asked.input_entry else None
-            strategy = _start(asked, trainer_class)
-            if asked.looks_on:
-                return _look_on(asked, trainer_class, splits or datas.call(data), strategy)
-            with strategy.watch():
-                result, code = _work(_create(asked, trainer_class, splits or datas.call(data), strategy), hooks)
-            result.setdefault("wall_seconds", time.monotonic() - started)
-            _write_result(asked, result)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except Exception as error:  # the border of the program: every failure becomes one line here
-            code = _explain(error, asked.debug)
-            if asked.coordinates or explanations.is_lost_peer(error):
-                process.leave(code)
-            return code
-        _say_where(asked)
-        if asked.coordinates:  # a worker may be down
-            process.leave(code)
-        return code
+        splits = datas.load(asked) if asked.input_entry else None
+        strategy = _start(asked, trainer_class, stack)
+        if asked.looks_on:
+            return Done(_look_on(asked, trainer_class, splits or datas.call(data), strategy))
+        with strategy.watch():
+            session = _create(asked, trainer_class, splits or datas.call(data), strategy)
+            done = _work(session, hooks)
+        done.result.setdefault("wall_seconds", time.monotonic() - started)
+        _write_result(asked, done.result)
+        return done
 
 
-def _serve(asked: config.Config) -> int:
-    try:
-        return servers.serve(
-            asked.cluster,
-            asked.cluster_timeout_seconds,
-            quiet=not asked.debug,
-            gpus=asked.gpu_numbers,
-            gpu_memory_growth=asked.gpu_memory_growth,
-        )
-    except Exception as error:  # as in _run
-        return _explain(error, asked.debug)
-
-
-def _start(asked: config.Config, trainer_class):
-    """The strategy; TensorFlow starts here, and where there are several processes they meet."""
+def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
+    """The strategy; TensorFlow starts here, and where there are several processes they meet. `run` ends with it."""
     if asked.cluster and not asked.looks_on:
         clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
     with contextlib.ExitStack() as stack:
         if asked.cluster:
             stack.enter_context(clusters.limited(asked.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug))
+        from crankshaft.launch import isolation
         from crankshaft.launch import session as sessions
 
+        run.enter_context(isolation.isolated())
         if asked.check_numerics:
             from crankshaft.engine.hooks import numerics
 
@@ -177,19 +202,21 @@ def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
     return sidecar.watch(_create(asked, trainer_class, splits, strategy))
 
 
-def _work(session, hooks):
+def _work(session, hooks) -> Done:
     from crankshaft.launch import modes
     from crankshaft.launch.benchmark import mode as benchmark_mode
     from crankshaft.launch.session import user_hooks
 
     mode = session.config.mode
-    if mode == "eval":
-        return modes.evaluate(session)
+    if mode in ("train", "train_and_eval"):
+        history = modes.make_history(session)
+        result, code = modes.train(session, user_hooks(hooks), history)
+        return Done(code, result, session, history.rows)
     if mode == "benchmark":
-        return benchmark_mode.benchmark(session, os.environ)
-    if mode == "export":
-        return modes.export(session)
-    return modes.train(session, user_hooks(hooks))
+        result, code = benchmark_mode.benchmark(session, os.environ)
+    else:
+        result, code = {"eval": modes.evaluate, "export": modes.export}[mode](session)
+    return Done(code, result, session)
 
 
 def _write_result(asked: config.Config, result: dict) -> None:

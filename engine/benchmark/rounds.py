@@ -15,6 +15,7 @@ from crankshaft.engine.benchmark import intervals, noise
 from crankshaft.engine.benchmark.length import Length
 from crankshaft.engine.benchmark.statistics import Call, columns, describe_round, summarize
 from crankshaft.engine.benchmark.warm_up import warm_up
+from crankshaft.engine.metrics import values_by_name
 from crankshaft.engine.state import TrainState
 
 
@@ -83,7 +84,7 @@ def run(
     disturbed = noise.between(start, first_round, noise.read(processes()), cpus.quota_cores())
     return {
         **_figures(rounds, disturbed, strategy.round_steps),
-        "train": {name: value for name, pair in sums.items() if (value := pair.value()) is not None},
+        "train": values_by_name(sums),
         "compile_seconds": compile_seconds,
         "first_step_seconds": first_step_seconds,
         "environment": found,

@@ -5,7 +5,7 @@ by that graph when it reads. Both are followed here, for variables of any strate
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
@@ -14,6 +14,8 @@ from crankshaft.engine.reduction import per_replica
 
 _LISTED = 8
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
+# A layer's attributes, lists: all its layers and variables, in the order in which it was given them.
+_KEPT_BY_KERAS = ("_layers", "_trainable_variables", "_non_trainable_variables")
 # TensorFlow's own, made by the first save: not a part of anybody's state.
 _NOT_STATE = {"save_counter/" + _ATTRIBUTE, "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
@@ -208,8 +210,25 @@ def _keys_of_nodes(prefix: str) -> dict[int, str]:
 def _children(node, is_root: bool) -> list[tuple[str, object]]:
     if is_variable(node):
         return []
-    children = tf.train.TrackableView.children(node).items()
-    return [(name, child) for name, child in children if not (is_root and name == "save_counter")]
+    children = tf.train.TrackableView.children(node)
+    found = [(name, child) for name, child in children.items() if not (is_root and name == "save_counter")]
+    return found + (_held_by_keras(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
+
+
+def _held_by_keras(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
+    """What a layer holds that TensorFlow does not see: Keras 3 keeps layers and variables in a list or dictionary of a
+    layer's to itself, and TensorFlow's checkpoints would leave out their weights without a word."""
+    held = [(f"{store}_{n}", child) for store in _KEPT_BY_KERAS for n, child in enumerate(getattr(layer, store, ()))]
+    reached = {id(child): child for child in children}
+    if all(id(child) in reached for _, child in held):
+        return []
+    queue = list(reached.values())
+    for node in queue:
+        for child in [] if is_variable(node) else tf.train.TrackableView.children(node).values():
+            if id(child) not in reached:
+                reached[id(child)] = child
+                queue.append(child)
+    return [(name, child) for name, child in held if id(child) not in reached]
 
 
 def _read(variable) -> tf.Tensor:

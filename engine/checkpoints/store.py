@@ -286,8 +286,7 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
     for part in reversed(at):
         inner, holder = holder, tf.__internal__.tracking.AutoTrackable()
         setattr(holder, part, inner)
-    root = tf.train.Checkpoint(root=holder)
-    root.read(prefix).expect_partial()
+    snapshot.to_restore(holder).read(prefix).expect_partial()
     return comparison.matched
 
 

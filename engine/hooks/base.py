@@ -83,6 +83,9 @@ class Hook:
     def end(self, moment: Moment) -> None:
         """After the last step, or where a hook stopped the run; not after an exception."""
 
+    def close(self) -> None:
+        """Lets go of what the hook holds (a terminal, a thread), however the run ended; after `end`, if that was."""
+
     def host_state(self) -> dict:
         """What a checkpoint keeps of this hook: plain JSON."""
         return {}

@@ -43,7 +43,8 @@ class WeightAverage(tf.Module):
           updates: scalar int64, the number of updates so far.
         """
         t = tf.cast(updates, tf.float32)
-        rate = 1.0 - tf.minimum(self.decay, (1.0 + t) / (10.0 + t))
+        # 1 - min(decay, (1 + t) / (10 + t)), but in float32 1 - 0.9999 would be off by 2e-4 of itself.
+        rate = tf.maximum(1.0 - self.decay, 9.0 / (10.0 + t))
         for variable in variables:
             shadow = self._pairs.shadow_of(variable)
             with at_home(shadow):
@@ -58,6 +59,11 @@ class WeightAverage(tf.Module):
             yield
         finally:
             self._swap()
+
+    def hand_over(self) -> None:
+        """Host code: gives each variable its average, for good."""
+        for variable, shadow in self._pairs:
+            variable.assign(tf.identity(shadow))
 
     def _swap(self) -> None:
         for variable, shadow in self._pairs:

@@ -45,7 +45,9 @@ class FusedOptimizer(Optimizer):
 
         Arguments:
           learning_rate: float32 scalar tensor.
-          step: float32 scalar tensor, 1.0 for the first update.
+          step: float64 scalar tensor, 1.0 for the first update.
+
+        Returns: {argument: number or scalar tensor}; they come to the kernels in float32.
         """
         return {"lr": learning_rate}
 
@@ -86,10 +88,8 @@ class FusedOptimizer(Optimizer):
         self.slots = slots
 
     def _update(self, pairs, learning_rate, iterations):
-        step = tf.cast(iterations + 1, tf.float32)
-        scalars = {
-            name: tf.convert_to_tensor(value, tf.float32) for name, value in self.scalars(learning_rate, step).items()
-        }
+        step = tf.cast(iterations + 1, tf.float64)
+        scalars = {name: tf.cast(value, tf.float32) for name, value in self.scalars(learning_rate, step).items()}
         pairs = [(sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g, target) for g, target in pairs]
         for server, there in _by_server(pairs).items():
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in there]

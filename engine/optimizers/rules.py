@@ -72,34 +72,28 @@ class Adam(FusedOptimizer):
         return {"m": 0.0, "v": 0.0}
 
     def scalars(self, learning_rate, step):
-        # The kernel's moments are smaller or greater than Keras's by these factors (see
-        # _complement_rounding), which the learning rate and epsilon make up for.
-        m_ratio = _complement_rounding(self.beta_1)
-        v_ratio = _complement_rounding(self.beta_2)
-        beta1_power = tf.pow(tf.constant(self.beta_1, tf.float32), step)
-        beta2_power = tf.pow(tf.constant(self.beta_2, tf.float32), step)
-        lr = learning_rate * (v_ratio**0.5 / m_ratio)
+        rate = tf.cast(learning_rate, tf.float64)
+        m, v = (_in_kernel(beta) for beta in (self.beta_1, self.beta_2))
         return {
-            "lr": lr,
+            "lr": rate * tf.sqrt(_weight(v, step)) / _weight(m, step),
+            "sparse_lr": rate * tf.sqrt(_weight(self.beta_2, step)) / _weight(self.beta_1, step),
             "beta1": self.beta_1,
             "beta2": self.beta_2,
-            "beta1_power": beta1_power,
-            "beta2_power": beta2_power,
-            "epsilon": self.epsilon * v_ratio**0.5,
-            "alpha": lr * tf.sqrt(1.0 - beta2_power) / (1.0 - beta1_power),
+            "epsilon": self.epsilon,
         }
 
-    def dense_kernel(self, alpha, **arguments):
-        tf.raw_ops.ResourceApplyAdam(**arguments)  # has its own alpha, from the same powers
+    def dense_kernel(self, sparse_lr, **arguments):
+        # The kernel would correct the rate by powers in float32, of which 1 - 0.999 keeps four digits.
+        tf.raw_ops.ResourceApplyAdam(beta1_power=0.0, beta2_power=0.0, **arguments)
 
     def sparse(self, var, slots, gradient, indices, scalars):
         m = _gather(slots["m"], indices)
         v = _gather(slots["v"], indices)
-        m += (gradient - m) * (1.0 - scalars["beta1"])
-        v += (tf.square(gradient) - v) * (1.0 - scalars["beta2"])
+        m += (gradient - m) * (1.0 - self.beta_1)
+        v += (tf.square(gradient) - v) * (1.0 - self.beta_2)
         _scatter(slots["m"], indices, m)
         _scatter(slots["v"], indices, v)
-        change = m * scalars["alpha"] / (tf.sqrt(v) + scalars["epsilon"])
+        change = m * scalars["sparse_lr"] / (tf.sqrt(v) + scalars["epsilon"])
         tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
 
 
@@ -155,15 +149,17 @@ class RMSprop(FusedOptimizer):
         return {"ms": 0.0, "mom": 0.0} | ({"mg": 0.0} if self.centered else {})
 
     def scalars(self, learning_rate, step):
-        ratio = _complement_rounding(self.rho)
+        # What the kernel's averages have too much or too little of, the rate and epsilon make up for.
+        ratio = _weight(_in_kernel(self.rho), step) / _weight(self.rho, step)
         return {
-            "lr": learning_rate * ratio**0.5,
+            "lr": tf.cast(learning_rate, tf.float64) * tf.sqrt(ratio),
+            "sparse_lr": learning_rate,
             "rho": self.rho,
             "momentum": self.momentum,
             "epsilon": self.epsilon * ratio,
         }
 
-    def dense_kernel(self, **arguments):
+    def dense_kernel(self, sparse_lr, **arguments):
         if self.centered:
             tf.raw_ops.ResourceApplyCenteredRMSProp(**arguments)
         else:
@@ -171,15 +167,15 @@ class RMSprop(FusedOptimizer):
 
     def sparse(self, var, slots, gradient, indices, scalars):
         ms = _gather(slots["ms"], indices)
-        ms += (tf.square(gradient) - ms) * (1.0 - scalars["rho"])
+        ms += (tf.square(gradient) - ms) * (1.0 - self.rho)
         _scatter(slots["ms"], indices, ms)
-        variance = ms + scalars["epsilon"]
+        variance = ms + self.epsilon
         if self.centered:
             mg = _gather(slots["mg"], indices)
-            mg += (gradient - mg) * (1.0 - scalars["rho"])
+            mg += (gradient - mg) * (1.0 - self.rho)
             _scatter(slots["mg"], indices, mg)
             variance -= tf.square(mg)
-        change = scalars["lr"] * gradient * tf.math.rsqrt(variance)
+        change = scalars["sparse_lr"] * gradient * tf.math.rsqrt(variance)
         change += scalars["momentum"] * _gather(slots["mom"], indices)
         _scatter(slots["mom"], indices, change)
         tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
@@ -266,13 +262,17 @@ def _keras_classes():
     return {name: c for name, c in by_name.items() if name not in wrappers}
 
 
-def _complement_rounding(beta):
-    """How far 1 - beta in float32, which the kernels compute, is from what Keras uses: a ratio.
+def _weight(beta, step):
+    """What the weights of a moving average that began at 0 add up to after `step` updates: float64 scalar."""
+    return 1.0 - tf.pow(tf.constant(beta, tf.float64), step)
 
-    Keras subtracts in double precision and rounds afterwards. For 0.999 the two differ by 1.3e-5,
-    which would stand in the second moments and show in the weights.
+
+def _in_kernel(beta):
+    """The beta by which a kernel averages: it has it in float32, and for 0.999 subtracts 1.3e-5 more of 1 than asked.
+
+    Divided by its own weights, that average differs from the one asked for only by how much it remembers.
     """
-    return (1.0 - float(np.float32(beta))) / (1.0 - beta) if beta < 1.0 else 1.0
+    return float(np.float32(beta))
 
 
 def _gather(slot, indices):

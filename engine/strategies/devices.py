@@ -37,6 +37,7 @@ def create(
     batch_parts: int = 1,
     gpus: Sequence[int] | None = None,
     gpu_memory_growth: bool = True,
+    owns_process: bool = True,
 ) -> Replicated | ParameterServer:
     """Makes a strategy.
 
@@ -53,10 +54,12 @@ def create(
       batch_parts: that one_device is to compute side by side, see `a_thread_each`.
       gpus, gpu_memory_growth: which GPUs, and how much of their memory, see `gpus.take`. Of all, one_device takes the
         first, and the coordinator of parameter_server none, since others compute.
+      owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from
+        it; else they stay what they are.
     """
     if gpus is None and name == "parameter_server":
         gpus = ()
-    graphics.take(gpus, 1 if name == "one_device" else None, gpu_memory_growth)
+    graphics.take(gpus, 1 if name == "one_device" and owns_process else None, gpu_memory_growth)
     feed_options = feed_options or FeedOptions()
     if name == "multi_worker":
         return MultiWorker(connect(place, communication), place, feed_options, steps_per_loop, step_timeout_seconds)
@@ -65,10 +68,10 @@ def create(
         return ParameterServer(distribution, servers, feed_options, steps_per_loop, step_timeout_seconds)
     makers = {
         "one_device": lambda: _one_device(),
-        "mirrored": lambda: _mirrored(num_virtual_devices),
+        "mirrored": lambda: _mirrored(num_virtual_devices, owns_process),
         "tpu": lambda: _tpu(tpu_address),
     }
-    parts = a_thread_each(batch_parts) if name == "one_device" else 1
+    parts = a_thread_each(batch_parts) if name == "one_device" and owns_process else 1
     return Replicated(name, makers[name](), feed_options, steps_per_loop, parts)
 
 
@@ -100,11 +103,11 @@ def _one_device() -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
 
 
-def _mirrored(num_virtual_devices: int) -> tf.distribute.Strategy:
+def _mirrored(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
     kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     if num_virtual_devices:
         split(kind, num_virtual_devices)
-        if kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
+        if sets_threads and kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
             _one_thread_an_operation(cores)  # replicas fill the cores; two that share an operation wait for each other
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
     if num_virtual_devices and len(devices) > num_virtual_devices:
@@ -134,8 +137,8 @@ def split(kind: str, parts: int) -> None:
         tf.config.set_logical_device_configuration(physical[0], [each] * parts)
     except RuntimeError:
         raise DeviceError(
-            f"--num_virtual_devices={parts} came too late: this script used TensorFlow's devices before train.main; "
-            "move that into build_model or the data function"
+            f"--num_virtual_devices={parts} came too late: this process has used TensorFlow's devices by now; ask for "
+            "as many in its first run, or move what uses them into build_model or the data function"
         ) from None
 
 

@@ -39,7 +39,7 @@ def take(numbers: Sequence[int] | None, most: int | None = None, memory_growth: 
             if not tf.config.get_logical_device_configuration(gpu):  # a script's own, with limits
                 tf.config.experimental.set_memory_growth(gpu, memory_growth)
     except RuntimeError:
-        logging.warning("GPUs stay as they are: this script used TensorFlow's devices before train.main")
+        logging.warning("GPUs stay as they are: this process used TensorFlow's devices before this run")
 
 
 def choose(found: Sequence, numbers: Sequence[int] | None) -> list:

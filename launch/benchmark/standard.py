@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch import errors, files, paths
+from crankshaft.launch import errors, files, help, paths
 from crankshaft.launch import flags as our_flags
 from crankshaft.launch.benchmark import report, schema
 from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> None:
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        our_flags.show(_help())
+        help.show(_help())
     try:
         rest = _FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -138,5 +138,5 @@ def _help() -> str:
         flag = _FLAGS[name]
         default = f" [{flag.serializer.serialize(flag.default)}]" if flag.serializer and flag.default else ""
         usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
-        parts.append(our_flags.described(usage, f"{flag.help}{default}"))
+        parts.append(help.described(usage, f"{flag.help}{default}"))
     return "\n".join(parts)

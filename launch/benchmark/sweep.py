@@ -18,7 +18,7 @@ from crankshaft.launch.flags import GROUPS
 
 _FORM = "write NAME=VALUE,VALUE;NAME=VALUE,VALUE"
 # What a point can't differ in: what it is that is done, and what is written where.
-_FIXED = {"mode", "run_dir", "export_dir", "eval_checkpoint", "progress"}
+_FIXED = {"mode", "run_dir", "export_dir", "export_format", "eval_checkpoint", "progress"}
 
 
 def parse(text: str) -> list[dict[str, str]]:

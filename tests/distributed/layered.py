@@ -1,15 +1,17 @@
 """A small run whose layers hold all that layers can: statistics, counters, penalties, a table, constraints, frozen
-weights. --one_by_one: each variable is read by itself."""
+weights. --one_by_one: each variable is read by itself. --pack_bytes: messages hold no more."""
 
 import numpy as np
 import tensorflow as tf
 from absl import flags
 
 import crankshaft
+from crankshaft.engine import wire
 from crankshaft.launch import train
 
 EXAMPLES = 600
 flags.DEFINE_bool("one_by_one", False, "Nothing is pulled in packs.")
+flags.DEFINE_integer("pack_bytes", 0, "What a message holds at most; 0 is the engine's own limit.")
 
 
 class AddsToTheLoss(tf.keras.layers.Layer):
@@ -23,6 +25,7 @@ class AddsToTheLoss(tf.keras.layers.Layer):
 
 class Layered(crankshaft.Trainer):
     def build_model(self):
+        wire.PACK_BYTES = flags.FLAGS.pack_bytes or wire.PACK_BYTES
         layers = tf.keras.layers
         numbers, ids = tf.keras.Input([6], name="numbers"), tf.keras.Input([3], dtype="int64", name="ids")
         with tf.device("/job:ps/task:1" if self.num_servers > 1 else None):

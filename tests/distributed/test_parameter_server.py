@@ -18,6 +18,7 @@ from tests import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "distributed" / "counting.py"
+LARGE = ROOT / "tests" / "distributed" / "large.py"
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 STEPS_PER_EPOCH = 16  # 1000 examples in batches of 64: the last is of 40
 _SECONDS = 300
@@ -258,6 +259,7 @@ def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start)
 
     packs = run("packs")
     runs.assert_equal_bits(packs.run_dir, run("one_by_one", "--one_by_one").run_dir, "eval")
+    runs.assert_equal_bits(packs.run_dir, run("small", "--pack_bytes=100").run_dir, "eval")
     places = {each["path"]: each["server"] for each in packs.result["placement"]}
     assert places["embedding/embeddings"] == 1  # by tf.device in build_model
     small, large = sorted(packs.result["server_bytes"])
@@ -268,6 +270,21 @@ def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start)
     # 8 bits of each weight and gradient, and weights of up to 3 updates ago: a run that is near, and not the same.
     losses = [job.result["train"]["loss"] for job in (packs, rounded)]
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.slow
+def test_more_than_one_message_holds_trains(start):
+    """2.06 GiB on one server, which a worker pulls at each step: gRPC and protocol buffers end at 2 GiB.
+
+    Frozen, since gradients of as much would double what it takes: 12 GiB, in three processes.
+    """
+    free = int(re.search(r"MemAvailable: +(\d+) kB", pathlib.Path("/proc/meminfo").read_text())[1]) / 2**20
+    if free < 14:
+        pytest.skip(f"takes 12 GiB of memory, of which {free:.0f} are free")
+    job = start("run", "--mode=train", "--train_steps=3", local=("--workers=1", "--ps=1"), script=LARGE).ok()
+    assert job.result["server_bytes"][0] > 2 << 30
+    assert job.result["closures"]["retried"] == 0
+    assert job.result["step"] == 3
 
 
 @pytest.mark.slow

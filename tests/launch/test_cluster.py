@@ -107,7 +107,7 @@ def test_host_may_be_an_ipv6_number():
 
 
 def test_reading_needs_no_tensorflow():
-    code = "import sys, launch.cluster; sys.exit('tensorflow' in sys.modules)"
+    code = "import sys, crankshaft.launch.cluster; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

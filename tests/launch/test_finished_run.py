@@ -164,8 +164,8 @@ def test_eval_leaves_out_a_checkpoint_that_a_live_run_removes_meanwhile(digits_r
     shutil.copytree(source, tmp_path / "run")
     listed = Checkpoints.all
 
-    def and_then_removed(self):
-        found = listed(self)
+    def and_then_removed(self, *where):
+        found = listed(self, *where)
         for path in (tmp_path / "run" / "checkpoints").glob("ckpt-20.*"):
             path.unlink()
         return found

@@ -31,6 +31,7 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
         (((FEATURES, 3), (FEATURES, LABELS)), "the train data"),
         (((FEATURES, "label"), (FEATURES, LABELS)), "the train data"),
         ((([[1.0]], [2.0]), (FEATURES, LABELS)), "the train data"),
+        (((FEATURES + 1j, LABELS), (FEATURES, LABELS)), "the train data holds complex numbers (complex64)"),
     ],
 )
 def test_data_that_cannot_be_used_is_described(inside, splits, says):
@@ -54,6 +55,10 @@ def test_an_empty_or_endless_dataset_is_refused(inside):
     [
         (lambda whole: whole.map(lambda x, y: x), "the train dataset's elements are a TensorSpec; give pairs"),
         (lambda whole: whole.map(lambda x, y: (x, y, y)), "the train dataset's elements are 3 values; give pairs"),
+        (
+            lambda whole: whole.map(lambda x, y: (tf.cast(x, tf.complex64), y)),
+            "the train data holds complex numbers (complex64)",
+        ),
         (lambda whole: whole.batch(4), "the train dataset's examples are of shape (None, 1); give single examples"),
         (
             lambda whole: whole.map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x, [1]), y)),
@@ -257,3 +262,36 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_pa
     assert "learning rate" in outcome.error
     assert time.monotonic() - started < 60
     assert not list((tmp_path / "checkpoints").glob("ckpt-4*"))  # such a state is not kept
+
+
+def test_labels_that_make_pairs_with_the_outputs_are_refused_with_both_shapes(inside):
+    class Broadcast(Line):
+        def loss(self, outputs, batch):
+            return mean(tf.square(outputs - batch[1]))
+
+    outcome = inside(*RUN, trainer=Broadcast, data=lambda: ((FEATURES, LABELS),) * 2)
+    assert outcome.code == 2
+    assert "Broadcast.loss: crankshaft.mean was given [n, n] values for n examples" in outcome.error
+    assert "(outputs are [n, 1], labels [n])" in outcome.error
+
+
+@pytest.mark.parametrize("how", ["dense", "cast", "scaled", "ids"])
+def test_whole_numbers_that_float32_cannot_hold_are_warned_of_where_they_become_floats(inside, how):
+    class Timed(Line):
+        def forward(self, features, training):
+            times = features["time"]
+            times = {"ids": times % 100, "scaled": times - 1_700_000_000}.get(how, times)
+            times = times if how == "dense" else tf.cast(times, tf.float32)
+            return self.model(times, training=training)
+
+        def build_layers(self, model, features):
+            model.build((None, 1))
+
+    times = 1_700_000_000 + np.arange(32)[:, np.newaxis]
+    split = {"time": times, "small": times % 7}, LABELS
+    outcome = inside(*RUN, "--learning_rate=0", trainer=Timed, data=lambda: (split, split)).ok()
+    said = (
+        "time: whole numbers up to 1,700,000,031 become float32 in the model, which tells them apart up to 16,777,216"
+    )
+    assert outcome.err.count(said) == (how in ("dense", "cast"))
+    assert "small: whole" not in outcome.err

@@ -9,6 +9,8 @@ from crankshaft.engine import Trainer, mean
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from tests.launch.line import RUN, Line, data, place_of
 
+PRECISION = tf.keras.metrics.Precision(name="precision")
+
 
 def test_a_trainer_without_mistakes_trains(inside):
     inside(*RUN, trainer=Line, data=data).ok()
@@ -33,9 +35,10 @@ def test_a_loss_that_is_no_pair_is_told_what_to_return(inside):
         ({"loss": mean}, "Wrong.metrics: 'loss' can't be the name of a metric"),
         ({"skipped": mean}, "Wrong.metrics: 'skipped' can't be the name of a metric"),
         ({"auc:error": mean}, "Wrong.metrics: 'auc:error' can't be the name of a metric"),
+        ({"p": lambda _: PRECISION}, "a Keras metric is no pair; keep self.precision = crankshaft.KerasMetric(metric)"),
         ({1: mean}, "Wrong.metrics: 1 can't be the name of a metric"),
     ],
-    ids=["none", "mean", "vector", "loss", "skipped", "kind", "number"],
+    ids=["none", "mean", "vector", "loss", "skipped", "kind", "keras", "number"],
 )
 def test_metrics_that_cannot_be_summed_are_named(inside, metrics, says):
     class Wrong(Line):

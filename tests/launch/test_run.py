@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from crankshaft.engine.checkpoints import manifest
 from crankshaft.engine.state import RULES
 from crankshaft.models.mlp import Model
 from tests import runs
@@ -177,9 +178,9 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     run = (*MLP, "--mode=train", f"--run_dir={tmp_path}")
     inside(*run, "--train_steps=2").ok()
     (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
-    manifest = json.loads(path.read_text())
-    assert manifest["host_state"]["state"].pop("rules") == RULES
-    path.write_text(json.dumps(manifest))
+    record = json.loads(path.read_text())
+    assert record["host_state"]["state"].pop("rules") == RULES
+    path.write_text(json.dumps(manifest.sealed(record)))
     before = (tmp_path / "config.json").read_text()
     outcome = inside(*run, "--train_steps=4")
     assert outcome.code == 2

@@ -47,6 +47,17 @@ def test_swap_evaluates_the_average_and_gives_the_weights_back_to_the_bit(bench,
     assert made.strategy.evaluate().means()["loss"] == own
 
 
+@pytest.mark.parametrize("decay", [0.999, 0.9999, 0.99999])
+def test_an_average_follows_at_its_rate(decay):
+    """1 - decay as a difference in float32 would be off by 1e-5, 2e-4 and 1e-3 of itself."""
+    variable = tf.Variable([0.0])
+    average = WeightAverage(decay)
+    average.build([variable])
+    variable.assign([1.0])
+    average.update([variable], tf.constant(10**8, tf.int64))
+    np.testing.assert_allclose(average.shadows[0].numpy(), [1 - decay], rtol=1e-6)
+
+
 def test_any_order_and_part_of_the_variables_find_their_own_averages():
     one, two, three = (tf.Variable([float(i)]) for i in range(3))
     average = WeightAverage(0.0)  # follows at once

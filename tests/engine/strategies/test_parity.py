@@ -42,10 +42,13 @@ def test_replicas_learn_what_one_device_learns(curves, model):
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_parts_learn_what_whole_batches_teach(curves, parts):
-    """As on replicas. The last batch of an epoch has two examples, fewer than four parts."""
-    whole = curves(Cnn(), images(), shuffle=False)
+    """As on replicas. The last batch of an epoch has two examples, fewer than four parts.
+
+    By seed 0 two of a window's values are so near each other at step 16 that rounding says which of them is pooled.
+    """
+    whole = curves(Cnn(), images(), shuffle=False, seed=1)
     for source in (images(), tf.data.Dataset.from_tensor_slices(images())):
-        np.testing.assert_allclose(curves(Cnn(), source, batch_parts=parts, shuffle=False), whole, rtol=1e-5)
+        np.testing.assert_allclose(curves(Cnn(), source, batch_parts=parts, shuffle=False, seed=1), whole, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

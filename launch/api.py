@@ -1,0 +1,178 @@
+"""Runs in Python: `crankshaft.run`, in a script, a search or a notebook. Host code.
+
+A run's keywords are the flags, checked by the same rules. Nothing of one run reaches the next: flags have their values
+back, and so has what else a run sets for its process (`isolation`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from absl.testing import flagsaver
+
+from crankshaft.launch import checks, config, explanations, train
+from crankshaft.launch import flags as our_flags
+from crankshaft.launch.benchmark import drive
+from crankshaft.launch.errors import EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
+from crankshaft.launch.history import Rows
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_NAME = "crankshaft.run"  # in place of a program's path
+
+
+def run(
+    trainer_class: type | None = None,
+    *,
+    data: Callable | Sequence | None = None,
+    hooks: Sequence = (),
+    may_change: Sequence[str] = (),
+    **keywords: Any,
+) -> Run:
+    """Runs what the keywords ask for: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
+
+    Ctrl-C stops the run, saves it, and returns; a second one is a KeyboardInterrupt. SIGTERM stops and saves, and then
+    is what it would have been without a run. Threads are left as they are: to give each core of a CPU a part of a batch
+    is for a process of its own (`main`).
+
+    Args:
+      trainer_class, data, hooks, may_change: as `crankshaft.main` takes them.
+      keywords: the flags by name, `crankshaft train --help` lists them; lists for those that may be repeated,
+        dictionaries for `model_arg` and its like. None is a flag that is not given. The script's own absl flags may be
+        among them; others of those keep their values.
+
+    Raises:
+      UsageError: a mistake in what was asked (a ValueError); the message is the line that the program would print.
+      RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
+    """
+    with flagsaver.flagsaver():
+        for name in (name for names in our_flags.GROUPS.values() for name in names):
+            flags.FLAGS[name].unparse()
+        own = train.read_flags([_NAME, *_words(keywords)]) - set(may_change)
+        if drive.is_asked_for():
+            raise UsageError("flags that start several processes are for a program of its own; use crankshaft train")
+        asked = config.from_flags(trainer_class, data is not None, os.environ, own, owns_process=False)
+        checks.check(asked)
+        try:
+            done = train.perform(asked, trainer_class, data, hooks)
+        except UsageError:
+            raise
+        except Exception as error:
+            code, line = explanations.explain(error)
+            raise (UsageError if code == EXIT_USAGE else RunError)(line) from error
+    if done.code == EXIT_TERMINATED:
+        signal.raise_signal(signal.SIGTERM)
+    if done.session is None:  # a task that served a coordinator, until that one ended
+        raise SystemExit(done.code)
+    return Run(done)
+
+
+class Run:
+    """What a run has come to.
+
+    Attributes:
+      result: as `result.json` has it, plain JSON: step, train, eval, steps_per_sec, stop and more.
+      history: `Rows`, one for each window of training metrics or evaluation.
+      run_dir: where its files are; None if there are none.
+    """
+
+    def __init__(self, done: train.Done):
+        self.result = done.result
+        self.history = Rows(done.history)
+        self.run_dir: str | None = done.session.config.run_dir
+        self._session = done.session
+        self._forward = None
+
+    def __repr__(self) -> str:
+        metrics = self.result.get("eval") or self.result.get("train") or {}
+        shown = "".join(f", {name}={value:.6g}" for name, value in sorted(metrics.items()) if value is not None)
+        return f"Run(step={self.result['step']}{shown}, run_dir={self.run_dir!r})"
+
+    @property
+    def model(self) -> tf.keras.Model:
+        """The trained Keras model, with the last weights; with their moving average, if there is one.
+
+        Of one device it is the very model that was trained; of replicas or servers, a copy on this process's device.
+        """
+        return self._weights.trained(self._session)
+
+    def best_model(self) -> tf.keras.Model:
+        """A Keras model with the weights of the best evaluation by --monitor. Raises `UsageError` if none was kept."""
+        manifest = self._session.best.latest() if self._session.best else None
+        if manifest is None:
+            raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
+        return self._weights.restored(self._session, manifest.prefix)
+
+    def predict(self, features) -> Any:
+        """The outputs for a batch of any size, NumPy arrays: what `Trainer.forward` gives, 16 bits as float32.
+
+        Args:
+          features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples. They are
+            computed `eval_batch_size` at a time, with the weights that evaluations use.
+        """
+        from crankshaft.launch import predictions
+
+        if self._forward is None:
+            self._forward = predictions.forward(self._session)
+        return self._forward(features)
+
+    def evaluate(self, data) -> dict[str, float]:
+        """The metrics' means over a split, (features, labels) or a `tf.data.Dataset` of single examples."""
+        from crankshaft.launch import predictions
+
+        return predictions.evaluate(self._session, data)
+
+    @property
+    def _weights(self):
+        from crankshaft.launch import weights
+
+        return weights
+
+
+def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None):
+    """The Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
+
+    Args:
+      run_dir: of a run that trained.
+      which: "latest", "best", or the step of a checkpoint that was kept.
+      trainer_class: the run's own Trainer; needed for a model that Keras can't make from its configuration (one that
+        is subclassed, or has layers that are not registered with `keras.saving.register_keras_serializable`).
+
+    Raises `UsageError` for a folder that holds no such checkpoint, or a model that can't be made.
+    """
+    from crankshaft.launch import weights
+
+    return weights.load(os.fspath(run_dir), str(which), trainer_class)
+
+
+def _words(keywords: Mapping[str, Any]) -> Iterator[str]:
+    """Keywords as a command line has them."""
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from (f"--{name}={argument}={_text(given)}" for argument, given in value.items())
+        elif isinstance(value, (list, tuple)) and name in flags.FLAGS and _is_repeated(name):
+            yield from (f"--{name}={_text(each)}" for each in value)
+        else:
+            yield f"--{name}={_text(value)}"
+
+
+def _is_repeated(name: str) -> bool:
+    return isinstance(flags.FLAGS[name], flags.MultiFlag)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_text, value))
+    with contextlib.suppress(TypeError):
+        return os.fspath(value)
+    return str(value)

@@ -1,0 +1,67 @@
+"""Layers and weights that a Keras layer holds in a list, a dictionary or a tuple are saved as any others are."""
+
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.checkpoints import Checkpoints, load_weights
+from crankshaft.engine.variables import tf_variable
+from tests.engine.checkpoints.checkpoint_cases import bits, fill, variables_of
+
+layers = tf.keras.layers
+
+
+class Block(layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = layers.Dense(units)
+        self.stages = {"norm": layers.LayerNormalization(), "out": (layers.Dense(units), layers.Dense(units))}
+
+    def build(self, shape):
+        self.scales = [self.add_weight(name=f"scale_{n}", shape=(2,)) for n in range(2)]
+
+    def call(self, x):
+        for layer in (self.dense, self.stages["norm"], *self.stages["out"]):
+            x = layer(x)
+        return x * self.scales[0] + self.scales[1]
+
+
+class Blocks(tf.keras.Model):
+    def __init__(self, number):
+        super().__init__()
+        self.blocks = [Block(2) for _ in range(number)]
+        self.head = layers.Dense(1)
+
+    def call(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def stacked():
+    cells = layers.RNN([layers.GRUCell(3), layers.GRUCell(2)])
+    return tf.keras.Sequential([tf.keras.Input([4, 2]), cells, layers.Dense(1)])
+
+
+def made(kind):
+    model = Blocks(2) if kind == "blocks" else stacked()
+    model(tf.zeros([1, 2] if kind == "blocks" else [1, 4, 2]))
+    return tf.train.Checkpoint(model=model)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "cells"])
+def test_what_a_layer_holds_in_a_list_is_saved_and_restored(tmp_path, kind):
+    state = made(kind)
+    reached = {id(tf_variable(variable)) for variable in variables_of(state)}
+    assert reached == {id(tf_variable(weight)) for weight in state.model.weights}
+    fill(state, 1)
+    before = [value.numpy().tobytes() for value in state.model.weights]
+    checkpoints = Checkpoints(tmp_path, state, keep=None, about={})
+    checkpoints.save(1, {}, wait=True)
+    stored = tf.train.load_checkpoint(checkpoints.latest().prefix).get_variable_to_shape_map()
+    assert set(checkpoints.latest().variables) == {key for key in stored if key.startswith("model/")}
+    fill(state, 2)
+    checkpoints.restore()
+    assert [value.numpy().tobytes() for value in state.model.weights] == before
+    other = made(kind)
+    assert len(load_weights(tmp_path, other.model, "model")) == len(other.model.weights)
+    assert bits(other) == bits(state)

@@ -1,0 +1,275 @@
+"""`crankshaft.run`: a run in Python returns what it came to, raises what a program would print, and leaves no trace."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import crankshaft
+from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
+from crankshaft.engine.hooks import every_epoch
+
+SCRIPT = pathlib.Path(__file__).with_name("several_runs.py")
+
+
+class Plane(Trainer):
+    """A plane through points of three numbers."""
+
+    def __init__(self, units: int = 1):
+        super().__init__()
+        self.units = units
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(self.units)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.square(outputs - batch[1]), axis=-1))
+
+
+def data():
+    points = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
+    heights = points @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
+    return (points[:200], heights[:200]), (points[200:], heights[200:])
+
+
+QUIET = {"jit": "off", "progress": "off"}
+EVAL_POINTS, EVAL_HEIGHTS = data()[1]
+
+
+@pytest.fixture(scope="module")
+def plane_run(tmp_path_factory):
+    """A run of four steps an epoch, evaluated after each."""
+    run_dir = tmp_path_factory.mktemp("runs") / "plane"
+    return run(Plane, data=data, train_steps=16, learning_rate=0.3, run_dir=run_dir, **QUIET)
+
+
+def test_a_run_returns_what_it_came_to(plane_run):
+    assert plane_run.result["step"] == 16
+    assert plane_run.result == json.loads((pathlib.Path(plane_run.run_dir) / "result.json").read_text())
+    assert [row["step"] for row in plane_run.history] == [4, 8, 12, 16]
+    assert plane_run.history[-1]["eval_loss"] == plane_run.result["eval"]["loss"]
+    assert plane_run.history[-1]["train_loss"] == plane_run.result["train"]["loss"]
+    assert len(plane_run.history.column("eval_loss")) == 4
+    assert "step=16, loss=" in repr(plane_run)
+
+
+def test_a_run_predicts_and_evaluates(plane_run):
+    outputs = plane_run.predict(EVAL_POINTS)
+    kernel, bias = (variable.numpy() for variable in plane_run.model.weights)
+    np.testing.assert_allclose(outputs, EVAL_POINTS @ kernel + bias, rtol=1e-6, atol=1e-6)  # rounding of float32
+    error = np.mean(np.square(outputs - EVAL_HEIGHTS, dtype=np.float64))
+    for split in ((EVAL_POINTS, EVAL_HEIGHTS), tf.data.Dataset.from_tensor_slices((EVAL_POINTS, EVAL_HEIGHTS))):
+        np.testing.assert_allclose(plane_run.evaluate(split)["loss"], error, rtol=1e-6)
+    assert plane_run.predict(EVAL_POINTS[:0]).shape == (0, 1)
+
+
+@pytest.mark.parametrize("features", [EVAL_POINTS[:, :2], EVAL_POINTS.astype("int32"), {"x": EVAL_POINTS}])
+def test_other_features_than_the_runs_are_told(plane_run, features):
+    with pytest.raises(UsageError, match=r"^features are .* an example; this run's are float32\[3\]$"):
+        plane_run.predict(features)
+
+
+def test_models_of_a_run_are_loaded(plane_run):
+    best = min(range(4), key=lambda place: plane_run.history[place]["eval_loss"])
+    for loaded in (load_model(plane_run.run_dir), load_model(plane_run.run_dir, trainer_class=Plane)):
+        np.testing.assert_array_equal(loaded(EVAL_POINTS), plane_run.model(EVAL_POINTS))
+    for loaded in (load_model(plane_run.run_dir, "best"), plane_run.best_model()):
+        loss = float(np.mean(np.square(loaded(EVAL_POINTS).numpy() - EVAL_HEIGHTS, dtype=np.float64)))
+        np.testing.assert_allclose(loss, plane_run.history[best]["eval_loss"], rtol=1e-6)
+    np.testing.assert_array_equal(load_model(plane_run.run_dir, 16)(EVAL_POINTS), plane_run.model(EVAL_POINTS))
+    with pytest.raises(UsageError, match=r"has no whole checkpoint 7; use latest, best, or a step of 16$"):
+        load_model(plane_run.run_dir, 7)
+
+
+def test_a_folder_without_a_run_is_told(tmp_path):
+    with pytest.raises(UsageError, match=r"holds no run \(no config.json\); give the folder of a run"):
+        load_model(tmp_path)
+
+
+def test_a_model_has_the_weights_that_evaluations_use(tmp_path):
+    averaged = {"ema_decay": 0.9, "strategy": "mirrored", "num_virtual_devices": 2}
+    done = run(Plane, data=data, train_steps=8, learning_rate=0.3, run_dir=tmp_path / "run", **averaged, **QUIET)
+    for model in (done.model, load_model(tmp_path / "run"), load_model(tmp_path / "run", trainer_class=Plane)):
+        outputs = model(EVAL_POINTS).numpy()
+        loss = np.mean(np.square(outputs - EVAL_HEIGHTS, dtype=np.float64))
+        np.testing.assert_allclose(loss, done.result["eval"]["loss"], rtol=1e-6)
+        np.testing.assert_allclose(outputs, done.predict(EVAL_POINTS), rtol=1e-6, atol=1e-6)
+
+
+class Two(Trainer):
+    """Two inputs, one output."""
+
+    def build_model(self):
+        inputs = tf.keras.Input([3]), tf.keras.Input([2])
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(inputs)))
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
+    split = (EVAL_POINTS, EVAL_POINTS[:, :2]), EVAL_HEIGHTS
+    done = run(Two, data=(split, split), train_steps=8, run_dir=tmp_path, **QUIET)
+    outputs = done.predict(split[0])
+    asked = {"mode": "export", "run_dir": tmp_path, "data": (split, split)}
+    served = tf.saved_model.load(run(Two, **asked).result["export"]).signatures["serving_default"]
+    found = served(features_0=tf.constant(split[0][0]), features_1=tf.constant(split[0][1]))["outputs"]
+    np.testing.assert_allclose(found, outputs, rtol=1e-6, atol=1e-6)
+    path = run(Two, export_format="keras", **asked).result["export"]
+    for model in (tf.keras.models.load_model(path), load_model(tmp_path)):
+        np.testing.assert_allclose(model(list(split[0])), outputs, rtol=1e-6, atol=1e-6)
+    with pytest.raises(UsageError, match=r"8\.keras exists; remove it or use another --export_dir$"):
+        run(Two, export_format="keras", **asked)
+
+
+def test_history_is_written_as_it_goes_and_cut_where_a_run_goes_on(tmp_path):
+    def rows() -> list[dict]:
+        return [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+
+    asked = {"run_dir": tmp_path / "run", "checkpoint_every_steps": 8, **QUIET}
+    whole = run(Plane, data=data, train_steps=16, run_dir=tmp_path / "whole", **QUIET).history
+    seen = []
+    run(Plane, data=data, train_steps=8, hooks=[every_epoch(lambda *_: seen.append(len(rows())))], **asked)
+    assert seen == [1, 2]
+    with open(tmp_path / "run" / "history.jsonl", "a") as file:
+        file.write('{"step": 12, "epoch": 3.0}\n{"step": 16, "epo')  # past the checkpoint, by a process that was killed
+    run(Plane, data=data, train_steps=16, **asked)
+    kept = ("step", "epoch", "train_loss", "eval_loss")
+    assert [{name: row[name] for name in kept} for row in rows()] == [{n: row[n] for n in kept} for row in whole]
+    with open(tmp_path / "run" / "history.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["eval_loss"]) for row in table] == [row["eval_loss"] for row in whole]
+
+
+MISTAKES = {
+    "unknown": ({"learning_rat": 1}, "--learning_rat is unknown; did you mean learning_rate"),
+    "no number": ({"train_steps": "x"}, "--train_steps=x can't be used: it takes an integer"),
+    "out of range": ({"learning_rate": -1.0}, "--learning_rate=-1.0 can't be used"),
+    "no argument": ({"model_arg": {"depth": 3}}, "--model_arg depth: Plane has no such argument"),
+    "both lengths": ({"train_steps": 1, "train_epochs": 1}, "--train_steps and --train_epochs are both given"),
+    "several processes": ({"mode": "benchmark", "benchmark_sweep": "jit=on,off"}, "are for a program of its own"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_the_programs_line(name):
+    keywords, line = MISTAKES[name]
+    with pytest.raises(UsageError) as raised:
+        run(Plane, data=data, **keywords)
+    assert str(raised.value).startswith(line) or line in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_a_failure_is_one_line_with_its_cause():
+    class Broken(Plane):
+        def loss(self, outputs, batch):
+            raise RuntimeError("the loss is broken")
+
+    with pytest.raises(UsageError, match=r"the loss is broken, at .*test_api.py") as raised:
+        run(Broken, data=data, train_steps=2, **QUIET)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    with pytest.raises(RunError, match="loss"):
+        run(Plane, data=data, train_steps=20, optimizer="sgd", learning_rate=1e30, **QUIET)
+
+
+def test_keywords_are_the_flags(tmp_path):
+    asked = {"model_arg": {"units": 1}, "weight_decay": 0.1, "optimizer_arg": ["beta_1=0.8"], "tune_allocator": False}
+    run(Plane, data=data(), train_steps=np.int64(4), run_dir=tmp_path / "run", seed=None, **asked, **QUIET)
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
+    assert kept["model_arg"] == {"units": 1}
+    assert kept["optimizer_arg"] == {"beta_1": 0.8}
+    assert (kept["weight_decay"], kept["seed"], kept["tune_allocator"], kept["jit"]) == (0.1, 0, False, "off")
+
+
+def test_nothing_of_a_run_is_left():
+    random.seed(1)
+    np.random.seed(2)  # noqa: NPY002
+    tf.random.set_seed(3)
+    expected = random.random(), np.random.normal(), float(tf.random.normal([]))  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(2)  # noqa: NPY002
+    tf.random.set_seed(3)
+    before = {name: (flags.FLAGS[name].value, flags.FLAGS[name].present) for name in flags.FLAGS}
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    asked = {"precision": "bfloat16", "check_numerics": True, "optimizer": "sgd", "clip_norm": 1.0}
+    run(Plane, data=data, train_steps=2, seed=11, **asked, **QUIET)
+    assert (random.random(), np.random.normal(), float(tf.random.normal([]))) == expected  # noqa: NPY002
+    assert {name: (flags.FLAGS[name].value, flags.FLAGS[name].present) for name in flags.FLAGS} == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert tf.keras.config.dtype_policy().name == "float32"
+    assert np.isnan(tf.math.log(-1.0))  # numerics are not checked any more
+
+
+def test_main_forgets_an_earlier_command_line(inside, tmp_path):
+    asked = ("--train_steps=2", "--jit=off")
+    inside(*asked, "--optimizer=sgd", "--learning_rate=0.5", "--clip_norm=1", trainer=Plane, data=data).ok()
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as exit:
+        crankshaft.main(Plane, data=data, argv=["script", *asked, f"--run_dir={tmp_path / 'run'}"])
+    assert not exit.value.code
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
+    assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
+
+
+def test_ten_runs_of_one_process_are_each_as_if_alone():
+    def digests(*names: str) -> list[str]:
+        done = subprocess.run([sys.executable, SCRIPT, *names], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    alone = {name: digests(name)[0] for name in ("draws", "halves", "cnn", "mirrored")}
+    order = ["mirrored", "draws", "cnn", "halves", "draws", "mirrored", "halves", "cnn", "draws", "mirrored"]
+    assert digests(*order) == [alone[name] for name in order]
+    assert len(set(alone.values())) == 4
+
+
+def test_ctrl_c_stops_saves_and_returns(tmp_path):
+    hooks = [every_epoch(lambda moment, _: moment.epoch == 3 and os.kill(os.getpid(), signal.SIGINT))]
+    done = run(Plane, data=data, hooks=hooks, train_epochs=50, run_dir=tmp_path / "run", **QUIET)
+    assert done.result["stop"].startswith("SIGINT")
+    assert 12 <= done.result["step"] < 200
+    assert load_model(done.run_dir, done.result["step"])(EVAL_POINTS).shape == (100, 1)
+
+
+def test_a_run_in_a_thread_is_a_run():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run(Plane, data=data, train_steps=2, **QUIET)))
+    thread.start()
+    thread.join()
+    assert found[0].result["step"] == 2
+
+
+OWN_FLAG = """
+from absl import flags
+from crankshaft import main
+from tests.launch.test_api import Plane, data
+
+flags.DEFINE_float("beta", 1.0, "Decides.")
+flags.DEFINE_string("note", "", "Decides nothing.")
+main(Plane, data=data, may_change=["note"])
+"""
+
+
+def test_a_scripts_own_flags_belong_to_its_run(crank, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(OWN_FLAG)
+    asked = ("--jit=off", f"--run_dir={tmp_path / 'run'}")
+    crank("--train_steps=2", "--beta=3", "--note=a", *asked, script=script).ok()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["deciding"]["script_flags"] == {"beta": 3.0}
+    outcome = crank("--train_steps=4", "--beta=7", *asked, script=script)
+    assert outcome.code == 2
+    assert "is a run of another configuration (script_flags beta: 3.0 -> 7.0)" in outcome.error
+    crank("--train_steps=4", "--beta=3", "--note=b", *asked, script=script).ok()

@@ -1,0 +1,100 @@
+"""--init_from with a file that Keras wrote. In this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.launch.line import RUN, Line, data
+
+STILL = (*RUN, "--learning_rate=0", "--mode=train")
+
+
+class Net(Line):
+    """Two layers, batch normalisation between them, whose names are not the file's."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.width = width
+
+    def build_model(self):
+        layers = tf.keras.layers
+        parts = [layers.Dense(self.width, name="first"), layers.BatchNormalization(), layers.Dense(1, name="last")]
+        return tf.keras.Sequential(parts)
+
+
+def keras_model(width=4, more=()):
+    layers = tf.keras.layers
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input([1]),
+            layers.Dense(width, name="hidden"),
+            layers.BatchNormalization(name="norm"),
+            layers.Dense(1, name="head"),
+            *more,
+        ]
+    )
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(np.ones((8, 1)), np.ones((8, 1)), epochs=2, verbose=0)
+    return model
+
+
+@pytest.fixture
+def trained():
+    """The weights that a trainer has at a run's end."""
+    kept = []
+
+    class Kept(Net):
+        def build(self):
+            super().build()
+            kept.append(self)
+
+    return Kept, lambda: [np.array(v) for v in kept[-1].model.weights]
+
+
+@pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
+@pytest.mark.parametrize("where", [(), ("--strategy=mirrored", "--num_virtual_devices=2")], ids=["one", "mirrored"])
+def test_a_run_starts_from_a_keras_file(inside, trained, tmp_path, ending, where):
+    theirs, path = keras_model(), str(tmp_path / f"net{ending}")
+    theirs.save(path) if ending == ".keras" else theirs.save_weights(path)
+    trainer, weights = trained
+    outcome = inside(*STILL, *where, f"--init_from={path}", trainer=trainer, data=data).ok()
+    assert f"8 weights taken from {path}" in outcome.out
+    for ours, other in zip(weights(), theirs.weights, strict=True):
+        if "moving" not in other.path:  # which four steps have moved on
+            np.testing.assert_array_equal(ours, other)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (lambda: keras_model(width=5), "first has [1, 4] [4] here and [1, 5] [5] in the file"),
+        (lambda: keras_model(more=[tf.keras.layers.Dense(1, name="extra")]), "extra is only in the file"),
+        (lambda: tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(4)]), "last is not in the file"),
+    ],
+    ids=["shape", "extra", "missing"],
+)
+def test_layers_that_do_not_match_are_named(inside, tmp_path, model, says):
+    path = str(tmp_path / "net.weights.h5")
+    model().save_weights(path)
+    outcome = inside(*STILL, f"--init_from={path}", trainer=Net, data=data)
+    assert outcome.code == 2
+    assert f"{path} does not fit model" in outcome.error
+    assert says in outcome.error
+    assert outcome.error.count("\n") <= 1
+
+
+@pytest.mark.parametrize("name", ["broken.keras", "broken.weights.h5"])
+def test_a_file_that_is_none_of_keras_is_named(inside, tmp_path, name):
+    (tmp_path / name).write_text("nothing of the kind")
+    outcome = inside(*STILL, f"--init_from={tmp_path / name}", trainer=Net, data=data)
+    assert outcome.code == 2
+    assert f"{tmp_path / name} can't be read as a file of Keras's weights" in outcome.error
+
+
+def test_a_file_of_the_older_format_is_refused(inside, tmp_path):
+    (tmp_path / "old.h5").touch()
+    outcome = inside(*STILL, f"--init_from={tmp_path}/old.h5", trainer=Net, data=data)
+    assert outcome.code == 2
+    assert "older format" in outcome.error
