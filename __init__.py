@@ -30,8 +30,18 @@ _HOMES = {
 }
 
 __all__ = [
-    *("KerasMetric", "Mean", "Run", "RunError", "Trainer", "UsageError"),
-    *("auc", "load_model", "main", "mean", "root_mean_square", "run"),
+    "KerasMetric",
+    "Mean",
+    "Run",
+    "RunError",
+    "Trainer",
+    "UsageError",
+    "auc",
+    "load_model",
+    "main",
+    "mean",
+    "root_mean_square",
+    "run",
 ]
 
 
