@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import socket
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,10 +50,8 @@ def owned(run_dir: str) -> Iterator[None]:
         NAME,
     )
     me = f"{os.getpid()} {_began(os.getpid())} {socket.gethostname()}"
-    if not _make(path, me):
-        _take_away(path, run_dir)
-        if not _make(path, me):
-            raise _in_use(path, run_dir)
+    if not _make(path, me) and not _take_over(path, me):
+        raise _in_use(path, run_dir)
     try:
         yield
     finally:
@@ -77,17 +74,21 @@ def _make(path: Path, owner: str) -> bool:
     return True
 
 
-def _take_away(path: Path, run_dir: str) -> None:
-    """Removes the file if its owner was a process of this host that is no more; else raises `UsageError`."""
+def _take_over(path: Path, owner: str) -> bool:
+    """Makes the file anew if its owner was a process of this host that is no more; False if not, or where another
+    process is about to."""
     if not _is_left_behind(path):
-        raise _in_use(path, run_dir)
-    aside = path.with_name(f"{NAME}.{uuid.uuid4().hex}")
-    with contextlib.suppress(FileNotFoundError):  # another process was faster
-        path.rename(aside)
-        if _is_left_behind(aside) or path.exists():
-            aside.unlink()
-        else:  # it is that other process's own by now
-            aside.rename(path)
+        return False
+    only_one = path.with_name(f"{NAME}.taken")
+    if not _make(only_one, owner):
+        return False
+    try:
+        if not _is_left_behind(path):  # by now it is another's
+            return False
+        path.unlink()
+        return _make(path, owner)
+    finally:
+        only_one.unlink()
 
 
 def _is_left_behind(path: Path) -> bool:
