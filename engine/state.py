@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -13,8 +14,8 @@ from crankshaft.engine.trainer import Trainer
 # By which rules a run's numbers come about. A change that alters bits takes the next number, so that no run goes on
 # with other bits than it began with, unnoticed. 1 is what checkpoints have that name none. Since 2 `engine.order` mixes
 # an epoch's key and shuffles in eight rounds; since 3 what averages are corrected by, in Adam, RMSprop and the weights'
-# average, is no difference of float32 numbers.
-RULES = 3
+# average, is no difference of float32 numbers; since 4 float16's losses are of the range of means on replicas too.
+RULES = 4
 
 
 class TrainState:
@@ -55,21 +56,30 @@ class TrainState:
 
     @contextlib.contextmanager
     def kept(self):
-        """What is done within it leaves no trace: every variable, and the step, are put back as they were.
+        """What is done within it leaves no trace: every variable, and the step, are put back as they were."""
+        put_back = self.copied()
+        try:
+            yield
+        finally:
+            put_back()
 
-        Meanwhile the host of the device that has a variable holds its value: a GPU need not have room for all twice.
+    def copied(self) -> Callable[[], None]:
+        """Copies every variable; what is returned puts the copies, and the step, back.
+
+        Meanwhile the host of the device that has a variable holds the copy: a GPU need not have room for all twice.
         """
         parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
         step, before = self.step, []
         for part in parts:
             with tf.device(host_of(part.device)):  # a parameter server's are kept there
                 before.append(tf.identity(part))
-        try:
-            yield
-        finally:
+
+        def put_back() -> None:
             for part, value in zip(parts, before, strict=True):
                 part.assign(value)
             self.step = step
+
+        return put_back
 
     def host_state(self) -> dict:
         """The part that is plain JSON."""

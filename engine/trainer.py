@@ -5,6 +5,9 @@ The methods up to `build` are host code, run once in the strategy's scope; the s
 
 from __future__ import annotations
 
+import math
+import numbers
+
 import tensorflow as tf
 
 from crankshaft.engine import example_counts, layer_state, optimizers, randomness
@@ -19,7 +22,7 @@ from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScal
 from crankshaft.engine.options import StepOptions
 from crankshaft.engine.pull import Values
 from crankshaft.engine.reduction import ByReplica, Reduction
-from crankshaft.engine.variables import assign_local
+from crankshaft.engine.variables import assign_local, path_of
 
 _HALVES = (tf.bfloat16, tf.float16)
 _FIRST_SALT_OF_EVALUATION = -(1 << 20)  # those of training go down from -1
@@ -71,6 +74,14 @@ class Trainer(Holdings):
         return optimizers.build(
             o.optimizer, rate, weight_decay_exclude=o.weight_decay_exclude, **decay, **o.optimizer_args
         )
+
+    def learning_rate_multiplier(self, variable) -> float:
+        """Returns what a variable's learning rate is multiplied by, and its weight decay with it, as in PyTorch's
+        parameter groups; 0 freezes it: no gradient, no update, no slots. Host code; `variable.path` names a layer's.
+
+        Batch normalisation's moving statistics are frozen by `layer.trainable = False` in `build_model`, as in Keras.
+        """
+        return 1.0
 
     def forward(self, features, training: bool):
         """The model's outputs for a batch of features. Override it to look up embeddings before `self.model`."""
@@ -131,7 +142,7 @@ class Trainer(Holdings):
         if not isinstance(optimizer, optimizers.Optimizer):
             optimizer = optimizers.KerasOptimizer(optimizer)
         with self.reduction.slot_scope():
-            optimizer.build(variables)
+            optimizer.build(variables, [self._multiplier(variable) for variable in variables])
         if self.options.ema_decay:
             optimizer.weight_average = WeightAverage(self.options.ema_decay)
             optimizer.weight_average.build(self._averaged(variables))
@@ -343,8 +354,18 @@ class Trainer(Holdings):
 
     @property
     def trainable_variables(self) -> list:
-        """What the default step trains: `model`'s variables, then the embeddings' shards."""
-        return [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._shards]
+        """What the default step trains: `model`'s variables, then the embeddings' shards, but for frozen ones."""
+        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._shards]
+        return [variable for variable in variables if self._multiplier(variable)]
+
+    def _multiplier(self, variable) -> float:
+        multiplier = self.learning_rate_multiplier(variable)
+        if isinstance(multiplier, numbers.Real) and 0 <= multiplier < math.inf:
+            return float(multiplier)
+        raise ValueError(
+            f"{type(self).__name__}.learning_rate_multiplier gives {multiplier!r} for {path_of(variable)}; return a "
+            "number, 0 or more"
+        )
 
     def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None, pulled=None) -> None:
         """Replica code, before each train step: where we are, and this step's randomness.

@@ -6,16 +6,15 @@ back, and so has what else a run sets for its process (`isolation`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import checks, config, explanations, train
+from crankshaft.launch import checks, config, explanations, given, train
 from crankshaft.launch import flags as our_flags
 from crankshaft.launch.benchmark import drive
 from crankshaft.launch.errors import EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
@@ -54,7 +53,7 @@ def run(
     with flagsaver.flagsaver():
         for name in (name for names in our_flags.GROUPS.values() for name in names):
             flags.FLAGS[name].unparse()
-        own = train.read_flags([_NAME, *_words(keywords)]) - set(may_change)
+        own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
         if drive.is_asked_for():
             raise UsageError("flags that start several processes are for a program of its own; use crankshaft train")
         asked = config.from_flags(trainer_class, data is not None, os.environ, own, owns_process=False)
@@ -149,30 +148,3 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
     from crankshaft.launch import weights
 
     return weights.load(os.fspath(run_dir), str(which), trainer_class)
-
-
-def _words(keywords: Mapping[str, Any]) -> Iterator[str]:
-    """Keywords as a command line has them."""
-    for name, value in keywords.items():
-        if value is None:
-            continue
-        if isinstance(value, Mapping):
-            yield from (f"--{name}={argument}={_text(given)}" for argument, given in value.items())
-        elif isinstance(value, (list, tuple)) and name in flags.FLAGS and _is_repeated(name):
-            yield from (f"--{name}={_text(each)}" for each in value)
-        else:
-            yield f"--{name}={_text(value)}"
-
-
-def _is_repeated(name: str) -> bool:
-    return isinstance(flags.FLAGS[name], flags.MultiFlag)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(_text, value))
-    with contextlib.suppress(TypeError):
-        return os.fspath(value)
-    return str(value)

@@ -121,6 +121,8 @@ def _check_amounts(config: Config) -> None:
     for name, value in config.values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name}={value} is not finite; use a number that is")
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise UsageError(f"--{name}={configs.short(value)} has more than 64 bits; use a smaller one")
     if config.train_steps == 0 or config.train_epochs == 0:
         name = "train_steps" if config.train_steps == 0 else "train_epochs"
         if config.trains:
@@ -207,6 +209,13 @@ def _check_monitor(config: Config) -> None:
     source, _, metric = config.monitor.partition("_")
     if source not in ("eval", "train") or not metric:
         raise UsageError(f"--monitor={config.monitor} is no metric's name; use e.g. eval_loss or train_loss")
+    if config.restore_best and config.mode == "train":
+        evaluates = (
+            "the evaluator keeps it in best/"
+            if config.cluster and config.cluster.job("evaluator")
+            else ("--mode=train makes no evaluations; use --mode=train_and_eval")
+        )
+        raise UsageError(f"--restore_best takes the best evaluation's weights, and {evaluates}")
     if source == "train" or config.mode not in ("train", "train_and_eval"):
         return
     if config.mode == "train":

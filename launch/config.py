@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import flags
 
+from crankshaft.engine.files import read_json
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import paths, registry
 from crankshaft.launch.cluster import Cluster
@@ -26,13 +27,21 @@ DECIDING = (
     "clip_variable_norm clip_value ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
     "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer auto_shard_policy"
 ).split()
+# Flags of NAME=VALUE, which a run's configuration has as objects.
+ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
+# Types of JSON by absl's type of flag; all others are strings.
+_KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
+_CURE = (
+    'restore it from a copy (a checkpoint\'s manifest has the same under "about"), or use another --run_dir; the '
+    "checkpoints are as they were"
+)
 # When something is due that reads the weights.
 PERIODS = (
     "eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps check_sync_every_steps"
 ).split()
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
-    "mode run_dir result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
+    "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
     "allow_changed_config gpus gpu_memory_growth"
 ).split() + GROUPS["Benchmark mode"]
 # What means nothing with another input, model, optimizer, schedule or strategy.
@@ -215,10 +224,8 @@ def from_flags(
     data = None
     if not has_data or values["input"]:
         data = registry.find("input", values["input"], registry.inputs())
-    values["model_arg"] = _arguments("model_arg", values["model_arg"], model)
-    values["input_arg"] = _arguments(
-        "input_arg", values["input_arg"], data or registry.Entry("the script's data", "", {})
-    )
+    values["model_arg"] = _arguments("model_arg", values, model)
+    values["input_arg"] = _arguments("input_arg", values, data or registry.Entry("the script's data", "", {}))
     _parse_update(values)
     _settle_length(values, "train_steps", "train_epochs", 10.0)
     _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
@@ -261,10 +268,15 @@ def whole_rounds(steps: int, round_steps: int) -> int:
     return -(-steps // round_steps) * round_steps
 
 
-def _arguments(flag: str, given, entry: registry.Entry) -> dict[str, Any]:
+def _arguments(flag: str, values: Mapping[str, Any], entry: registry.Entry) -> dict[str, Any]:
+    given = values[flag]
     if not isinstance(given, dict):
         return registry.parse_arguments(flag, given, entry)
-    return json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(given)))  # a run's, by their names
+    given = json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(given)))  # a run's, by their names
+    if wrong := registry.wrong_argument(given, entry):
+        path = os.path.join(values["run_dir"], FILE_NAME)
+        raise UsageError(f"{path}: {flag} of its flags {wrong}; {_CURE}")
+    return given
 
 
 def _parse_update(values: dict[str, Any]) -> None:
@@ -272,10 +284,9 @@ def _parse_update(values: dict[str, Any]) -> None:
     name = values["optimizer"] = values["optimizer"].lower()
     if name not in optimizers:
         raise UsageError(f"--optimizer={name} is unknown; {nearest(name, optimizers)}")
-    values["optimizer_arg"] = _arguments("optimizer_arg", values["optimizer_arg"], optimizers[name])
+    values["optimizer_arg"] = _arguments("optimizer_arg", values, optimizers[name])
     schedule = schedules[values["learning_rate_schedule"]]
-    given = values["learning_rate_schedule_arg"]
-    values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", given, schedule)
+    values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", values, schedule)
 
 
 def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:
@@ -297,26 +308,74 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     length = {"train_steps", "train_epochs"}  # either one says it
     if given & length:
         given |= length
-    values.update({name: value for name, value in run["flags"].items() if name in values and name not in given})
-    for name, value in run["deciding"].get("script_flags", {}).items():
+    taken = {name: value for name, value in run["flags"].items() if name in values and name not in given}
+    path = os.path.join(values["run_dir"], FILE_NAME)
+    for name, value in taken.items():
+        _check_of_run(path, name, value)
+    values.update(taken)
+    if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
+        raise UsageError(f"{path} has script_flags={shown(of_script)}, which is no object; {_CURE}")
+    for name, value in of_script.items():
         if name in script_flags and not flags.FLAGS[name].present:
             flags.FLAGS[name].value = value  # where the script looks
+    if values["restore_best"] and not flags.FLAGS["eval_checkpoint"].present:
+        values["eval_checkpoint"] = "best"  # which the run has ended with
 
 
 def read(run_dir: str) -> dict[str, Any] | None:
-    """The configuration that a run_dir was made with, or None if it has none."""
+    """The configuration that a run_dir was made with, or None if it has none. Raises `UsageError`."""
     path = os.path.join(run_dir, FILE_NAME)
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file, parse_constant=str)
-        given = dict(found["flags"])
-        # A flag that did not decide yet was what the run had it at; one that was not there yet, what it is by default.
-        before = {name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}
-        return {"flags": given, "deciding": {**before, **found["deciding"]}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not a configuration ({error}); remove it or use another --run_dir") from None
+        found = read_json(path, parse_constant=str)
+    except OSError as error:
+        raise UsageError(f"{path} can't be read ({error.strerror}); {_CURE}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON ({error}); {_CURE}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds {shown(found)}, which is no object; {_CURE}")
+    for part in ("flags", "deciding"):
+        if not isinstance(found.get(part), dict):
+            what = f"has {part}={shown(found[part])}, which is no object" if part in found else f"has no {part}"
+            raise UsageError(f"{path} {what}; {_CURE}")
+    given = found["flags"]
+    # A flag that did not decide yet was what the run had it at; one that was not there yet, what it is by default.
+    before = {name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}
+    return {"flags": given, "deciding": {**before, **found["deciding"]}}
+
+
+def _check_of_run(path: str, name: str, value) -> None:
+    """That a run's value of a flag is one that the flag takes. Raises `UsageError`."""
+    flag = flags.FLAGS[name]
+    if value is None and flag.default is None:
+        return
+    if name in ARGUMENTS:
+        fits, takes = isinstance(value, dict), "an object"
+    elif flag.flag_type() == "multi string":
+        fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        takes = "a list of strings"
+    else:
+        fits = type(value) in _KINDS.get(flag.flag_type(), (str,)) and _parses(flag.parser, value)
+        words = getattr(flag.parser, "enum_values", ())
+        takes = f"one of {', '.join(words)}" if words else flag.parser.syntactic_help or "a string"
+    if not fits:
+        raise UsageError(f"{path} has {name}={shown(value)} among its flags, which takes {takes}; {_CURE}")
+
+
+def _parses(parser: flags.ArgumentParser, value) -> bool:
+    """Whether a value of a flag's type is within its bounds, or one of its words."""
+    try:
+        parser.parse(value)
+    except ValueError:
+        return False
+    return not isinstance(value, int) or abs(value) < 1 << 63
+
+
+def shown(value) -> str:
+    """A value of a file that was read, as JSON, short enough for a line."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -327,5 +386,11 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if isinstance(old, dict) and isinstance(new, dict):
             changed += [f"{name} {line}" for line in differences(old, new)]
         elif old != new:
-            changed.append(f"{name}: {old} -> {new}")
+            changed.append(f"{name}: {short(old)} -> {short(new)}")
     return changed
+
+
+def short(value) -> str:
+    """A value as text, short enough for a line."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import Trainer
+from crankshaft.engine import Trainer, files
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.launch import weights
 from crankshaft.launch.errors import UsageError
@@ -81,14 +80,12 @@ def _save_serving(trainer: Trainer, features, path: str) -> None:
         return _by_name(trainer.forward(packed, training=False))
 
     module.serve = tf.function(serve, autograph=False)
-    temporary = f"{path}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    with averaged_weights(trainer):
-        signature = module.serve.get_concrete_function(**specs)
-        tf.saved_model.save(module, temporary, signatures=signature)
-    with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-        file.write(_readme(trainer, inputs, list(signature.structured_outputs)))
-    os.replace(temporary, path)
+    with files.replacing(path, os.mkdir) as temporary:
+        with averaged_weights(trainer):
+            signature = module.serve.get_concrete_function(**specs)
+            tf.saved_model.save(module, temporary, signatures=signature)
+        with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
+            file.write(_readme(trainer, inputs, list(signature.structured_outputs)))
 
 
 def _named(features) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all. Host code; nothing here starts TensorFlow."""
+"""Files that a user or a run names, as text and JSON. Host code; nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from crankshaft.engine import files
 from crankshaft.launch import lock_file
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Writes a file in UTF-8 beside `path`, and puts it in its place once all of it is on the disk.
+    """Writes a file that a user has named, in UTF-8, whole or not at all.
 
     What is there and is no file (a pipe, a terminal, /dev/null) is written to.
     """
@@ -21,17 +22,21 @@ def write_text(path: str | os.PathLike, text: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return
-    temporary = f"{os.fspath(path)}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    files.write_text(path, text)
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
     """`write_text` of values as JSON; numbers that are not finite, which JSON has no words for, are null."""
-    write_text(path, json.dumps(_finite(values), indent=2) + "\n")
+    write_text(path, _as_json(values))
+
+
+def write_of_run(run_dir: str, name: str, values: Mapping[str, Any]) -> None:
+    """Writes a run's own file, as `write_json`, in the place of whatever is there."""
+    files.write_text(os.path.join(run_dir, name), _as_json(values))
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(values), indent=2) + "\n"
 
 
 def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
@@ -44,7 +49,7 @@ def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None
     if os.path.exists(path) and not os.path.isfile(path):
         write_text(path, line.decode())
         return
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         is_alone = lock_file.flock(file, fcntl.LOCK_EX)  # without, a line is one write at the end, which is whole too
         size = os.fstat(file).st_size

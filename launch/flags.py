@@ -62,6 +62,7 @@ def _define_what() -> None:
         None,
         "Checkpoints, TensorBoard files, config and result live here; an existing run resumes.",
     )
+    run(_path, "config", None, "Flags by name in a YAML or JSON file, a run's config.json too; the command line wins.")
     run(_integer, "seed", 0, "The run's only source of randomness, below 2^31.", lower_bound=0, upper_bound=2**31 - 1)
     run(_integer, "train_steps", None, "Updates in all. One of --train_steps and --train_epochs.", **_COUNT)
     run(_number, "train_epochs", None, "Passes over the training data in all; 10 if neither is given.", lower_bound=0)
@@ -243,8 +244,11 @@ def _define_when_and_what_is_shown() -> None:
     when(_integer, "keep_checkpoints", 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT)
     when(_string, "monitor", "eval_loss", "What best checkpoint, early stopping and plateau watch.")
     when(_integer, "early_stopping_patience", 0, "Stop after so many evaluations without improvement.", **_COUNT)
+    when(_number, "early_stopping_min_delta", 0.0, "Better by no more than this is no improvement.", lower_bound=0)
     when(_integer, "reduce_lr_patience", 0, "Lower the rate after so many evaluations without improvement.", **_COUNT)
+    when(_number, "reduce_lr_min_delta", 1e-4, "Better by no more than this is no improvement.", lower_bound=0)
     when(_number, "reduce_lr_factor", 0.1, "Times this, down to a thousandth in all.", lower_bound=0)
+    when(_boolean, "restore_best", False, "End with the weights of the best evaluation: eval and export take them too.")
 
     show = _group("What is shown and checked")
     show(_enum, "progress", "auto", "Live bar, plain lines, or none.", enum_values=("auto", "bar", "plain", "off"))

@@ -12,9 +12,9 @@ from typing import Any
 
 from absl import logging
 
+from crankshaft.engine.files import open_regular, write_text
 from crankshaft.engine.hooks import Moment, Windowed
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.files import write_text
 
 _FIRST = ("step", "epoch")
 
@@ -110,7 +110,7 @@ class History(Windowed):
             if not adds:
                 write_text(path, text)
                 return
-            with open(path, "a", encoding="utf-8", newline="") as file:
+            with open(open_regular(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8", newline="") as file:
                 file.write(text)
         except OSError as error:
             logging.warning("%s can't be written (%s); the run goes on without a history", path, error.strerror)
@@ -139,11 +139,11 @@ def _read(path: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     if not os.path.exists(path):
         return rows
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(open_regular(path), encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 row = json.loads(line)
                 rows.append({**row, "step": int(row["step"])})
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 break
     return rows

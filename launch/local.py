@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from crankshaft.engine import cpus
-from crankshaft.launch import errors, help, process, restarts, shares
+from crankshaft.launch import errors, given, help, process, restarts, shares
 from crankshaft.launch import flags as train_flags
 from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.cluster import ClusterError
@@ -171,15 +171,16 @@ def _read_command(arguments: list[str]) -> _Asked:
     meant = _STRATEGIES[bool(_FLAGS.ps)]
     try:
         flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
-        unknown = tuple(flags.FLAGS(["task", *own], known_only=True)[1:])
+        unknown = tuple(flags.FLAGS(["task", *given.expanded(own)], known_only=True)[1:])
         strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
         compares = flags.FLAGS.fail_below is not None
-        given, names_gpus = flags.FLAGS["strategy"].present, bool(flags.FLAGS["gpus"].present)
+        is_given = flags.FLAGS["strategy"].present
+        names_gpus = bool(flags.FLAGS["gpus"].present)
     except flags.Error:  # the tasks will say so
         return _Asked(start, own, None, None, False)
-    if given and strategy == "parameter_server" != meant:
+    if is_given and strategy == "parameter_server" != meant:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
-    if given and strategy != meant:
+    if is_given and strategy != meant:
         raise UsageError(
             f"--strategy={strategy} is not for workers; leave it out, or use crankshaft train without them"
         )

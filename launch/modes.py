@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import loop
-from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
+from crankshaft.engine.checkpoints import Manifest
 from crankshaft.engine.health.stragglers import Stragglers
 from crankshaft.engine.health.sync_check import SyncCheck
 from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, numerics, saving
-from crankshaft.engine.hooks.monitors import EarlyStopping, ReduceLearningRate
-from crankshaft.engine.hooks.saving import BestCheckpoint, Checkpointing
+from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
+from crankshaft.engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from crankshaft.engine.state import RULES
 from crankshaft.engine.summaries import TensorBoard
 from crankshaft.engine.summaries.probe import Probe
 from crankshaft.launch import config as configs
 from crankshaft.launch import export as exports
-from crankshaft.launch import fingerprints, results, weights
+from crankshaft.launch import fingerprints, reading, results, weights
 from crankshaft.launch.config import Config
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.files import write_json
+from crankshaft.launch.files import write_of_run
 from crankshaft.launch.history import History
 from crankshaft.launch.process import EXIT_CODES, Signals
 from crankshaft.launch.progress import Progress, print_model_summary
@@ -85,7 +84,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     hooks = compose_hooks(session, [history, *user_hooks], metrics, stop_request)
     manifest = restore(session, hooks)
     if config.writes_run:  # not before: a run that cannot be gone on with stays what it is
-        write_json(os.path.join(config.run_dir, configs.FILE_NAME), config.about())
+        write_of_run(config.run_dir, configs.FILE_NAME, config.about())
         weights.write(session, config.run_dir)
     if config.is_chief:
         print_model_summary(session.trainer.models, tables=session.trainer.embedding_tables.values())
@@ -114,12 +113,33 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if moment.stop:
         result["stop"] = moment.stop
         session.say(f"stopped at step {state.step}: {moment.stop}")
+    if best := _best_of(hooks):
+        result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
+        taken = config.restore_best and not exit_code
+        if taken:
+            _restore_best(session, best)
+        whose = ", whose weights the model ends with" if taken else ""
+        session.say(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
     if exit_code:
         where = (
             f"the same command resumes from {config.run_dir}" if config.run_dir else "nothing is kept without --run_dir"
         )
         session.say(where)
     return result, exit_code
+
+
+def _best_of(hooks: Sequence[Hook]) -> Monitor | None:
+    """The hook that keeps the best state, once there is one."""
+    kept = (hook for hook in hooks if isinstance(hook, (BestCheckpoint, BestWeights)))
+    return next((hook for hook in kept if hook.best_step is not None), None)
+
+
+def _restore_best(session: Session, best: Monitor) -> None:
+    """Gives the state, step and all, what it was at the best evaluation; the run's checkpoints stay."""
+    if isinstance(best, BestWeights):
+        best.put_back()
+    else:
+        saving.restore(session.best, session.state, manifest=reading.newest(session, session.best))
 
 
 def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
@@ -146,11 +166,15 @@ def compose_hooks(
     evaluates = config.mode == "train_and_eval" and _eval_period(session)
     period = {} if evaluates else {"every_steps": session.epoch_period}
     if config.early_stopping_patience:
-        hooks.append(EarlyStopping(config.monitor, config.early_stopping_patience, **period))
+        least = {"min_delta": config.early_stopping_min_delta, **period}
+        hooks.append(EarlyStopping(config.monitor, config.early_stopping_patience, **least))
     if config.reduce_lr_patience:
-        hooks.append(ReduceLearningRate(config.monitor, config.reduce_lr_patience, config.reduce_lr_factor, **period))
+        least = {"min_delta": config.reduce_lr_min_delta, **period}
+        hooks.append(ReduceLearningRate(config.monitor, config.reduce_lr_patience, config.reduce_lr_factor, **least))
     if session.best and config.mode == "train_and_eval":
         hooks.append(BestCheckpoint(session.best, config.monitor, hooks))
+    elif config.restore_best:
+        hooks.append(BestWeights(config.monitor))
     hooks += [metrics, *user_hooks]
     if config.run_dir:
         hooks.append(
@@ -183,7 +207,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
     """Takes up the run where its latest checkpoint left it, or begins it where there is none, broken ones neither."""
     manifest = None
     if session.checkpoints:
-        newest = _newest(session, session.checkpoints)
+        newest = reading.newest(session, session.checkpoints)
         if newest is None and (problem := session.checkpoints.problem()):
             raise UsageError(_unreadable(session, problem))
         if newest is None:
@@ -246,24 +270,10 @@ def _check_beginning(session: Session) -> None:
         )
 
 
-def _newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
-    """The newest whole checkpoint, as the chief finds it, on every worker."""
-    manifest = checkpoints.latest()
-    step = session.strategy.exchange(-1 if manifest is None else manifest.step)[0]
-    if manifest is None or manifest.step != step:
-        manifest = next(iter(checkpoints.all(lambda each: each.step == step)), None)
-        if manifest is None and step >= 0:
-            raise UsageError(
-                f"{session.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
-                "chief restores it; put --run_dir on a file system that all workers see"
-            )
-    return manifest
-
-
 def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results = {}
-    for manifest in _restored_checkpoints(session):
+    for manifest in reading.restored(session):
         if not results and session.trainer.vocabulary:
             fingerprints.warn_of_ids(session.config, manifest, session.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
@@ -276,60 +286,14 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
 
 def export(session: Session) -> tuple[dict[str, Any], int]:
     """Writes the latest (or chosen) checkpoint's model as a SavedModel."""
-    for _ in _restored_checkpoints(session):
-        pass  # of several, the last one stays
+    for manifest in reading.restored(session):
+        taken = f"{'best' if session.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(session.trainer, f"step {session.state.step}")
     config = session.config
     path = exports.save(session, config.export_folder, config.export_format)
     kind = {"saved_model": "SavedModel", "keras": "Keras model"}[config.export_format]
-    session.say(f"{kind} of step {session.state.step}: {path}")
-    return {**result_of(session), "export": path}, 0
-
-
-def _restored_checkpoints(session: Session) -> Iterator[Manifest]:
-    """Restores the checkpoints that were asked for, the oldest first, each when the one before is done with.
-
-    One that a live run sweeps meanwhile is left out; for `latest` and `best` there is a newer one then.
-    """
-    config = session.config
-    which = "latest" if (config.mode, config.eval_checkpoint) == ("export", "all") else config.eval_checkpoint
-    checkpoints = session.best if which == "best" else session.checkpoints
-    restored = 0
-    if which in ("latest", "best"):
-        while newest := _newest(session, checkpoints):
-            if manifest := _restored_unless_swept(session, checkpoints, newest):
-                restored += 1
-                yield manifest
-                break
-    else:
-        for manifest in _listed_checkpoints(session, which):
-            if _restored_unless_swept(session, checkpoints, manifest):
-                restored += 1
-                yield manifest
-    if not restored:
-        cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
-        raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); {cure}")
-
-
-def _restored_unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
-    if session.config.mode == "eval":
-        fingerprints.check_evaluated(session.config, manifest, checkpoints.about)
-    try:
-        return saving.restore(checkpoints, session.state, manifest=manifest)
-    except (CheckpointError, tf.errors.OpError):
-        # Several workers that evaluate together have all to restore it, or none.
-        if manifest.problem(content=False) is None or session.strategy.num_hosts > 1:
-            raise
-        logging.warning("%s was removed before it could be read", manifest.name)
-        return None
-
-
-def _listed_checkpoints(session: Session, which: str) -> list[Manifest]:
-    found = session.checkpoints.all(lambda each: which in ("all", str(each.step)))
-    if found or which == "all":
-        return found
-    steps = ", ".join(str(manifest.step) for manifest in session.checkpoints.all())
-    raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {steps}")
+    session.say(f"{kind} of step {session.state.step}, {taken}: {path}")
+    return {**result_of(session), "export": path, "checkpoint": taken}, 0
 
 
 def _eval_period(session: Session) -> int:

@@ -13,6 +13,8 @@ import selectors
 import time
 from collections.abc import Iterable
 
+from crankshaft.engine.files import open_regular
+
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
 _MOST_PENDING = 1 << 20  # bytes that wait for who reads us; with more, tasks are not read either
@@ -246,11 +248,12 @@ class Output:
         path = os.path.join(self._log_dir, f"{name.replace(' ', '-')}.log")
         try:
             os.makedirs(self._log_dir, exist_ok=True)
-            log = open(path, "ab", buffering=0)  # noqa: SIM115 (TaskOutput.finish closes it)
+            descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            log = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (TaskOutput.finish closes it)
             log.write(f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n".encode())
             self._log_paths[name] = path
             return log
         except OSError as error:
             self._log_paths.pop(name, None)
-            self.say(f"no logs of {name}: {self._log_dir}: {error.strerror}")
+            self.say(f"no logs of {name}: {path}: {error.strerror}")
             return None

@@ -19,6 +19,7 @@ from typing import NoReturn
 from absl import logging
 
 from crankshaft.engine import cpus
+from crankshaft.engine.files import open_regular
 from crankshaft.launch import lock_file
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 
@@ -292,9 +293,9 @@ def _open_lock(run_dir: str) -> int:
     path = os.path.join(run_dir, ".lock")
     try:
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            return open_regular(path, os.O_RDWR | os.O_CREAT)
         except PermissionError:  # another user's: a lock asks for no more than to read it
-            return os.open(path, os.O_RDONLY)
+            return open_regular(path)
     except OSError as error:
         raise _no_lock(run_dir, error) from None
 
@@ -311,6 +312,8 @@ def _take(lock: int, run_dir: str) -> bool:
         ) from None
     except OSError as error:
         raise _no_lock(run_dir, error) from None
+    if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
+        return
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())

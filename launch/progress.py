@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from crankshaft.engine.metrics import Sums
 
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
+_LEAST_BAR = 1  # columns
 
 
 class Progress(Hook):
@@ -59,7 +61,7 @@ class Progress(Hook):
             self._shown_at = now
             self._show(moment)
         if moment.evaluation is not None:
-            self._say(f"{_step(moment)}  evaluation  {_metrics(moment.evaluation)}")
+            self._say("  ".join([_step(moment), "evaluation", *_metrics(moment.evaluation)]))
 
     def end(self, moment: Moment) -> None:
         if self.mode != "off" and moment.steps and self._shown_step != moment.step:
@@ -75,14 +77,15 @@ class Progress(Hook):
 
     def _show(self, moment: Moment) -> None:
         metrics, self._window = _metrics(self._window.means()), Sums()
+        epoch = f"epoch {moment.step / moment.steps_per_epoch:.3g}"
         speed = f"{self._speed.examples_per_second():,.0f} examples/s"
-        left = self._speed.seconds_left(moment.until_step - moment.step)
-        text = "  ".join([metrics, speed, f"{duration(left)} left"])
+        seconds = self._speed.seconds_left(moment.until_step - moment.step)
+        left = "" if seconds is None else f"{duration(seconds)} left"
         self._shown_step = moment.step
-        if self._bar is not None:
-            self._bar.draw(moment.step, _step(moment), text)
-        else:
-            self._say(f"{_step(moment)}  {text}")
+        if self._bar is None:
+            self._say("  ".join(filter(None, [_step(moment), *metrics, epoch, speed, left])))
+            return
+        self._bar.draw(moment.step, *_fitting(_step(moment), metrics, [epoch, left, speed], self._bar.width))
 
     def _say(self, line: str) -> None:
         if self._bar is not None:
@@ -121,6 +124,11 @@ class Bar:
         if follows_stderr:
             self._log.setStream(sys.stderr)
 
+    @property
+    def width(self) -> int:
+        """Columns for the description and the text, beside the least bar and what parts them."""
+        return self._console.width - _LEAST_BAR - 2
+
     def draw(self, completed: float, description: str, text: str) -> None:
         """Draws it anew, which takes about a millisecond; `text` stands behind it."""
         self._progress.update(self._task, completed=completed, description=description, refresh=True, text=text)
@@ -137,7 +145,7 @@ class Bar:
 
 class _Speed:
     """Steps and examples a second lately: older calls count for less, and the first, which compiles, for nothing once
-    there is another."""
+    there is another; of that one alone no time is reckoned."""
 
     _MEMORY_SECONDS = 3.0
 
@@ -157,15 +165,24 @@ class _Speed:
     def examples_per_second(self) -> float:
         return self._examples / max(self._seconds, 1e-9)
 
-    def seconds_left(self, steps: int) -> float:
+    def seconds_left(self, steps: int) -> float | None:
+        if self._calls < 2 and steps:
+            return None
         return steps * self._seconds / max(self._steps, 1e-9)
 
 
 def as_shown(mode: str, file) -> str:
-    """What --progress comes to: "bar", "plain" or "off". Raises ValueError for what is none of `MODES`."""
+    """What --progress comes to: "bar" in a terminal or a notebook, "plain" or "off". ValueErrors for no mode."""
     if mode not in MODES:
         raise ValueError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
-    return ("bar" if file.isatty() else "plain") if mode == "auto" else mode
+    if mode != "auto":
+        return mode
+    return "bar" if file.isatty() or _in_notebook(file) else "plain"
+
+
+def _in_notebook(file) -> bool:
+    """Whether rich can draw a bar below a notebook's cell, which it does by ipywidgets."""
+    return file is sys.stdout and Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
@@ -201,10 +218,23 @@ def _step(moment: Moment) -> str:
     return f"step {moment.step:,}/{moment.until_step:,}"
 
 
-def _metrics(means: dict[str, float]) -> str:
+def _metrics(means: dict[str, float]) -> list[str]:
     """The loss first, the others by name."""
     names = sorted((name for name in means if name not in _HIDDEN), key=lambda name: (name != "loss", name))
-    return "  ".join(f"{name} {_number(means[name])}" for name in names)
+    return [f"{name} {_number(means[name])}" for name in names]
+
+
+def _fitting(step: str, metrics: list[str], more: list[str], width: int) -> tuple[str, str]:
+    """(description, text) of a bar, in so many columns: rates go first, then the spaces, and only then metrics."""
+    parts = [*metrics, *filter(None, more)]
+    while len("  ".join([step, *parts])) > width and len(parts) > len(metrics):
+        parts.pop()
+    if len("  ".join([step, *parts])) <= width:
+        return step, "  ".join(parts)
+    step = step.removeprefix("step ")
+    while len(" ".join([step, *parts])) > width and len(parts) > 1:
+        parts.pop()
+    return step, " ".join(parts)
 
 
 def _number(value: float) -> str:

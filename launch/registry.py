@@ -92,6 +92,30 @@ def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]
     return values
 
 
+def wrong_argument(values: dict[str, Any], entry: Entry) -> str | None:
+    """What is wrong with arguments that were read from a file, or None: their names, and their types by the defaults'.
+
+    Values are as JSON has them, tuples being lists.
+    """
+    for name, value in values.items():
+        if name not in {*entry.defaults, *entry.required}:
+            return f"has {name!r}, and {entry.name} has no such argument"
+        default = entry.defaults.get(name)
+        if default is not None and value != default and not _is_like(value, default):
+            return f"has {name}={value!r:.60}, which is unlike the default, {default}"
+    if missing := [name for name in entry.required if name not in values]:
+        return f"has no {missing[0]}, which {entry.name} needs"
+    return None
+
+
+def _is_like(value, default) -> bool:
+    if isinstance(default, (tuple, list)):
+        return isinstance(value, list) and (not default or all(_is_like(item, default[0]) for item in value))
+    if isinstance(default, float):
+        return type(value) in (int, float)
+    return type(value) is type(default)
+
+
 def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
     """A string as a value of `default`'s type; by its looks (number, list, word) where the default is None."""
     try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from crankshaft.engine.files import read_json
 from crankshaft.launch.benchmark import html
 from crankshaft.launch.files import append_json_line, write_json
 
@@ -28,7 +28,6 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 def step_of(path: str) -> int:
     """The updates done by the run whose result is there; 0 where there is none that can be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return int(json.load(file)["step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(read_json(path)["step"])
+    except (OSError, OverflowError, ValueError, KeyError, TypeError):
         return 0

@@ -20,13 +20,13 @@ from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.launch import checks, config, errors, explanations, help, process, results, servers
+from crankshaft.launch import checks, config, errors, explanations, given, help, process, results, servers
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import data as datas
 from crankshaft.launch import flags as our_flags
 from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.files import write_json
+from crankshaft.launch.files import write_of_run
 
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
@@ -109,15 +109,17 @@ def read_flags(argv: list[str]) -> set[str]:
     """Gives flags the values of a command line. Returns the names of the script's own. Raises `UsageError`."""
     own = our_flags.own()
     try:
-        rest = flags.FLAGS(argv)[1:]
+        rest = flags.FLAGS([argv[0], *given.expanded(argv[1:])])[1:]
     except flags.UnrecognizedFlagError as error:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
     except flags.Error as error:
         raise UsageError(our_flags.explain(error)) from None
     except UnicodeDecodeError as error:
-        given = next((word for word in argv if word.lstrip("-").startswith("flagfile=")), "--flagfile")
-        raise UsageError(f"{given} is no text in UTF-8 ({error.reason}); write it as such") from None
+        file = next((word for word in argv if word.lstrip("-").startswith("flagfile=")), "--flagfile")
+        raise UsageError(f"{file} is no text in UTF-8 ({error.reason}); write it as such") from None
+    except UsageError:
+        raise
     except ValueError as error:  # of absl's own flags
         raise UsageError(f"{error}; see --help") from None
     if rest:
@@ -221,7 +223,7 @@ def _work(session, hooks) -> Done:
 
 def _write_result(asked: config.Config, result: dict) -> None:
     if asked.writes_run:
-        write_json(os.path.join(asked.run_dir, "result.json"), result)
+        write_of_run(asked.run_dir, "result.json", result)
     if asked.is_chief:
         results.write(result, asked.values)
 

@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
+from crankshaft.engine.files import read_json
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.reduction import Reduction
 from crankshaft.launch import config as configs
 from crankshaft.launch import isolation
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.files import write_json
+from crankshaft.launch.files import write_of_run
 from crankshaft.launch.session import Session, named_class
 
 FILE_NAME = "model.json"
@@ -30,21 +31,21 @@ def write(session: Session, run_dir: str) -> None:
         architecture = json.loads(model.to_json()) if model is not None else None
     except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
         architecture = None
+    vocabulary = session.trainer.vocabulary
     about = {
         "keras": architecture,
         "features": _described(session.example[0]),
         "num_classes": session.trainer.num_classes,
-        "vocabulary": session.trainer.vocabulary,
+        "vocabulary": vocabulary and dict(vocabulary),  # TensorFlow wraps what it finds on a module
     }
-    write_json(os.path.join(run_dir, FILE_NAME), about)
+    write_of_run(run_dir, FILE_NAME, about)
 
 
 def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.keras.Model:
     """See `crankshaft.load_model`."""
     manifest = _find(run_dir, which)
     try:
-        with open(os.path.join(run_dir, FILE_NAME), encoding="utf-8") as file:
-            about = json.load(file)
+        about = read_json(os.path.join(run_dir, FILE_NAME))
         architecture, features = about["keras"], _zeros(about["features"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None

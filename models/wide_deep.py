@@ -106,8 +106,4 @@ class Model(Tabular):
 def _weight_0(deep: Callable) -> Callable:
     """An initializer of rows whose last number is 0, the rest as `deep` has it."""
 
-    def make(shape, seed):
-        rows, width = shape
-        return tf.concat([deep([rows, width - 1], seed), tf.zeros([rows, 1])], 1)
-
-    return make
+    return lambda draws: tf.concat([deep(draws[:, :-1]), tf.zeros_like(draws[:, :1])], 1)

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {
         *("absl", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
-        "pandas",  # where it is there
+        *("pandas", "yaml"),  # where they are there
         *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
     },
 }

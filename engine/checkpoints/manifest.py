@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Callable
 
+from crankshaft.engine import files
+
 FORMAT = 2  # 1 had no digest of its own
 SUFFIX = ".manifest.json"
 _READ_BYTES = 1 << 21
@@ -90,13 +92,7 @@ def write(manifest: Manifest) -> None:
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
     record = sealed(record)
-    path = manifest.prefix + SUFFIX
-    temporary = path + ".tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(record, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    files.write_text(manifest.prefix + SUFFIX, json.dumps(record, indent=1, sort_keys=True))
     _fsync(directory)
 
 
@@ -104,8 +100,7 @@ def read(path: str) -> Manifest:
     """Raises CheckpointError when the file is not a whole manifest of a known format, of its own step's files alone."""
     name = os.path.basename(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        record = files.read_json(path)
         if not isinstance(record, dict):
             raise CheckpointError(f"{name}: expected a manifest, found {_shown(record)}")
         if (version := record.get("format")) not in (1, FORMAT) or isinstance(version, bool):
@@ -120,7 +115,7 @@ def read(path: str) -> Manifest:
         return manifest
     except OSError as error:
         raise CheckpointError(f"{name}: can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{name}: expected a manifest, found {type(error).__name__}: {error}") from error
 
 
@@ -192,13 +187,13 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
 def describe_files(prefix: str) -> dict:
     """{name: {"bytes", "sha256"}} of the files that TensorFlow wrote for `prefix`."""
     directory, stem = os.path.split(prefix)
-    files = {}
+    described = {}
     for name in sorted(listdir(directory)):
         match = _FILE.fullmatch(name)
         if match and match["stem"] == stem:
             path = os.path.join(directory, name)
-            files[name] = {"bytes": os.path.getsize(path), "sha256": sha256(path)}
-    return files
+            described[name] = {"bytes": os.path.getsize(path), "sha256": sha256(path)}
+    return described
 
 
 def leftovers(directory: str, read: Callable[[str], Manifest] = read) -> list[str]:
@@ -239,7 +234,7 @@ def listdir(directory: str) -> list[str]:
 def sha256(path: str) -> str:
     """A file's hash in hexadecimal, read in pieces."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(files.open_regular(path), "rb") as file:
         while piece := file.read(_READ_BYTES):
             digest.update(piece)
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import environment
+from crankshaft.engine import environment, files
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints import snapshot
 from crankshaft.engine.checkpoints.catalogue import Catalogue
@@ -238,9 +238,7 @@ class Checkpoints:
         lines = [f"model_checkpoint_path: {names[-1]}"]
         lines += [f"all_model_checkpoint_paths: {name}" for name in names]
         lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(names))]
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write("\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
-        os.replace(f"{path}.tmp", path)
+        files.write_text(path, "\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
 
     def _seal(self, prefix: str, step: int, record: dict) -> None:
         """Writes the manifest of the files that TensorFlow has just finished."""
@@ -291,7 +289,7 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
 
 
 def _find_prefix(path: str) -> str:
-    if any(os.path.exists(path + ending) for ending in (".index", manifests.SUFFIX)):
+    if any(os.path.isfile(path + ending) for ending in (".index", manifests.SUFFIX)):
         if problem := _sealed_problem(path):
             raise CheckpointError(f"{problem}, in {os.path.dirname(path)}; use another checkpoint")
         return path
@@ -302,7 +300,8 @@ def _find_prefix(path: str) -> str:
             return manifest.prefix
         if problem := reader.problem():
             problems.append(f"no checkpoint in {directory} can be read ({problem}); mend it, or use another checkpoint")
-    if (plain := tf.train.latest_checkpoint(path)) is not None and _sealed_problem(plain) is None:
+    plain = tf.train.latest_checkpoint(path) if os.path.isfile(os.path.join(path, "checkpoint")) else None
+    if plain is not None and _sealed_problem(plain) is None:
         return plain
     if problems:
         raise CheckpointError(problems[0])

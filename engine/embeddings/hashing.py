@@ -29,3 +29,17 @@ def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
     high = tf.bitcast(tf.bitwise.right_shift(x, tf.constant(32, tf.uint64)), tf.int64)
     sums = low[:, None] + high[:, None] * tf.range(len(sizes), dtype=tf.int64)
     return tf.math.floormod(sums, tf.constant(sizes, tf.int64))
+
+
+def draws(rows: tf.Tensor, width: int, *key: int) -> tf.Tensor:
+    """[n, width] float32 of rows [n], even in (0, 1): the middles of 2^23 parts.
+
+    Each depends on its row, its column and the key alone: a hash of a counter (Salmon et al. 2011, Parallel random
+    numbers: as easy as 1, 2, 3), here SplitMix64's.
+    """
+    start = tf.zeros([], tf.uint64)
+    for part in (*(tf.constant(part, tf.int64) for part in key), tf.cast(rows, tf.int64)):
+        start = mixed(tf.bitcast(tf.bitwise.bitwise_xor(start, tf.bitcast(part, tf.uint64)), tf.int64))
+    counters = tf.bitcast(start, tf.int64)[:, None] + tf.range(width, dtype=tf.int64)
+    parts = tf.bitwise.right_shift(mixed(counters), tf.constant(64 - 23, tf.uint64))
+    return (2.0 * tf.cast(tf.bitcast(parts, tf.int64), tf.float32) + 1.0) * 2.0**-24

@@ -4,6 +4,7 @@ host, in a strategy's scope; called in replica code. Nothing here is of a table'
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -18,23 +19,23 @@ from crankshaft.engine.reduction import ByReplica
 from crankshaft.engine.variables import own_copy
 from crankshaft.engine.wire import fetch
 
-_PIECE_BYTES = 16 << 20  # a table is filled so much at a time: an initializer's temporaries are several times as large
+_PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
 UNKNOWN = ("row_0", "error")
 
 
 def uniform(limit: float = 0.05) -> Callable:
-    """An initializer, (shape, seed) -> float32: even in [-limit, limit). The default one is Keras's."""
-    return lambda shape, seed: tf.random.stateless_uniform(shape, seed, -limit, limit)
+    """An initializer: even in [-limit, limit). The default one is Keras's."""
+    return lambda draws: (2.0 * draws - 1.0) * limit
 
 
 def normal(stddev: float = 0.05) -> Callable:
     """An initializer: Gaussian, of mean 0."""
-    return lambda shape, seed: tf.random.stateless_normal(shape, seed, stddev=stddev)
+    return lambda draws: tf.math.ndtri(draws) * stddev
 
 
 def zeros() -> Callable:
     """An initializer: all 0."""
-    return lambda shape, seed: tf.zeros(shape)
+    return tf.zeros_like
 
 
 class Embedding(tf.Module):
@@ -55,7 +56,8 @@ class Embedding(tf.Module):
         times (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it
         a row at once. None gives out no rows: each has its id.
       padding_id: this one stands for no id; needs a combiner.
-      initializer: (shape, seed [2]) -> float32, stateless.
+      initializer: float32 [n, width] of some of the rows, from as many draws even in (0, 1): of any other distribution
+        its quantile function. Draws depend on the row, so that each shard can make its own rows.
       num_shards: None makes as many as there are servers, but none smaller than `min_shard_bytes`.
       min_shard_bytes: of a shard; 256 KiB is what TensorFlow's MinSizePartitioner has.
 
@@ -115,6 +117,13 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: rows={self.rows}, hash_ids={self.hash_ids} do not go with a vocabulary of "
                 f"{len(known)}; leave hash_ids out and use rows={len(known) + 1} or None"
             )
+        try:
+            inspect.signature(self.initializer).bind(None)
+        except TypeError:
+            raise ValueError(
+                f"embedding {self.name}: initializer takes {inspect.signature(self.initializer)}, and is given draws "
+                "[n, width], even in (0, 1), to make rows of; use e.g. lambda draws: 0.1 * tf.math.ndtri(draws)"
+            ) from None
         if self.admit_after is not None:
             self._check_admission()
 
@@ -134,8 +143,8 @@ class Embedding(tf.Module):
     def build(self, seed: int, num_servers: int = 1) -> None:
         """Makes and fills the shards. Host code, in the strategy's scope, once.
 
-        The values depend on the seed, the table's name and the row, not on the number of shards. Each shard is filled
-        on its own device, piece by piece.
+        The values depend on the seed, the table's name and the row, not on the number of shards. Each shard's rows, and
+        no others, are drawn on its own device, piece by piece.
         """
         most = max(1, 4 * self.rows * self.width // max(1, self.min_shard_bytes))
         number = min(self.rows, self.num_shards or min(num_servers, most))
@@ -165,20 +174,12 @@ class Embedding(tf.Module):
             self._row_of = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 0)
 
     def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
-        """Every shard draws all of the table's pieces and takes its own rows, so that their number changes no value."""
         with tf.device(copy.device):
-            key = tf.constant([seed, zlib.crc32(self.name.encode())], tf.int64)
             step = max(1, _PIECE_BYTES // (4 * self.width))
-            for piece, first in enumerate(range(0, self.rows, step)):
-                length = min(step, self.rows - first)
-                values = self.initializer([length, self.width], tf.random.experimental.stateless_fold_in(key, piece))
-                mine = range(first + (shard - first) % number, first + length, number)
-                if mine:
-                    tf.raw_ops.ResourceScatterUpdate(
-                        resource=copy.handle,
-                        indices=tf.range(mine[0] // number, mine[0] // number + len(mine)),
-                        updates=values[mine[0] - first :: number],
-                    )
+            for first in range(0, copy.shape[0], step):
+                places = tf.range(first, min(first + step, copy.shape[0]), dtype=tf.int64)
+                draws = hashing.draws(places * number + shard, self.width, seed, zlib.crc32(self.name.encode()))
+                tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=places, updates=self.initializer(draws))
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:

@@ -19,7 +19,8 @@ def direction_of(monitor: str) -> str:
 
 
 class Monitor(Periodic):
-    """Looks at one metric at each evaluation and calls `observe` with its value. Its best value survives a restart.
+    """Looks at one metric at each evaluation and calls `observe` with its value. Its best value, and the step of it
+    (`best`, `best_step`), survive a restart.
 
     Args:
       monitor: `eval_NAME`, of the evaluation, or `train_NAME`, the mean over the steps since the last look.
@@ -45,6 +46,7 @@ class Monitor(Periodic):
         self.direction = direction or direction_of(monitor)
         self.min_delta = abs(min_delta)
         self.best: float | None = None
+        self.best_step: int | None = None
         self.window = Sums()
         self._measured = False
 
@@ -66,7 +68,7 @@ class Monitor(Periodic):
         value = found.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
         improved = self._is_better(value)
         if improved:
-            self.best = value
+            self.best, self.best_step = value, moment.step
         self.observe(moment, value, improved)
 
     def observe(self, moment: Moment, value: float, improved: bool) -> None:
@@ -82,16 +84,17 @@ class Monitor(Periodic):
         return gain > self.min_delta
 
     def host_state(self) -> dict:
-        return {"monitor": self.monitor, "best": self.best, "window": self.window.host_state()}
+        best = {"best": self.best, "best_step": self.best_step}
+        return {"monitor": self.monitor, **best, "window": self.window.host_state()}
 
     def restore_host_state(self, values: dict) -> None:
         if values.get("monitor") == self.monitor:  # another metric's best says nothing
-            self.best = values["best"]
+            self.best, self.best_step = values["best"], values.get("best_step")
             self.window = Sums(values["window"])
 
     def data_changed(self, splits: set[str]) -> None:
         if self.source in splits:
-            self.best = None
+            self.best = self.best_step = None
             self.window = Sums()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from crankshaft.engine.hooks.base import Hook, Moment, Periodic
@@ -129,7 +129,7 @@ class BestCheckpoint(Monitor):
             manifest = None
         kept = manifest.host_state.get("hooks", {}) if manifest else {}
         values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
-        self.best = values[0]["best"] if values else None
+        self.best, self.best_step = (values[0]["best"], manifest.step) if values else (None, None)
 
     def observe(self, moment: Moment, value: float, improved: bool) -> None:
         if improved:
@@ -141,3 +141,19 @@ class BestCheckpoint(Monitor):
 
     def host_state(self) -> dict:
         return {**super().host_state(), "is_best": True}
+
+
+class BestWeights(Monitor):
+    """Keeps a copy of the whole state, beside its variables, from whenever the metric is better than ever: for runs
+    that write no checkpoint. `put_back` gives the state what it was then; None before there is a best value."""
+
+    name = "best_weights"
+
+    def __init__(self, monitor: str, **arguments):
+        super().__init__(monitor, **arguments)
+        self.put_back: Callable[[], None] | None = None
+
+    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+        if improved:
+            self.put_back = None  # so that there is one copy at a time
+            self.put_back = moment.state.copied()

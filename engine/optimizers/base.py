@@ -51,18 +51,20 @@ class Optimizer(tf.Module):
         self._pulled = None
         self._targets = None
 
-    def build(self, variables):
+    def build(self, variables, multipliers=None):
         """Makes `iterations`, `learning_rate_scale` and the slots. Once, eager, in strategy scope.
 
         Arguments:
           variables: Keras variables or tf.Variables; their order names the slots in a checkpoint.
+          multipliers: for each variable what its learning rate is multiplied by, and with it its decoupled decay, as in
+            PyTorch's parameter groups; one of 0 is never updated and has no slots. None is 1 for all.
         """
         if self._targets is not None:
             raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
-        targets = _Targets(self.name, variables)
+        targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
         self._build_slots(targets)
         for target in targets:
             target.decays = self._decays(target)
@@ -70,7 +72,7 @@ class Optimizer(tf.Module):
 
     @property
     def updated_variables(self):
-        """The tf.Variables given to `build`, in order."""
+        """The tf.Variables given to `build` that are not frozen, in order."""
         return [target.variable for target in self._targets]
 
     def current_learning_rate(self):
@@ -125,7 +127,7 @@ class Optimizer(tf.Module):
         pairs = [
             (gradient, self._targets[variable])
             for gradient, variable in zip(gradients, variables, strict=True)
-            if gradient is not None
+            if gradient is not None and self._targets[variable].multiplier
         ]
         iterations, scale = self._progress()
         learning_rate = self._rate(iterations, scale)
@@ -142,7 +144,8 @@ class Optimizer(tf.Module):
         raise NotImplementedError
 
     def _update(self, pairs, learning_rate, iterations):
-        """Applies the rule to (gradient, target) pairs, after `iterations` updates. Replica code."""
+        """Applies the rule to (gradient, target) pairs, each at `target.rate`, after `iterations` updates. Replica
+        code."""
         raise NotImplementedError
 
     def _decays(self, target):
@@ -160,12 +163,12 @@ class Optimizer(tf.Module):
                 tf.raw_ops.ResourceScatterSub(
                     resource=target.handle,
                     indices=gradient.indices,
-                    updates=rows * tf.cast(factor, rows.dtype),
+                    updates=rows * tf.cast(target.rate(factor), rows.dtype),
                 )
             elif target.decays:
                 value = target.read()
                 tf.raw_ops.ResourceApplyGradientDescent(
-                    var=target.handle, alpha=tf.cast(factor, value.dtype), delta=value
+                    var=target.handle, alpha=tf.cast(target.rate(factor), value.dtype), delta=value
                 )
             decayed.append((gradient, target))
         return decayed
@@ -174,8 +177,9 @@ class Optimizer(tf.Module):
 class Target:
     """A variable to update: its name in checkpoints, and its value on this replica."""
 
-    def __init__(self, variable, position):
+    def __init__(self, variable, position, multiplier=1.0):
         self.given = variable
+        self.multiplier = multiplier
         self.variable = tf_variable(variable)
         self.path = path_of(variable)
         # Keras numbers layers and unnamed variables through the life of a process
@@ -188,6 +192,10 @@ class Target:
     @property
     def handle(self):
         return self.variable.handle
+
+    def rate(self, learning_rate):
+        """The variable's own, of all variables' learning rate or decay."""
+        return learning_rate if self.multiplier == 1 else learning_rate * self.multiplier
 
     def read(self):
         """This replica's value, a tensor."""
@@ -208,13 +216,14 @@ class _Targets:
     """Targets in order, found by variable. A class of its own, because a list or dictionary on a
     tf.Module would put the model's variables into the checkpoint a second time."""
 
-    def __init__(self, owner, variables):
+    def __init__(self, owner, variables, multipliers):
         self._owner = owner
-        self._targets = [Target(variable, i) for i, variable in enumerate(variables)]
-        self._by_id = {id(target.variable): target for target in self._targets}
+        targets = [Target(*each) for each in zip(variables, range(len(variables)), multipliers, strict=True)]
+        self._by_id = {id(target.variable): target for target in targets}
 
     def __iter__(self):
-        return iter(self._targets)
+        """Those that are updated: all but the frozen ones."""
+        return (target for target in self._by_id.values() if target.multiplier)
 
     def __getitem__(self, variable):
         try:

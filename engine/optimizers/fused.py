@@ -89,9 +89,14 @@ class FusedOptimizer(Optimizer):
 
     def _update(self, pairs, learning_rate, iterations):
         step = tf.cast(iterations + 1, tf.float64)
-        scalars = {name: tf.cast(value, tf.float32) for name, value in self.scalars(learning_rate, step).items()}
+        for alike in _grouped(pairs, lambda target: target.multiplier).values():
+            scalars = self.scalars(alike[0][1].rate(learning_rate), step)
+            self._update_alike(alike, {name: tf.cast(value, tf.float32) for name, value in scalars.items()})
+
+    def _update_alike(self, pairs, scalars):
+        """Pairs of one rate, where their variables are."""
         pairs = [(sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g, target) for g, target in pairs]
-        for server, there in _by_server(pairs).items():
+        for server, there in _grouped(pairs, lambda target: server_of(target.variable)).items():
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in there]
             if server is None:
                 self._apply(there, values, scalars)
@@ -119,9 +124,9 @@ def _shape(gradient, target):
     return target.variable.shape
 
 
-def _by_server(pairs):
-    """Pairs by the parameter server that their variable is on; None where it is no server's."""
+def _grouped(pairs, key):
+    """Pairs by what `key` says of their target, in order."""
     found = {}
     for gradient, target in pairs:
-        found.setdefault(server_of(target.variable), []).append((gradient, target))
+        found.setdefault(key(target), []).append((gradient, target))
     return found

@@ -79,7 +79,8 @@ class KerasOptimizer(Optimizer):
         # Keras squares the values of slices one by one: of a row that occurs twice it would take a sum of squares.
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
-        self.keras_optimizer._backend_update_step(gradients, variables, learning_rate)
+        rates = [target.rate(learning_rate) for _, target in pairs]
+        self.keras_optimizer._backend_update_step(gradients, variables, rates)
         tf.raw_ops.AssignAddVariableOp(
             resource=self.keras_optimizer._iterations.value.handle, value=tf.ones([], tf.int64)
         )
@@ -101,6 +102,6 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
     which ends in a call of its super's: here it arrives at the bare rule.
     """
 
-    def _backend_update_step(self, gradients, variables, learning_rate):
-        for gradient, variable in zip(gradients, variables, strict=True):
-            self.update_step(gradient, variable, learning_rate)
+    def _backend_update_step(self, gradients, variables, learning_rates):
+        for each in zip(gradients, variables, learning_rates, strict=True):
+            self.update_step(*each)

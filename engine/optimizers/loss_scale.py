@@ -6,6 +6,7 @@ Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; the doubling 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -21,6 +22,9 @@ class NoLossScale(tf.Module):
     dynamic = False
 
     def build(self) -> None:
+        pass
+
+    def expect_sums(self, examples: float) -> None:
         pass
 
     def begin_step(self) -> None:
@@ -50,6 +54,7 @@ class DynamicLossScale(tf.Module):
         super().__init__(name="loss_scale")
         self.initial = initial
         self._of_step = ByReplica()
+        self._examples = 1.0
         self.growth_steps = growth_steps
 
     def build(self) -> None:
@@ -58,9 +63,17 @@ class DynamicLossScale(tf.Module):
         self.value = tf.Variable(self.initial, dtype=tf.float32, name="loss_scale", **kind)
         self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)
 
+    def expect_sums(self, examples: float) -> None:
+        """Takes losses to be sums over about so many examples, which a scale made for means would be too high for.
+
+        They are divided by the nearest power of two: a mean's range, and no bit is lost. Host code, before a step is
+        traced; the same number for all replicas, since a layer's gradients may be sums over them.
+        """
+        self._examples = 2.0 ** round(math.log2(max(1.0, examples)))
+
     def begin_step(self) -> None:
         """Reads the scale, for all of a step: around parameter servers another worker may change it meanwhile."""
-        self._of_step.note(tf.convert_to_tensor(self.value))
+        self._of_step.note(tf.convert_to_tensor(self.value) / self._examples)
 
     def scale(self, total: tf.Tensor) -> tf.Tensor:
         return total * tf.cast(self._of_step.noted(), total.dtype)

@@ -221,6 +221,9 @@ class Replicated:
         reduction = state.trainer.reduction
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._rounds = Rounds(self.distribution, reduction) if reduction.sync_every_steps else None
+        if train_feed and self.num_replicas > 1:  # one alone takes the mean
+            examples = train_feed.order.batch_size / self.num_replicas / state.trainer.options.accumulate_steps
+            state.trainer.loss_scale.expect_sums(examples)
 
         def eval_step(batch, place, observed):
             state.trainer.begin_eval_step(place % self._eval_steps, tf.identity(state.step_variable), observed)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 from absl import logging
 
+from crankshaft.engine import files
 from crankshaft.engine.errors import reason
 
 Event = tf.compat.v1.Event
@@ -140,6 +141,7 @@ class EventFiles:
             # TensorBoard reads a folder's files in the order of their names, so that a later one has to sort later.
             number = sum(_MARK in name for name in os.listdir(path))
             name = f"events.out.{_MARK}.{int(time.time()):010d}.{number:04d}.{socket.gethostname()}.{os.getpid()}"
+            files.make_file(os.path.join(path, name))  # nothing, no link either, has that name
             writer = self._writers[folder] = tf.io.TFRecordWriter(os.path.join(path, name))
             writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             if self._resumed_at is not None:
@@ -165,11 +167,10 @@ def cut_back(folder: str, step: int) -> None:
         kept = [record for record in records if Event.FromString(record).step <= step]
         if is_whole and len(kept) == len(records):
             continue
-        temporary = os.path.join(folder, f"cut.{os.getpid()}.tmp")
-        with tf.io.TFRecordWriter(temporary) as writer:
+        # Under a name that TensorBoard does not look at.
+        with files.replacing(path, files.make_file, name="cut") as temporary, tf.io.TFRecordWriter(temporary) as writer:
             for record in kept:
                 writer.write(record)
-        os.replace(temporary, path)
 
 
 def _read_records(path: str) -> tuple[list[bytes], bool]:

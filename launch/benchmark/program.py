@@ -20,7 +20,7 @@ NAME = "crankshaft train"  # the first of its arguments, where a script has its 
 TRAIN = ("-m", "crankshaft", "train")
 # What concerns the whole of several runs, or is in the other flags already, and is not handed on.
 _OF_THE_WHOLE = (
-    "benchmark_sweep benchmark_replicas baseline baseline_cmd fail_below result_json result_html flagfile"
+    "benchmark_sweep benchmark_replicas baseline baseline_cmd fail_below result_json result_html flagfile config"
 ).split()
 
 

@@ -55,7 +55,7 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
     run_dir, _ = digits_run
     outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served").ok()
     folder = tmp_path / "served" / "50"
-    assert f"SavedModel of step 50: {folder}" in outcome.out
+    assert f"SavedModel of step 50, checkpoints/ckpt-50: {folder}" in outcome.out
     readme = (folder / "README.md").read_text()
     assert "serving_default" in readme
     command = re.search(r"^python (-c '.*') \| curl -d @- http", readme, re.MULTILINE)[1]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import re
+import struct
 import sys
+import termios
 
 import numpy as np
 import pytest
@@ -76,8 +79,31 @@ def test_lines_come_once_in_so_many_seconds_and_at_the_last_step(bound):
 
 def test_line_has_loss_accuracy_rate_and_time_left(bound):
     line = plain(bound, 24, line_seconds=4)[0]
-    # 2 steps of 16 examples a second; 16 steps are left.
-    assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  32 examples/s  8s left", line)
+    # 4 steps an epoch; 2 steps of 16 examples a second; 16 steps are left.
+    assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  epoch 2  32 examples/s  8s left", line)
+
+
+def test_no_time_is_reckoned_from_the_first_call_alone(bound):
+    lines = plain(bound, 6, line_seconds=0)
+    assert [line.endswith(" left") for line in lines] == [False, True, True]
+    assert lines[0].split("  ")[-2:] == ["epoch 0.5", "32 examples/s"]
+
+
+METRICS = {"loss": 0.5, "accuracy": 0.25, "auc": 0.75, "precision": 0.125, "recall": 0.875}
+
+
+def test_a_bar_of_80_columns_holds_five_metrics_and_what_else_there_is_room_for(bound, terminal, monkeypatch):
+    file, read = terminal
+    fcntl.ioctl(file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    monkeypatch.setattr("crankshaft.engine.metrics.Sums.means", lambda sums: METRICS)
+    run(bound, [Steps(2, 1.0), Progress("bar", file=file)], 8)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"[\r\n]+", read())]
+    shown = [line for line in lines if "loss" in line]
+    assert shown
+    assert max(map(len, shown)) <= 80
+    for name in METRICS:
+        assert f"{name} " in shown[-1]
+    assert "examples/s" not in shown[-1]
 
 
 def test_evaluations_have_a_line_whatever_the_time(bound):
@@ -150,7 +176,7 @@ def test_auto_is_a_bar_in_a_terminal_redrawn_in_place(bound, terminal):
     assert "\x1b[2K" in shown  # clears the line that it draws anew
     drawn = re.findall(r"step (\d+)/40", shown)
     assert set(drawn) == {"0", "8", "16", "24", "32", "40"}  # every fourth call
-    assert re.search(r"loss \d\.\d{4}  accuracy \d\.\d{4}  320 examples/s  \ds left", shown)
+    assert re.search(r"loss \d\.\d{4}  accuracy \d\.\d{4}  epoch \d+  \ds left  320 examples/s", shown)
     assert "━" in shown
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, embeddings, mean
 from crankshaft.engine.checkpoints import Checkpoints, load_weights
 from crankshaft.engine.checkpoints.manifest import read_all
-from crankshaft.engine.embeddings import Embedding, shards_in, tables
+from crankshaft.engine.embeddings import Embedding, hashing, shards_in, tables
 from crankshaft.engine.gradients import sum_duplicate_rows
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import averaged_weights
@@ -43,17 +43,57 @@ def test_lookup_is_a_row_of_the_table_whatever_its_shards(shards):
 
 
 def test_values_at_first_depend_on_the_row_and_not_on_the_shards(monkeypatch):
-    """With pieces of 2 rows the 11 rows are filled in 6 pieces, of which a shard may have no row."""
+    """Nor on the pieces in which they are filled: here of 2 rows."""
     whole = dense(table())
     assert np.abs(whole).max() < 0.05
     assert len(np.unique(whole)) == whole.size
     np.testing.assert_array_equal(dense(table(num_shards=3)), whole)
     monkeypatch.setattr(tables, "_PIECE_BYTES", 2 * WIDTH * 4)
-    pieces = dense(table())
-    assert len(np.unique(pieces)) == whole.size
-    np.testing.assert_array_equal(dense(table(num_shards=5)), pieces)
+    np.testing.assert_array_equal(dense(table()), whole)
+    np.testing.assert_array_equal(dense(table(num_shards=5)), whole)
     assert not dense(table(initializer=embeddings.zeros())).any()
-    assert 0.5 < dense(table(rows=1000, initializer=embeddings.normal(1.0))).std() < 1.5
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+def test_each_row_is_drawn_once_however_many_shards_there_are(shards):
+    drawn = []
+
+    def initializer(draws):
+        drawn.append(draws.shape[0])
+        return draws
+
+    table(rows=1000, num_shards=shards, initializer=initializer)
+    assert sum(drawn) == 1000
+
+
+def test_draws_are_even_and_do_not_depend_on_each_other():
+    """Two million, within five standard deviations: their mean, each sixteenth's share, neighbours' products."""
+    rows, width = 65_536, 32
+    found = hashing.draws(tf.range(rows), width, 3, 7).numpy()
+    number = found.size
+    assert 0 < found.min() < 8 / number < 1 - 8 / number < found.max() < 1
+    assert abs(found.mean() - 0.5) < 5 * np.sqrt(1 / 12 / number)
+    shares = np.histogram(found, 16, (0, 1))[0] / number
+    assert np.abs(shares - 1 / 16).max() < 5 * np.sqrt(1 / 16 * 15 / 16 / number)
+    z = (found.astype(np.float64) - 0.5) * np.sqrt(12)
+    other = hashing.draws(tf.range(rows), width, 4, 7).numpy()
+    pairs = {
+        "columns": z[:, 1:] * z[:, :-1],
+        "rows": z[1:] * z[:-1],
+        "every eighth row": z[8:] * z[:-8],
+        "seeds": z * (other - 0.5) * np.sqrt(12),
+    }
+    for name, products in pairs.items():
+        assert abs(products.mean()) < 5 / np.sqrt(products.size), name
+    gaussian = embeddings.normal(2.0)(tf.constant(found)).numpy().astype(np.float64)
+    assert np.isfinite(gaussian).all()
+    assert abs(gaussian.std() - 2.0) < 5 * 2.0 / np.sqrt(2 * number)
+    assert abs((gaussian**4).mean() / 16 - 3.0) < 5 * np.sqrt(96 / number)
+
+
+def test_an_initializer_that_takes_a_shape_is_told_what_it_is_given():
+    with pytest.raises(ValueError, match=r"embedding table: initializer takes \(shape, seed\), and is given draws"):
+        Embedding("table", 4, 2, initializer=lambda shape, seed: tf.zeros(shape))
 
 
 def test_shards_are_no_smaller_than_asked():

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from crankshaft.engine.gradients import Gradients
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 
@@ -92,3 +94,43 @@ def test_sixteen_bit_precision_trains(bench, model, precision):
     assert all(v.dtype == "float32" for v in made.trainer.model.trainable_variables)
     if precision == "float16":
         assert made.trainer.optimizer.iterations.numpy() >= 30, "a quarter of the steps overflowed"
+
+
+LARGE = 40_000  # whose gradients' sum is far beyond float16's 65,504
+
+
+@pytest.mark.parametrize(
+    ("replicas", "reduction", "options"),
+    [
+        (1, Reduction(), {}),
+        (2, Reduction(), {}),
+        (4, Reduction(), {}),
+        (2, Reduction(), {"accumulate_steps": 3}),
+        (2, Reduction("float16"), {}),
+        (2, PowerSgd(4), {}),
+    ],
+    ids=["1", "2", "4", "micro-batches", "float16 on the wire", "PowerSGD"],
+)
+def test_one_scale_serves_any_number_of_replicas(bench, replicas, reduction, options):
+    pictures, labels = images(LARGE)
+    data = (pictures / 4, labels)
+    options = {"num_classes": 4, "precision": "float16", "reduction": reduction, **options}
+    made = bench(Mlp((8,)), data, LARGE, replicas, **options)
+    values = made.train(3)
+    assert values["skipped"][0] == 0
+    exact = bench(Mlp((8,)), data, LARGE, num_classes=4).curve(3)
+    assert values["loss"].value() == pytest.approx(np.mean(exact), rel=2e-3)  # float16 has 11 bits
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_what_a_step_is_scaled_by_changes_no_gradient(bench, replicas):
+    """Of values in float32, multiplied by powers of two alone: the same bits whatever the scale."""
+    made = [bench(Mlp((8,)), images(), 22, replicas, num_classes=4, on_nonfinite="skip") for _ in range(2)]
+    scale = made[1].trainer.loss_scale = DynamicLossScale()
+    with made[1].strategy.scope():
+        scale.build()
+    scale.expect_sums(22 / replicas)
+    for each in made:
+        each.train(5)
+    for one, other in zip(*(each.trainer.trainable_variables for each in made), strict=True):
+        np.testing.assert_array_equal(one, other)

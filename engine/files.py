@@ -1,0 +1,140 @@
+"""Files that are read and written as what they are meant to be: regular ones, whole or not at all. Host code.
+
+Whoever may write to a folder may put a link, a pipe or a device in the place of a file that is known to come. So what
+is written has a name that nobody can know before, and takes the place of whatever is there; what is read or added to
+is looked at once it is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_RANDOM_BYTES = 8
+_SUFFIX = ".tmp"
+
+
+def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file, made with O_CREAT if it is asked for; never waits, as for a pipe's other end.
+
+    A link is followed where the file is only read. Raises OSError, for what is no regular file too.
+    """
+    if how & (os.O_WRONLY | os.O_RDWR):
+        how |= os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise OSError(errno.ELOOP, "it is a link", os.fspath(path)) from None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+            raise _irregular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _irregular(path)
+    return descriptor
+
+
+def _irregular(path: str | os.PathLike) -> OSError:
+    return OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+
+
+def read_json(path: str | os.PathLike, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """What a regular file holds, in UTF-8. Raises OSError, and ValueError where it is no JSON.
+
+    Args:
+      path: of the file.
+      parse_constant: as `json.load` takes it, of NaN and Infinity.
+    """
+    with open(open_regular(path), encoding="utf-8") as file:
+        try:
+            return json.load(file, parse_constant=parse_constant)
+        except RecursionError:
+            raise ValueError("its brackets are nested too deep") from None
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Puts a text in UTF-8 in the place of whatever is at `path`, once all of it is on the disk. Raises OSError."""
+    with replacing(path, make_file) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | None = None) -> Iterator[str]:
+    """The path of a new file beside `path`, which takes its place if all goes well within, and is removed if not.
+
+    What a process that was killed has left of one is removed first: nobody holds its lock.
+
+    Args:
+      path: what is to be there in the end.
+      make: makes a file or a folder at the path that it is given, where nothing may be: `make_file`, `os.mkdir`.
+      name: what the new one's name begins with, if not with that of `path`.
+    """
+    folder = os.path.dirname(os.fspath(path))
+    name = name or os.path.basename(os.fspath(path))
+    _sweep(folder or os.curdir, name)
+    temporary, lock = _make_locked(os.path.join(folder, name), make)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        os.close(lock)
+
+
+def make_file(path: str) -> None:
+    """Makes an empty file where nothing, no link either, may be. Raises OSError."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+
+
+def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
+    """The path of what was made, and a descriptor that has its lock: `_sweep` leaves it alone."""
+    while True:
+        temporary = f"{path}.{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}"
+        make(temporary)
+        with contextlib.suppress(FileNotFoundError):  # another has swept it before it was locked
+            lock = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with contextlib.suppress(OSError):  # a file system without locks: nothing is swept there either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.lexists(temporary):
+                return temporary, lock
+            os.close(lock)
+
+
+def _sweep(folder: str, name: str) -> None:
+    ours = re.compile(re.escape(name) + rf"\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}" + re.escape(_SUFFIX))
+    for found in os.listdir(folder):
+        if ours.fullmatch(found):
+            with contextlib.suppress(OSError):
+                _remove_unless_locked(os.path.join(folder, found))
+
+
+def _remove_unless_locked(path: str) -> None:
+    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(path)
+    finally:
+        os.close(lock)
+
+
+def _remove(path: str) -> None:
+    """A file or a whole folder that is no link; what can't be removed stays."""
+    with contextlib.suppress(OSError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.remove(path)

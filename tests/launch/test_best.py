@@ -1,0 +1,84 @@
+"""A run that ends with the weights of its best evaluation, and what counts as better."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.launch.line import FEATURES, LABELS, Line, data
+
+# The bias swings further out at each step: the first steps mend more than that spoils.
+SWINGS = (
+    *("--optimizer=sgd", "--learning_rate=1.2", "--train_steps=12", "--eval_every_steps=1", "--global_batch_size=8"),
+    *("--jit=off", "--progress=off"),
+)
+
+
+class Kept(Line):
+    """Can be looked at after its run."""
+
+    def build(self):
+        super().build()
+        Kept.last = self
+
+
+def loss_of(trainer) -> float:
+    return float(np.mean((trainer.model(FEATURES).numpy()[:, 0] - LABELS) ** 2))
+
+
+@pytest.mark.parametrize("place", [(), ("--strategy=mirrored", "--num_virtual_devices=2")], ids=["one", "mirrored"])
+@pytest.mark.parametrize("kept", ["checkpoint", "copy"])
+def test_the_best_weights_are_given_back_and_named(inside, tmp_path, kept, place):
+    run_dir = (f"--run_dir={tmp_path}/run",) if kept == "checkpoint" else ()
+    flags = (*SWINGS, *run_dir, *place, f"--result_json={tmp_path}/result.json")
+    outcome = inside(*flags, "--restore_best", trainer=Kept, data=data).ok()
+    found = runs.result(tmp_path)
+    best = found["best"]
+    assert best["metric"] == "eval_loss"
+    assert 0 < best["step"] < 12
+    assert best["value"] < 0.9 * found["eval"]["loss"]
+    assert loss_of(Kept.last) == pytest.approx(best["value"], rel=1e-5)  # sums of 32 float32 values in another order
+    assert (
+        f"best eval_loss {best['value']:.6g} at step {best['step']}, whose weights the model ends with" in outcome.out
+    )
+    assert (found["step"], re.search(r"^evaluation at step 12", outcome.out, re.MULTILINE) is None) == (12, False)
+    if run_dir:
+        assert runs.steps(tmp_path / "run") == [12]  # a longer run goes on from there
+        outcome = inside("--mode=export", *run_dir, trainer=Kept, data=data).ok()
+        assert f"SavedModel of step {best['step']}, best/ckpt-{best['step']}: " in outcome.out
+
+
+def test_without_being_asked_a_run_ends_with_its_last_weights_and_names_the_best(inside, tmp_path):
+    run_dir = f"--run_dir={tmp_path}"
+    outcome = inside(*SWINGS, run_dir, trainer=Kept, data=data).ok()
+    found = runs.result(tmp_path)
+    assert loss_of(Kept.last) == pytest.approx(found["eval"]["loss"], rel=1e-5)
+    assert re.search(rf"^best eval_loss \S+ at step {found['best']['step']}$", outcome.out, re.MULTILINE)
+    outcome = inside("--mode=export", run_dir, f"--result_json={tmp_path}/export.json", trainer=Kept, data=data).ok()
+    assert "SavedModel of step 12, checkpoints/ckpt-12: " in outcome.out
+
+
+@pytest.mark.parametrize(("least", "step"), [("0", 12), ("1e9", 3)])
+def test_what_is_hardly_better_is_not_better_for_early_stopping(inside, tmp_path, least, step):
+    slow = ("--optimizer=sgd", "--learning_rate=1e-3", "--train_steps=12", "--eval_every_steps=1", "--jit=off")
+    stopping = ("--early_stopping_patience=2", f"--early_stopping_min_delta={least}")
+    inside(*slow, *stopping, "--progress=off", f"--run_dir={tmp_path}", trainer=Line, data=data).ok()
+    assert runs.result(tmp_path)["step"] == step
+
+
+@pytest.mark.parametrize(("flags", "lowered"), [((), True), (("--reduce_lr_min_delta=0",), False)])
+def test_a_plateau_is_what_gains_less_than_a_ten_thousandth(inside, tmp_path, flags, lowered):
+    """As Keras's ReduceLROnPlateau has it."""
+    slow = ("--optimizer=sgd", "--learning_rate=1e-6", "--train_steps=6", "--eval_every_steps=1", "--jit=off")
+    inside(*slow, "--reduce_lr_patience=2", *flags, f"--run_dir={tmp_path}", trainer=Line, data=data).ok()
+    (scale,) = (value for name, value in runs.tensors(tmp_path).items() if "learning_rate_scale" in name)
+    assert (scale < 1) == lowered
+
+
+def test_the_best_of_no_evaluations_is_refused(inside):
+    outcome = inside(*SWINGS, "--mode=train", "--restore_best", trainer=Line, data=data)
+    assert outcome.code == 2
+    assert "--restore_best takes the best evaluation's weights, and --mode=train makes no evaluations" in outcome.error

@@ -1,0 +1,190 @@
+"""A run_dir that somebody has changed: one line that names the file and what is wrong, and nothing else is touched."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+
+import pytest
+
+from crankshaft.launch import checks, config, output, process, registry, results
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.files import write_of_run
+from tests.launch.test_config import asked
+
+RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
+OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]
+# What another call does not take from the run's flags, whatever they say.
+UNREAD = set(config._OF_THIS_CALL)
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """A run's folder with its configuration and, by name alone, a checkpoint."""
+    for name in ("models", "inputs", "optimizers", "schedules"):  # sources that no test here changes, parsed once
+        monkeypatch.setattr(registry, name, functools.cache(getattr(registry, name)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "ckpt-4.manifest.json").touch()
+    write_of_run(tmp_path / "run", config.FILE_NAME, asked(*RUN).about())
+    return tmp_path / "run"
+
+
+def places(value: dict, path=()):
+    """The path of every value in nested objects."""
+    for key, inner in value.items():
+        yield (*path, key)
+        if isinstance(inner, dict):
+            yield from places(inner, (*path, key))
+
+
+def changed(record: dict, path: tuple, *value) -> dict:
+    """A copy in which one value is another, or missing."""
+    copy = json.loads(json.dumps(record))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    del place[path[-1]]
+    if value:
+        place[path[-1]] = value[0]
+    return copy
+
+
+def problem(*flags) -> str | None:
+    """The one line that a call ends with before TensorFlow starts; None if it would start."""
+    try:
+        checks.check(asked(*flags))
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def test_each_changed_value_of_a_configuration_is_one_line_or_harmless(run_dir):
+    path = run_dir / config.FILE_NAME
+    before = json.loads(path.read_text())
+    refused = set()
+    for place in places(before):
+        for value in [(), *((other,) for other in OTHERS)]:
+            path.write_text(json.dumps(changed(before, place, *value)))
+            for call in (("--mode=eval", f"--run_dir={run_dir}"), (*RUN, f"--run_dir={run_dir}")):
+                line = problem(*call)
+                if line is None:
+                    continue
+                refused.add(place)
+                assert "remove" not in line
+                assert len(line) < 400, line
+                if place[0] == "flags" and value and value[0] in ([], {"a": {"b": [1]}}, [[[]]], -1) and len(place) > 1:
+                    assert line.startswith(f"{path}") or "--allow_changed_config" in line, (place, value, line)
+                    assert place[1] in line
+    of_flags = {place[1] for place in places(before) if place[0] == "flags" and len(place) == 2}
+    assert of_flags - UNREAD <= {place[1] for place in refused if len(place) == 2}
+    assert {place for place in places(before) if place[0] == "deciding"} <= refused
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"[" * 100_000, "is no JSON (its brackets are nested too deep)"),
+        (b'{"flags": {}, "deciding"', "is no JSON"),
+        (b"3", "holds 3, which is no object"),
+        (b'{"flags": []}', "has flags=[], which is no object"),
+        (b'{"flags": {}}', "has no deciding"),
+    ],
+)
+def test_what_is_no_configuration_is_told_without_advice_that_loses_the_run(run_dir, content, found):
+    (run_dir / config.FILE_NAME).write_bytes(content)
+    for call in (("--mode=eval", f"--run_dir={run_dir}"), (*RUN, f"--run_dir={run_dir}")):
+        line = problem(*call)
+        assert line.startswith(f"{run_dir}/{config.FILE_NAME} {found}")
+        assert line.endswith("or use another --run_dir; the checkpoints are as they were")
+        assert "remove" not in line
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_regular_file_is_not_waited_for(run_dir, make):
+    (run_dir / config.FILE_NAME).unlink()
+    make(run_dir / config.FILE_NAME)
+    make(run_dir / "result.json")
+    assert f"{run_dir}/{config.FILE_NAME} can't be read (it is no regular file)" in problem(
+        *RUN, f"--run_dir={run_dir}"
+    )
+    assert results.step_of(run_dir / "result.json") == 0
+
+
+@pytest.mark.parametrize(
+    "content", [b"[1]", b'{"step": []}', b'{"step": 1e999}', b'{"step": "x"}', b"[" * 100_000, b"3"]
+)
+def test_a_result_that_is_none_counts_for_nothing(tmp_path, content):
+    (tmp_path / "result.json").write_bytes(content)
+    assert results.step_of(tmp_path / "result.json") == 0
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_stays(tmp_path):
+    (tmp_path / "victim").write_text("dear")
+    (tmp_path / ".lock").symlink_to("victim")
+    with pytest.raises(UsageError, match=r"\.lock can't be locked \(it is a link\)"), process.lock(str(tmp_path)):
+        pass
+    assert (tmp_path / "victim").read_text() == "dear"
+
+
+def test_a_lock_that_is_another_files_name_too_leaves_its_content(tmp_path):
+    (tmp_path / "victim").write_text("dear")
+    os.link(tmp_path / "victim", tmp_path / ".lock")
+    with process.lock(str(tmp_path)):
+        pass
+    assert (tmp_path / "victim").read_text() == "dear"
+
+
+def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    refusal = pytest.raises(UsageError, match=r"\.lock can't be locked \(it is no regular file\)")
+    with refusal, process.lock(str(tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("../victim", path)])
+def test_a_log_is_written_through_no_link_and_waits_for_no_reader(tmp_path, make):
+    (tmp_path / "victim").write_text("dear")
+    (tmp_path / "logs").mkdir()
+    make(tmp_path / "logs" / "worker-0.log")
+    said = []
+    logs = output.Output.__new__(output.Output)
+    logs._log_dir, logs._log_paths, logs.say = str(tmp_path / "logs"), {}, said.append
+    assert logs._open_log("worker 0", 1) is None
+    assert said[0].startswith(f"no logs of worker 0: {tmp_path}/logs/worker-0.log: it is ")
+    assert (tmp_path / "victim").read_text() == "dear"
+
+
+def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
+    (tmp_path / "victim").write_text("dear")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for name in ("config.json.tmp", "result.json", "result.json.tmp", "checkpoints/checkpoint.tmp"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "victim")
+    for name in ("checkpoints/ckpt-4.manifest.json.tmp", "checkpoints/checkpoint"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "victim")
+    inside(*RUN, f"--run_dir={tmp_path}/run", "--jit=off", "--progress=off").ok()
+    assert (tmp_path / "victim").read_text() == "dear"
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 4
+    exported = ("--mode=export", f"--run_dir={tmp_path}/run")
+    os.mkdir(tmp_path / "run" / "export")
+    (tmp_path / "run" / "export" / "4.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    inside(*exported).ok()
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert sorted(os.listdir(tmp_path / "run" / "export")) == ["4", "4.tmp"]
+    assert oct((tmp_path / "run" / "export" / "4").stat().st_mode & 0o777) == "0o755"
+
+
+def test_a_models_arguments_of_another_type_are_named(inside, tmp_path):
+    run = (*RUN, f"--run_dir={tmp_path}", "--jit=off", "--progress=off")
+    inside(*run).ok()
+    path = tmp_path / config.FILE_NAME
+    before = json.loads(path.read_text())
+    for value in ("x", ["x"], 1.5, [[4]]):
+        path.write_text(json.dumps(changed(before, ("flags", "model_arg", "hidden_units"), value)))
+        outcome = inside("--mode=eval", f"--run_dir={tmp_path}")
+        assert outcome.code == 2
+        assert outcome.error.startswith(f"{path}: model_arg of its flags has hidden_units=")

@@ -1,0 +1,63 @@
+"""The examples run as they stand: the notebook in a Jupyter kernel, the search in a process of its own."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+
+
+def run_notebook(notebook, folder: pathlib.Path):
+    """Runs the cells in a kernel of this Python, in `folder`."""
+    os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
+    notebook.metadata.pop("kernelspec", None)
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
+    manager = client.create_kernel_manager()
+    manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    client.execute()
+    return notebook
+
+
+def texts(cell) -> str:
+    """What a cell has printed or shown, as text."""
+    found = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    return "\n".join(found)
+
+
+def test_the_notebook_runs_and_draws_its_progress(tmp_path):
+    notebook = run_notebook(nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4), tmp_path)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    widgets = [
+        output for output in code[1].outputs if "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    ]
+    assert widgets, "no bar was drawn by rich"
+    assert "Run(step=260, loss=" in texts(code[1])
+    assert "eval_loss" in texts(code[2])
+    assert "True 260" in texts(code[4])
+    assert (tmp_path / "runs" / "plane" / "history.csv").exists()
+
+
+def test_a_mistake_in_a_notebook_is_the_programs_line(tmp_path):
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell("import crankshaft\ncrankshaft.run(model='mpl', input='digits')")]
+    with pytest.raises(CellExecutionError) as raised:
+        run_notebook(notebook, tmp_path)
+    assert "UsageError: --model=mpl is unknown; did you mean mlp?" in re.sub(r"\x1b\[[0-9;]*m", "", str(raised.value))
+
+
+def test_the_search_finds_and_prunes(tmp_path):
+    shutil.copy(EXAMPLES / "search.py", tmp_path)
+    done = subprocess.run([sys.executable, "search.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"best of 10 trials, (\d+) of them pruned: (0\.\d+) by", done.stdout)
+    assert found, done.stdout[-2000:]
+    assert int(found[1]) >= 1
+    assert float(found[2]) > 0.9  # a guess is right once in ten
