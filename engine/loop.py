@@ -14,16 +14,17 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
     """Trains up to `until_step`, calling each hook, in order, after each call of the inner loop.
 
     Returns:
-      The last moment; its `stop` says why a run ended early.
+      The last moment; its `stop` and `agreed_stop` say why a run ended early.
     """
     feed_order = strategy.train_order
     moment = Moment(state.step, until_step, 0, 0, feed_order.steps_per_epoch, None, 0.0, 0.0, state, strategy)
     for hook in hooks:
         hook.begin(moment)
+    _agree_to_stop(moment, together=True)
     before = clock()
     while state.step < until_step and not (moment.stop and strategy.in_step):
-        first = state.step
-        result = strategy.run_train_steps(_next_due(hooks, moment, first, until_step) - first)
+        first, due = state.step, _next_due(hooks, moment, state.step, until_step)
+        result = strategy.run_train_steps(due - first)
         after = clock()
         moment = dataclasses.replace(
             moment,
@@ -38,12 +39,22 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
         )
         for hook in hooks:
             hook(moment)
+        _agree_to_stop(moment, together=state.step == due)
         if moment.stop:
             strategy.wind_up()
         before = clock()  # what hooks take is theirs, not the steps'
     for hook in hooks:
         hook.end(moment)
     return moment
+
+
+def _agree_to_stop(moment: Moment, together: bool) -> None:
+    """Makes of what a hook of this process wishes what all processes do, at the same step.
+
+    `together`: all of them stand at this step, since something is due at it.
+    """
+    moment.agreed_stop = moment.strategy.agree_to_stop(moment.stop, together)
+    moment.stop = str(moment.agreed_stop) if moment.agreed_stop else None
 
 
 def _next_due(hooks: Sequence[Hook], moment: Moment, step: int, until_step: int) -> int:

@@ -14,6 +14,9 @@ import tensorflow as tf
 from absl import logging
 
 AUC_BUCKETS = 4096
+# Buckets are even in asinh(logit / _AUC_EVEN): 0.001 wide at 0, and from about 1 on 0.4 % of the logit, to _AUC_LAST.
+# They tell rare positives apart, and scores that are all near 1, as well as those in the middle.
+_AUC_EVEN, _AUC_LAST = 0.25, 256.0
 SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums up: `engine.example_counts` looks for it
 
 
@@ -40,12 +43,12 @@ class RootMean(NamedTuple):
 
 
 class Auc(NamedTuple):
-    """Two histograms over the predicted probability, float32 [AUC_BUCKETS]: positives, and all examples.
+    """Two histograms over the logit, float32 [AUC_BUCKETS]: positives, and all examples.
 
     Its value is the area under the ROC curve: the share of (positive, negative) pairs that are in the right order,
-    those within one bucket counting half. So it is wrong by no more than half the share of pairs within one bucket,
-    1 / (2 x AUC_BUCKETS) where predictions are spread evenly, and in practice by far less, since about half of those
-    pairs are in order.
+    those within one bucket counting half. So it is wrong by no more than half the share of pairs within one bucket, and
+    in practice by far less, since about half of those pairs are in order: by less than 1e-4 where the logits' standard
+    deviation is a tenth of their mean or more.
     """
 
     total: tf.Tensor
@@ -125,10 +128,11 @@ def auc(logits, labels, weights=None) -> Auc:
     logits = tf.reshape(tf.cast(logits, tf.float32), [-1])
     weights = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
     finite = tf.math.is_finite(logits)
-    # The last bucket is the highest's; as float32, since GPUs compare int32 on the host, which would wait for them.
-    place = tf.minimum(tf.sigmoid(tf.where(finite, logits, 0.0)) * AUC_BUCKETS, AUC_BUCKETS - 1)
-    # The kernel leaves out what has a negative place.
-    place = tf.where(finite, tf.cast(place, tf.int32), -1)
+    middle, last = AUC_BUCKETS // 2, math.asinh(_AUC_LAST / _AUC_EVEN)
+    place = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
+    # Integers as float32: int32 is compared on the host of a GPU, which would wait for it.
+    place = tf.clip_by_value(tf.floor(place) + middle, 0.0, AUC_BUCKETS - 1.0)
+    place = tf.where(finite, tf.cast(place, tf.int32), -1)  # which the kernel leaves out
     positives = weights * tf.reshape(tf.cast(labels, tf.float32), [-1])
     return Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, weights)))
 

@@ -32,6 +32,8 @@ _OTHERS = {
     "ps": "parameter servers belong to --strategy=parameter_server; use that, or leave ps out",
     "evaluator": "an evaluator is no part of --strategy=multi_worker; leave it out, and run --mode=eval by itself",
 }
+SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable: the same for all workers of a job, and for nobody else
+_SECRET_CHARACTERS = 16
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0  # a host that does not answer at all
 
@@ -48,10 +50,12 @@ class Cluster:
       addresses: (name, "host:port") of each task, in the order of TensorFlow's ids: the chief if there is one, then
         the workers. A name is "chief" or, for example, "worker 1".
       index: this task's place in `addresses`.
+      secret: the job's, by which workers know each other's datagrams; empty if there is none.
     """
 
     addresses: tuple[tuple[str, str], ...]
     index: int
+    secret: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def task(self) -> str:
@@ -124,7 +128,17 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     ]
     _check_addresses(addresses)
     before = known[: known.index(kind)]
-    return Cluster(tuple(addresses), index + sum(len(jobs.get(job, ())) for job in before))
+    place = index + sum(len(jobs.get(job, ())) for job in before)
+    return Cluster(tuple(addresses), place, _secret(environment.get(SECRET, "")))
+
+
+def _secret(given: str) -> bytes:
+    if given and len(given) < _SECRET_CHARACTERS:
+        raise UsageError(
+            f"{SECRET} has {len(given)} characters, which can be guessed; give all workers the same "
+            f"{_SECRET_CHARACTERS} or more, by chance, or leave it out"
+        )
+    return given.encode(errors="surrogateescape")
 
 
 def _jobs(found: dict, strategy: str) -> dict[str, list[str]]:

@@ -6,6 +6,8 @@ import difflib
 import signal
 import sys
 
+from crankshaft.engine.errors import visible
+
 EXIT_FAILED = 1  # the run failed: not finite, a write that failed
 EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
 EXIT_SLOWER = 3  # a benchmark is shown to be slower than --fail_below allows
@@ -38,5 +40,5 @@ def signal_name(number: int) -> str:
 
 def fail(code: int, line: str) -> int:
     """Prints what went wrong, and returns the exit code."""
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print(f"error: {visible(line)}", file=sys.stderr, flush=True)
     return code

@@ -35,12 +35,16 @@ def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
       examples: how many there are.
       ids: what tells one numbering of ids from another, a number or text; None where the data does not say.
     """
-    is_dataset = isinstance(split, tf.data.Dataset)
-    layout = tf.nest.map_structure(_layout, split.element_spec if is_dataset else tuple(split))
-    digest = zlib.crc32(json.dumps(layout, sort_keys=True, default=str).encode())
-    for array in [] if is_dataset else tf.nest.flatten(split):
+    digest = zlib.crc32(layout(split).encode())
+    for array in [] if isinstance(split, tf.data.Dataset) else tf.nest.flatten(split):
         digest = zlib.crc32(_content(array), digest)
     return {"examples": examples, "digest": digest, **({} if ids is None else {"ids": zlib.crc32(repr(ids).encode())})}
+
+
+def layout(split: Any) -> str:
+    """Types and shapes of one example's parts, as text."""
+    spec = split.element_spec if isinstance(split, tf.data.Dataset) else tuple(split)
+    return json.dumps(tf.nest.map_structure(_layout, spec), sort_keys=True, default=str)
 
 
 def _layout(part) -> str:

@@ -16,21 +16,23 @@ import dataclasses
 import math
 import os
 import re
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 from crankshaft.engine import cpus
-from crankshaft.launch import errors, given, help, process, restarts, shares
+from crankshaft.launch import errors, given, help, own_network, process, restarts, shares
 from crankshaft.launch import flags as train_flags
 from crankshaft.launch.benchmark import drive, program
-from crankshaft.launch.cluster import ClusterError
+from crankshaft.launch.cluster import SECRET, ClusterError
 from crankshaft.launch.errors import UsageError, nearest
 from crankshaft.launch.supervisor import Spec, StartError, Supervisor
 
 _PROGRAM = "crankshaft local"
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
+_LISTENING = "TensorFlow's servers listen on all interfaces and trust whoever calls; --own_network keeps others out"
 _FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
 
 
@@ -44,6 +46,12 @@ def _define_flags() -> None:
     integer("workers", 2, "Processes that train together.", 1, 1000)
     integer("ps", 0, "Parameter servers: the workers then have a coordinator, called chief, for company.", 0, 1000)
     flags.DEFINE_bool("evaluator", False, "With --ps: a process that evaluates each checkpoint.", flag_values=_FLAGS)
+    flags.DEFINE_bool(
+        "own_network",
+        False,
+        "Give the tasks a network that only they are in: no one else reaches their ports, and they reach no one.",
+        flag_values=_FLAGS,
+    )
     integer("cores_per_task", None, "Logical cores of each task; all / tasks if not given.", 1)
     integer("max_restarts", 5, "Restarts after failures within --restart_window_seconds; one more failure ends it.", 0)
     seconds("restart_window_seconds", 600, "Failures longer ago than this are forgotten.")
@@ -104,6 +112,10 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     asked = _read_command(argv[cut + 1 :])
     if asked.unknown is not None and drive.is_asked_for():
         return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
+    if _FLAGS.own_network:
+        own_network.enter()
+    else:
+        print(f"[local] {_LISTENING}", file=sys.stderr, flush=True)
     return _supervisor(asked, environment).run()
 
 
@@ -247,6 +259,7 @@ def _tasks() -> dict[str, int]:
 def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
     no_proxy = environment.get("no_grpc_proxy") or environment.get("no_proxy")
     return {
+        SECRET: environment.get(SECRET) or secrets.token_hex(),
         "PYTHONUNBUFFERED": "1",
         "no_grpc_proxy": ",".join(filter(None, [no_proxy, shares.LOOPBACK])),  # peers are reached directly
     }

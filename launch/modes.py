@@ -106,7 +106,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if tables := {name: int(value) for name, value in session.trainer.table_figures().items()}:
         result["tables"] = tables
         _warn_of_full_tables(tables)
-    exit_code = EXIT_CODES.get(stop_request.reason, 0)
+    exit_code = EXIT_CODES.get(moment.agreed_stop.reason, 0) if moment.agreed_stop else 0
     if config.mode == "train_and_eval" and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
         session.say(f"evaluation at step {state.step}: {as_line(result['eval'])}")

@@ -13,6 +13,7 @@ import selectors
 import time
 from collections.abc import Iterable
 
+from crankshaft.engine.errors import visible
 from crankshaft.engine.files import open_regular
 
 _CHUNK = 1 << 16
@@ -22,7 +23,8 @@ _MOST_LEFT = 1 << 21  # bytes read after a task's end: more than a pipe holds
 _LAST_LINES = 10
 _LAST_LINE_LENGTH = 300
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92")  # SGR; red is for errors
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")  # SGR, the one command to a terminal that tasks may give
 
 
 class Lines:
@@ -169,7 +171,7 @@ class TaskOutput:
         if not lines:
             return
         prefix = self._coloured_prefix if sink.coloured else self._prefix
-        sink.write(b"".join(prefix + line + b"\n" for line in lines))
+        sink.write(b"".join(prefix + _harmless(line) + b"\n" for line in lines))
         self._last.extend(lines[-_LAST_LINES:])
         if self._log:
             try:
@@ -184,6 +186,15 @@ class TaskOutput:
         if self._log:
             self._log.close()
         return _as_text(self._last)
+
+
+def _harmless(line: bytes) -> bytes:
+    """A line in which nothing but colours acts on a terminal."""
+    if line.isascii() and line.decode().isprintable():
+        return line
+    parts = _COLOUR.split(line.decode(errors="surrogateescape"))
+    text = "".join(part if place % 2 else visible(part) for place, part in enumerate(parts))
+    return text.encode(errors="surrogateescape")
 
 
 def last_lines(data: bytes) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
 from crankshaft.engine.health import watchdog
 from crankshaft.engine.hooks import Hook, numerics
+from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks, instead_of
 from crankshaft.engine.placement import Rule
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -29,7 +30,7 @@ from crankshaft.engine.strategies import devices, jit_choice
 from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server import ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
-from crankshaft.launch import checks, fingerprints
+from crankshaft.launch import agreement, checks, fingerprints
 from crankshaft.launch.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.keras_weights import load_keras_weights
@@ -108,8 +109,14 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     train, evaluation = (as_arrays(split) for split in both)
     check_split("train", train)
     check_split("eval", evaluation)
+    agreement.check_asked(config, {"train": train, "eval": evaluation}, strategy)
     train_feed = strategy.feed(train, config.global_batch_size, config.seed)
     eval_feed = strategy.feed(evaluation, config.eval_batch_size, None)
+    data = {
+        "train": fingerprints.of(train, train_feed.order.num_examples, ids),
+        "eval": fingerprints.of(evaluation, eval_feed.order.num_examples),
+    }
+    agreement.check_data(data, strategy)
     per_epoch = train_feed.order.steps_per_epoch
     train_steps = config.train_steps
     if train_steps is None:
@@ -138,10 +145,6 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         raise checks.no_tables_on_tpus(trainer_class.__name__)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
-    data = {
-        "train": fingerprints.of(train, train_feed.order.num_examples, ids),
-        "eval": fingerprints.of(evaluation, eval_feed.order.num_examples),
-    }
     checkpoints, best = _checkpoints(config, state, strategy, data)
     return Session(config, strategy, state, train_steps, example, checkpoints, best)
 
@@ -240,7 +243,7 @@ def choose_jit(session: Session) -> str:
 def _place(config: Config) -> Place | None:
     if config.strategy != "multi_worker":
         return None
-    return Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True))
+    return Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True), config.cluster.secret)
 
 
 def _servers(config: Config) -> ServerOptions | None:
@@ -374,11 +377,19 @@ def _example(split):
     return tf.nest.map_structure(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), tuple(split))
 
 
-def user_hooks(hooks: Sequence) -> list:
-    """The user's hooks, checked: each is an `engine.hooks.Hook`."""
+def user_hooks(hooks: Sequence, config: Config) -> list:
+    """The user's hooks, checked: each is an `engine.hooks.Hook`; Keras callbacks are one together, the last."""
     if not isinstance(hooks, Sequence):
         raise UsageError(f"hooks={hooks!r} is no list; put hooks into one, hooks=[...]")
-    for hook in hooks:
+    callbacks = [hook for hook in hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+    for callback in callbacks:
+        if flags := instead_of(callback):
+            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; here {flags} does it")
+    others = [hook for hook in hooks if hook not in callbacks]
+    for hook in others:
         if not isinstance(hook, Hook):
-            raise UsageError(f"hook {hook!r} is no engine.hooks.Hook; wrap a function by every_epoch or every_steps")
-    return list(hooks)
+            raise UsageError(
+                f"hook {hook!r} is no engine.hooks.Hook and no Keras callback; wrap a function by every_epoch or "
+                "every_steps"
+            )
+    return [*others, KerasCallbacks(callbacks, config.summary_every_steps)] if callbacks else others

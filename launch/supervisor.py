@@ -123,6 +123,7 @@ class Supervisor:
         self._cluster: dict[str, list[str]] = {}
         self._alone: list[tuple[float, int]] = []  # when the task at which place is to be started again, by itself
         self._plan: list[tuple[float, signal.Signals]] = []  # when the tasks that are left get which signal
+        self._told: set[str] = set()  # names of the tasks that got SIGTERM by the plan
         self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
         self._asked_at = 0.0
 
@@ -162,7 +163,7 @@ class Supervisor:
                 return self._exit_code_as_asked([])
 
     def _start_all(self) -> None:
-        self._plan, self._alone, self._cluster = [], [], {}
+        self._plan, self._told, self._alone, self._cluster = [], set(), [], {}
         ports = shares.free_ports(len(self._specs))
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
             self._cluster.setdefault(spec.kind, []).append(f"{shares.LOOPBACK}:{port}")
@@ -244,7 +245,8 @@ class Supervisor:
             return
         patience = self._rule.patience(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
-        self._output.say(f"{ending}; {others}")
+        as_told = ending.task in self._told and ending.was_asked
+        self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_told else ending}; {others}")
         if patience is not None and not self._plan:
             leave = time.monotonic() + patience.leave_seconds
             self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
@@ -270,6 +272,7 @@ class Supervisor:
                     self._output.say(f"{task.name} has not ended in time; it is killed")
                     task.kill()
                 else:
+                    self._told.add(task.name)
                     task.send(number)
 
     def _turn(self, timeout_seconds: float | None) -> None:

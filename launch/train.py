@@ -173,6 +173,12 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
     """The strategy; TensorFlow starts here, and where there are several processes they meet. `run` ends with it."""
     if asked.cluster and not asked.looks_on:
         clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
+        if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
+            logging.warning(
+                "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
+                "text for all of them",
+                clusters.SECRET,
+            )
     with contextlib.ExitStack() as stack:
         if asked.cluster:
             stack.enter_context(clusters.limited(asked.cluster_timeout_seconds + _START_SECONDS))
@@ -212,7 +218,7 @@ def _work(session, hooks) -> Done:
     mode = session.config.mode
     if mode in ("train", "train_and_eval"):
         history = modes.make_history(session)
-        result, code = modes.train(session, user_hooks(hooks), history)
+        result, code = modes.train(session, user_hooks(hooks, session.config), history)
         return Done(code, result, session, history.rows)
     if mode == "benchmark":
         result, code = benchmark_mode.benchmark(session, os.environ)

@@ -4,21 +4,32 @@ UDP datagrams, at the number of the port at which TensorFlow's server has TCP. T
 (its coordination service) will not do: it lives in task 0, so all calls hang when that one is stopped; keys cannot be
 overwritten; and after the first lost peer, when it is to be asked, it refuses every call.
 
-Like TensorFlow's servers, this trusts its network. What arrives is shown to people, and ends a process only where that
-process has itself seen no progress.
+What arrives counts only if it is of this job, of a peer that has heard of this very process, and newer than what came
+before: each process has a number that nobody can guess, which the others' datagrams repeat to it, so that what an
+earlier process of a worker once said, sent again, says nothing. With the job's secret each is signed too (HMAC, RFC
+2104); without it whoever can read the job's network can forge them. What arrives is shown to people, and ends a process
+only where that process has itself seen no progress.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import ipaddress
+import itertools
 import json
+import secrets
 import select
 import socket
 import time
 import zlib
 from typing import NamedTuple
 
-_MAX_BYTES = 4096  # of a datagram; ours are under 700, or 2700 if JSON has to escape each byte of a farewell
+from crankshaft.engine.errors import visible
+
+_MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a farewell
+_SIGNATURE_BYTES = 32  # SHA-256's
+_LARGEST = 1 << 63  # of a number that arrives
 _MAX_LINE = 400  # bytes of a farewell that travel, in UTF-8
 _PROBE_SECONDS = 0.5
 
@@ -28,6 +39,7 @@ class Heard(NamedTuple):
 
     Attributes:
       time: when it came, by this process's monotonic clock.
+      process, number: which process of the peer told it, and the how manyth of its datagrams this is.
       step: the step that it last began, for people to read.
       beats, arrived: how far it is, to compare (`engine.health.watchdog`); arrived is -1 where it is not known.
       farewell: why it ends, if it does; empty if it has done its part.
@@ -35,6 +47,8 @@ class Heard(NamedTuple):
     """
 
     time: float
+    process: str
+    number: int
     step: int
     beats: int
     arrived: int
@@ -49,31 +63,55 @@ class Peers:
       worker: this process's place among the workers.
       names: of all workers, as messages call them.
       addresses: of all workers, host:port.
+      secret: the job's, by which datagrams are signed; empty signs none.
     """
 
-    def __init__(self, worker: int, names: tuple[str, ...], addresses: tuple[str, ...]):
+    def __init__(self, worker: int, names: tuple[str, ...], addresses: tuple[str, ...], secret: bytes = b""):
         self.worker = worker
         self.heard: dict[int, Heard] = {}
         self._names = names
         self._addresses = addresses
+        self._secret = secret
         self._others = [other for other in range(len(names)) if other != worker]
         self._job = zlib.crc32(" ".join(addresses).encode())  # another job's datagrams are not ours
+        self._process = secrets.token_hex(16)
+        self._numbers = itertools.count(1)
+        self._greeted: dict[int, str] = {}  # by peer, the process that it says it is, as long as it has not heard of us
+        self._ended: set[str] = set()  # processes of peers in whose place others have come
+        self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as it was told last
         self._socket: socket.socket | None = None
+        self._flags = 0  # by which the others' addresses are found for the socket
         self._where: dict[int, tuple] = {}
 
     def open(self) -> None:
-        """Binds the port; an `OSError` if another program has it."""
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        """Binds the port at this worker's own address; an `OSError` if another program has it."""
+        own = self._own_address()
+        family = own[0] if own else socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        if family == socket.AF_INET6:
+        if not own and family == socket.AF_INET6:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self._flags = socket.AI_V4MAPPED | socket.AI_ALL
         self._socket.setblocking(False)
         try:
-            self._socket.bind(("", _split(self._addresses[self.worker])[1]))
+            self._socket.bind(own[1] if own else ("", _split(self._addresses[self.worker])[1]))
         except OSError:
             self.close()
             raise
         self._find()
+
+    def _own_address(self) -> tuple[int, tuple] | None:
+        """(family, address) where the others find this worker; None where it can't be said, and all have to do."""
+        hosts = {_split(address)[0] for address in self._addresses}
+        host, port = _split(self._addresses[self.worker])
+        for family in (socket.AF_INET, socket.AF_INET6):
+            found = {each: _resolve(each, port, family) for each in hosts}
+            if not all(found.values()):
+                continue
+            loopback = {each: _is_loopback(where[0]) for each, where in found.items()}
+            if loopback[host] and not all(loopback.values()):
+                return None  # as Debian has a host's own name: 127.0.1.1
+            return family, found[host][0]
+        return None
 
     def close(self) -> None:
         if self._socket is not None:
@@ -89,17 +127,26 @@ class Peers:
 
     def tell(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
         """Sends this worker's state to all others. What is lost on the way is told again the next time."""
-        message = {"job": self._job, "worker": self.worker, "step": step, "beats": beats, "arrived": arrived}
+        state = {"step": step, "beats": beats, "arrived": arrived}
         if farewell is not None:
             line = farewell.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
-            message |= {"farewell": line, "lost": lost}
-        data = json.dumps(message, ensure_ascii=False).encode()
+            state |= {"farewell": line, "lost": lost}
+        self._state = state
         for other in self._others:
             if other not in self._where:
                 self._find()  # a host whose name was not known yet
-            if other in self._where:
-                with contextlib.suppress(OSError):  # nobody there (yet, or any more), or no room in the buffer
-                    self._socket.sendto(data, self._where[other])
+            self._send(other)
+
+    def _send(self, other: int) -> None:
+        known = self.heard[other].process if other in self.heard else self._greeted.get(other, "")
+        about = {"job": self._job, "worker": self.worker, "process": self._process, "number": next(self._numbers)}
+        data = json.dumps(about | {"to": known} | self._state, ensure_ascii=False).encode()
+        if other in self._where:
+            with contextlib.suppress(OSError):  # nobody there (yet, or any more), or no room in the buffer
+                self._socket.sendto(self._sign(data) + data, self._where[other])
+
+    def _sign(self, data: bytes) -> bytes:
+        return hmac.digest(self._secret, data, "sha256") if self._secret else b""
 
     def listen(self, seconds: float) -> None:
         """Takes in what comes within that time."""
@@ -110,18 +157,33 @@ class Peers:
             if not poll.poll(left * 1000):
                 return
             with contextlib.suppress(Exception):  # not ours, of whatever kind, or told that a peer is gone
-                self._take(json.loads(self._socket.recv(_MAX_BYTES)))
+                self._take(self._socket.recv(_MAX_BYTES))
 
-    def _take(self, message: dict) -> None:
-        worker = message["worker"]
-        if message["job"] != self._job or worker not in self._others:
+    def _take(self, datagram: bytes) -> None:
+        data = datagram[_SIGNATURE_BYTES:] if self._secret else datagram
+        if not hmac.compare_digest(self._sign(data), datagram[: len(datagram) - len(data)]):
+            return
+        message = json.loads(data)
+        worker, process = message["worker"], str(message["process"])
+        if message["job"] != self._job or worker not in self._others or process in self._ended:
             return
         before = self.heard.get(worker)
-        farewell, lost = message.get("farewell"), int(message.get("lost", -1))
-        if farewell is None and before:  # a datagram may overtake another
-            farewell, lost = before.farewell, before.lost
-        state = (int(message[name]) for name in ("step", "beats", "arrived"))
-        self.heard[worker] = Heard(time.monotonic(), *state, farewell and " ".join(str(farewell).split()), lost)
+        is_new = before is None or before.process != process
+        if message["to"] != self._process:  # it has not heard of this process; nor has one of long ago
+            if is_new and self._greeted.get(worker) != process:
+                self._greeted[worker] = process
+                self._send(worker)
+            return
+        number, *state = (int(message[name]) for name in ("number", "step", "beats", "arrived"))
+        if max(number, *state) >= _LARGEST or (not is_new and number <= before.number):
+            return
+        farewell = message.get("farewell")
+        told = None if farewell is None else " ".join(visible(str(farewell)[:_MAX_LINE]).split())
+        self.heard[worker] = Heard(time.monotonic(), process, number, *state, told, int(message.get("lost", -1)))
+        if is_new:
+            if before:
+                self._ended.add(before.process)
+            self._send(worker)
 
     def silent(self, seconds: float) -> dict[int, float]:
         """The peers that were heard of once, and not for so many seconds, without a farewell; since how many."""
@@ -142,11 +204,19 @@ class Peers:
 
     def _find(self) -> None:
         for other in self._others:
-            host, port = _split(self._addresses[other])
-            with contextlib.suppress(OSError):
-                flags = socket.AI_V4MAPPED | socket.AI_ALL if self._socket.family == socket.AF_INET6 else 0
-                found = socket.getaddrinfo(host, port, self._socket.family, socket.SOCK_DGRAM, flags=flags)
-                self._where[other] = found[0][4]
+            if found := _resolve(*_split(self._addresses[other]), self._socket.family, self._flags):
+                self._where[other] = found[0]
+
+
+def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:
+    """The addresses of a host, none if it is not known."""
+    with contextlib.suppress(OSError):
+        return [found[4] for found in socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags)]
+    return []
+
+
+def _is_loopback(where: tuple) -> bool:
+    return ipaddress.ip_address(where[0].partition("%")[0]).is_loopback
 
 
 def is_gone(address: str) -> bool:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 
+from crankshaft.engine.errors import visible
 from crankshaft.engine.health import standstill
 from crankshaft.engine.health.peers import Peers
 
@@ -81,6 +82,7 @@ class Watchdog:
 
     Args:
       worker, names, addresses: this process's place among the workers; what messages call them; host:port of each.
+      secret: the job's, by which workers know each other; empty trusts the network.
       timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
       arrived: `Arrivals.count`, or another number that grows alike on all workers; None for no such number.
       end: called with the line, in the watchdog's thread; has to end the process.
@@ -94,11 +96,12 @@ class Watchdog:
         addresses: tuple[str, ...],
         timeout_seconds: float,
         *,
+        secret: bytes = b"",
         arrived: Callable[[], int] | None = None,
         end: Callable[[str], None] | None = None,
         abort: Callable[[str], None] | None = None,
     ):
-        self._peers = Peers(worker, names, addresses)
+        self._peers = Peers(worker, names, addresses, secret)
         self._timeout = timeout_seconds
         self._arrived_now = arrived
         self._end = end or end_process
@@ -108,7 +111,7 @@ class Watchdog:
         self._arrived = -1
         self._moved = 0.0  # when something last did, by the monotonic clock
         self._lost = -1  # the peer for whose loss this worker ends,
-        self._farewell = ""  # and what it says of it
+        self._farewell: str | None = None  # and what it says of it
         self._has_aborted = False
         self._speaks = threading.RLock()  # who holds it says why this process ends: this thread, or the main one
         self._closing = threading.Event()
@@ -149,6 +152,8 @@ class Watchdog:
     def _say(self, farewell: str | None = None, lost: int = -1) -> None:
         if self._peers.is_open:
             beats, step, _ = self._mark
+            if farewell is None:  # what was said once stands
+                farewell, lost = self._farewell, self._lost
             self._peers.tell(step, beats, self._arrived, farewell, lost)
 
     def _watch(self) -> None:
@@ -333,7 +338,7 @@ def abort_collectives(reason: str) -> None:
 
 def end_process(line: str) -> None:
     """Prints the line and the stacks of all threads, and ends the process, whatever its main thread is in."""
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print(f"error: {visible(line)}", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(2)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -31,7 +31,9 @@ class Moment:
       strategy: the strategy, for hooks that evaluate.
       workers: what each worker told of this call, unread, where there are several (`WorkerRows`).
       evaluation: the metrics of an evaluation at this step, once a hook has made one.
-      stop: a hook that wants the run to end here says why.
+      stop: a hook that wants the run to end says why. Of several workers, any one's hook may: all end at one step, this
+        one if something is due at it, else after the next call or two.
+      agreed_stop: why the run ends, and which worker wants it to, once all know.
     """
 
     step: int
@@ -47,6 +49,7 @@ class Moment:
     workers: Any = None
     evaluation: dict[str, float] | None = None
     stop: str | None = None
+    agreed_stop: Any = None
 
     @property
     def epoch(self) -> int:
@@ -151,20 +154,22 @@ class Windowed(Periodic):
     def restore_host_state(self, values: dict) -> None:
         self.window = Sums(values.get("window"))
 
+    def data_changed(self, splits: set[str]) -> None:
+        if "train" in splits:
+            self.window = Sums()
+
 
 class StopRequest(Hook):
     """Ends the run at the next moment once somebody asks. `request` may be called in a signal handler or a thread.
 
     Attributes:
       wish: why this process wants the run to end; None before.
-      reason: why the run ends, once all processes that train know; None before.
     """
 
     name = "stop_request"
 
     def __init__(self):
         self.wish: str | None = None
-        self.reason: str | None = None
 
     def request(self, reason: str) -> None:
         """Asks for the end; the first reason stays."""
@@ -174,9 +179,7 @@ class StopRequest(Hook):
         self(moment)
 
     def __call__(self, moment: Moment) -> None:
-        stop = moment.strategy.agree_to_stop(self.wish)
-        if stop and not moment.stop:
-            moment.stop, self.reason = str(stop), stop.reason
+        moment.stop = moment.stop or self.wish
 
 
 class _Every(Windowed):

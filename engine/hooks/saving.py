@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from crankshaft.engine.hooks.base import Hook, Moment, Periodic
 from crankshaft.engine.hooks.monitors import Monitor
-from crankshaft.engine.state import TrainState
+from crankshaft.engine.state import RULES, TrainState
 
 
 def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
@@ -53,7 +53,9 @@ def restore(
     manifest = checkpoints.restore(manifest)
     if manifest is None:
         return None
-    kept, changed = manifest.host_state.get("hooks", {}), manifest.other_data(checkpoints.about)
+    # What was measured by other rules is forgotten as what was measured on other data is.
+    changed = manifest.other_data(checkpoints.about) if rules_of(manifest) == RULES else {"train", "eval"}
+    kept = manifest.host_state.get("hooks", {})
     whose = "state"
     try:
         state.restore_host_state(manifest.host_state.get("state", {}))

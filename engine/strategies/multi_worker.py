@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+import dataclasses
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -19,19 +19,20 @@ from crankshaft.engine.strategies.rounds import Rounds
 from crankshaft.engine.strategies.workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
-# Why a worker asks all to stop, as a number that can be summed; what is not here is told as the first.
-_REASONS = ("request", "SIGINT", "SIGTERM")
 
 
-class Place(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Place:
     """Which of the workers this process is: `worker`, from 0 (the chief) on.
 
-    `names`, what messages call them, and `addresses`, host:port, are in the workers' order.
+    `names`, what messages call them, and `addresses`, host:port, are in the workers' order. By the job's `secret` they
+    know each other; without one they trust their network.
     """
 
     worker: int
     names: tuple[str, ...]
     addresses: tuple[str, ...]
+    secret: bytes = dataclasses.field(default=b"", repr=False)
 
 
 class MultiWorker(Replicated):
@@ -59,12 +60,20 @@ class MultiWorker(Replicated):
         super().__init__("multi_worker", distribution, feed_options, steps_per_loop)
         self.place = place
         self._stop: Stop | None = None
-        self._wish = 0  # why this worker wants to stop: 1 + the place in _REASONS
+        self._wish = ""  # why this worker wants to stop
+        self._is_asked = False  # whether any worker does, once all know
         self._before: LoopResult | None = None
         self._steps = self._pace.steps  # of the next call, agreed
         self._exchange = None
         self._arrivals = Arrivals()
-        self._watchdog = Watchdog(*place, step_timeout_seconds, arrived=self._arrivals.count)
+        self._watchdog = Watchdog(
+            place.worker,
+            place.names,
+            place.addresses,
+            step_timeout_seconds,
+            secret=place.secret,
+            arrived=self._arrivals.count,
+        )
 
     @property
     def is_chief(self) -> bool:
@@ -87,6 +96,16 @@ class MultiWorker(Replicated):
         return "XLA compiles no sum over workers on a CPU, nor one in a loop"
 
     def exchange(self, value: int) -> list[int]:
+        return [row[0] for row in self._exchanged([value])]
+
+    def exchange_text(self, text: str) -> list[str]:
+        encoded = text.encode()
+        lengths = self.exchange(len(encoded))
+        rows = self._exchanged(list(encoded.ljust(max(lengths)))) if any(lengths) else [[]] * len(lengths)
+        return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def _exchanged(self, values: list[int]) -> list[list[int]]:
+        """What each worker has brought, as many values each."""
         if self._exchange is None:
 
             def share(values):
@@ -95,7 +114,7 @@ class MultiWorker(Replicated):
                 return collectives.all_reduce(context, tf.where(first, values, 0))
 
             self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
-        mine = tf.one_hot(self.host, self.num_hosts, tf.constant(value, tf.int64), tf.constant(0, tf.int64))
+        mine = tf.constant([values], tf.int64) * tf.one_hot(self.host, self.num_hosts, dtype=tf.int64)[:, tf.newaxis]
         return self.distribution.experimental_local_results(self._exchange(mine))[0].numpy().tolist()
 
     @contextlib.contextmanager
@@ -108,16 +127,20 @@ class MultiWorker(Replicated):
                     raise LostPeerError(line) from error
                 raise
 
-    def agree_to_stop(self, wish: str | None) -> Stop | None:
-        """Tells the others, with the next call, that this worker wants to stop; returns what all know by now."""
-        if wish and not self._wish:
-            self._wish = 1 + (_REASONS.index(wish) if wish in _REASONS else 0)
+    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
+        self._wish = self._wish or wish or ""
+        if self._stop is None and (together or self._is_asked):
+            wishes = self.exchange_text(self._wish)
+            if any(wishes):
+                first = next(worker for worker, wish in enumerate(wishes) if wish)
+                is_shared = len(set(wishes)) == 1
+                self._stop = Stop(wishes[first], "" if is_shared else self.place.names[first])
         return self._stop
 
     def run_train_steps(self, limit: int) -> LoopResult:
         if self._train_loop is None:
             self._train_loop = self.train_loop(jit=False)
-        told = tf.constant([self._wish, self._pace.steps], tf.float64)
+        told = tf.constant([bool(self._wish), self._pace.steps], tf.float64)
         self._pace.steps = self._steps
         result = self._run(limit, told)
         if self._before is not None:
@@ -127,13 +150,12 @@ class MultiWorker(Replicated):
 
     def _heed(self, rows: list[dict[str, float]]) -> None:
         self._steps = int(rows[0]["next_steps"])  # the chief's clock paces all
-        for name, row in zip(self.place.names, rows, strict=True):
-            if row["stop"] and self._stop is None:
-                self._stop = Stop(_REASONS[int(row["stop"]) - 1], name)
+        self._is_asked = any(row["stop"] for row in rows)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
         self._steps, self._before = self._pace.steps, None
+        self._wish, self._is_asked, self._stop = "", False, None
         state.trainer.reduction.watched = True
         state.trainer.reduction.timed = not is_on_gpus(self.distribution)
 

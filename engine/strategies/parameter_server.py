@@ -138,7 +138,10 @@ class ParameterServer:
     def exchange(self, value: int) -> list[int]:
         return [value]
 
-    def agree_to_stop(self, wish: str | None) -> Stop | None:
+    def exchange_text(self, text: str) -> list[str]:
+        return [text]
+
+    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
         return Stop(wish) if wish else None
 
     def wind_up(self) -> None:

@@ -121,6 +121,10 @@ class Replicated:
         """The value that each process that trains has brought, in their order; all have to come."""
         return [value]
 
+    def exchange_text(self, text: str) -> list[str]:
+        """As `exchange`."""
+        return [text]
+
     def watch(self):
         """A context for all that processes do together. One that waits in vain for another says for whom, and ends.
 
@@ -132,8 +136,16 @@ class Replicated:
     def wind_up(self) -> None:
         """The run is to end as soon as replicas are in step: nothing that can wait is begun any more."""
 
-    def agree_to_stop(self, wish: str | None) -> Stop | None:
-        """What all processes know of a wish to stop, at the same step; `wish` is this one's own reason, or None."""
+    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
+        """Why the run is to end, as all processes know it at the same step; None while nobody wants it to.
+
+        A wish stays, whenever it is acted on.
+
+        Args:
+          wish: why this process wants it to end, or None.
+          together: whether all processes make this very call at this step. Wishes are then heard at once; otherwise
+            they are told with the next call of the inner loop.
+        """
         return Stop(wish) if wish else None
 
     @property

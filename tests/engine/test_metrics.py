@@ -88,8 +88,9 @@ def test_adding_never_reads_the_newest_sums():
 
 def true_auc(scores, labels):
     """The share of (positive, negative) pairs in the right order, ties counting half."""
-    positives, negatives = scores[labels == 1][:, None], scores[labels == 0][None]
-    return np.mean((positives > negatives) + 0.5 * (positives == negatives))
+    positives, negatives = scores[labels == 1], np.sort(scores[labels == 0])
+    below = sum(np.searchsorted(negatives, positives, side) for side in ("left", "right"))
+    return np.mean(below) / 2 / len(negatives)
 
 
 def auc_sums(*parts):
@@ -100,21 +101,52 @@ def auc_sums(*parts):
     return sums
 
 
-@pytest.mark.parametrize("shift", [0.0, -4.0])
-def test_auc_of_uneven_batches_is_that_of_all_examples(shift):
-    """Within 1e-4, a fifth of the bound for even predictions; rare positives (shift -4: 4 %) crowd fewer buckets."""
+def drawn_at_odds(rng, logits, shift=0.0):
+    return (rng.random(len(logits)) < 1 / (1 + np.exp(shift - logits))).astype(np.float32)
+
+
+@pytest.mark.parametrize("mean_logit", [0.0, -4.0])
+def test_auc_of_uneven_batches_is_that_of_all_examples(mean_logit):
     rng = np.random.default_rng(1)
-    logits = rng.normal(shift, 1.5, 6000).astype(np.float32)
-    labels = (rng.random(6000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    logits = rng.normal(mean_logit, 1.5, 6000).astype(np.float32)
+    labels = drawn_at_odds(rng, logits)
     cuts = [0, 1, 1, 4000, 6000]
     means = auc_sums(*((logits[a:b], labels[a:b]) for a, b in itertools.pairwise(cuts))).means()
-    assert abs(means["auc"] - true_auc(logits, labels)) < 1e-4
+    assert abs(means["auc"] - true_auc(logits, labels)) < 5e-5
     assert means["loss"] == 1.0
+
+
+def scores_of(case, rng, examples=400_000):
+    """(logits, labels)."""
+    normal = rng.normal(size=examples)
+    rare, sure = -6 + 0.6 * normal, 9.3 + rng.gamma(2, 1.5, examples)
+    coin = (rng.random(examples) < 0.3).astype(np.float32)
+    return {
+        "rare positives": lambda: (rare, drawn_at_odds(rng, rare)),
+        "probabilities over 0.9999": lambda: (sure, drawn_at_odds(rng, sure, shift=12.0)),
+        "probabilities under 0.0001": lambda: (-sure, 1 - drawn_at_odds(rng, sure, shift=12.0)),
+        "hardly trained": lambda: (0.02 * (normal + coin), coin),
+        "far too sure": lambda: (40 * (normal + coin), coin),
+        "tied": lambda: (np.round(normal + coin, 1), coin),
+    }[case]()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("rare positives", "probabilities over 0.9999", "probabilities under 0.0001"),
+        *("hardly trained", "far too sure", "tied"),
+    ],
+)
+def test_auc_is_that_of_ranks_wherever_the_scores_are(case):
+    logits, labels = scores_of(case, np.random.default_rng(0))
+    logits = logits.astype(np.float32)
+    assert abs(auc_sums((logits, labels)).means()["auc"] - true_auc(logits, labels)) < 1e-4
 
 
 def test_auc_error_is_within_the_bound_it_states():
     """All in one bucket: every pair counts half, and the bound is half of all pairs."""
-    close = np.array([0.0, 1e-4, 2e-4, 3e-4])
+    close = 3 + np.array([0.0, 1e-4, 2e-4, 3e-4])
     assert auc_sums((close, np.array([0, 0, 1, 1]))).means()["auc"] == 0.5
 
 

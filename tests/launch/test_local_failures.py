@@ -153,6 +153,25 @@ while kind != "chief" or not (here / "stop").exists():
     assert outcome.err.endswith("the last checkpoint is not evaluated; --mode=eval evaluates it\n")
 
 
+def test_servers_that_are_told_to_end_have_not_failed(local, tmp_path):
+    script = """
+if config["task"]["type"] != "chief":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print("ready")
+    time.sleep(60)
+while not (here / "stop").exists():
+    time.sleep(0.01)
+"""
+    program = local(script, "--workers=1", "--ps=1")
+    program.until(says(program, "ready", 2))
+    (tmp_path / "stop").touch()
+    outcome = program.wait().ok()
+    assert "[local] chief ended with exit code 0; 2 still running" in outcome.err
+    for task in ("worker 0", "ps 0"):
+        assert f"[local] {task} has ended, as it was told to; " in outcome.err
+    assert "143" not in outcome.err
+
+
 def test_preemptions_without_end_do_not_spin():
     rule = Synchronous(0, 100, 30, clock=lambda: 0.0)
     settled = [rule.settle([Ending("worker 0", 0), Ending("worker 1", 143)]) for _ in range(4)]

@@ -1,21 +1,70 @@
-"""What a worker tells the others arrives, whatever is in it."""
+"""What a worker tells the others arrives, whatever is in it; what a stranger tells does not."""
 
 import contextlib
+import json
 import socket
 
 import pytest
 
 from crankshaft.engine.health.peers import Peers
 
+NAMES = ("worker 0", "worker 1")
 
-def two_peers():
-    """The channels of two workers of one job, on ports that nobody had a moment ago."""
+
+def two_addresses():
+    """Of two workers of one job, on ports that nobody had a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
-        addresses = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
-    return [Peers(worker, ("worker 0", "worker 1"), addresses) for worker in range(2)]
+        return tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
+
+
+@contextlib.contextmanager
+def channels(*secrets, meets=True):
+    """The channels of two workers, the first's and the second's secret, which have heard of each other."""
+    peers = [Peers(worker, NAMES, two_addresses(), secret) for worker, secret in enumerate(secrets)]
+    addresses = peers[0]._addresses
+    peers[1]._addresses, peers[1]._job = addresses, peers[0]._job
+    with contextlib.ExitStack() as stack:
+        for each in peers:
+            each.open()
+            stack.callback(each.close)
+        if meets:
+            greet(*peers)
+        yield peers
+
+
+def greet(*peers):
+    """Each tells what it is at, until all answers have come."""
+    for each in peers:
+        each.tell(0, 0, -1)
+    for each in (*peers, *peers):
+        each.listen(0.1)
+
+
+class Tap:
+    """What a peer sends from now on, as whoever reads the network has it."""
+
+    def __init__(self, peer):
+        self.datagrams = []
+        self._socket = peer._socket
+        peer._socket = self
+
+    def __getattr__(self, name):
+        return getattr(self._socket, name)
+
+    def sendto(self, data, where):
+        self.datagrams.append(data)
+        return self._socket.sendto(data, where)
+
+
+def inject(peer, *datagrams):
+    """Sends datagrams to a peer from a port of nobody's, and has it listen."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for datagram in datagrams:
+            stranger.sendto(datagram, peer._socket.getsockname())
+    peer.listen(0.1)
 
 
 @pytest.mark.parametrize(
@@ -28,21 +77,95 @@ def two_peers():
         ("a" + "\u00fc" * 1000, "a" + "\u00fc" * 199),
         ("\u6570" * 1000, "\u6570" * 133),
         ("\U0001f525" * 1000, "\U0001f525" * 100),
-        ("\x1b" * 1000, "\x1b" * 400),
+        ("\x1b[31m\x9b\x07 \u202e", "\\x1b[31m\\x9b\\x07 \\u202e"),
         ("no such file: \udce4.txt", "no such file: .txt"),  # a name that is no UTF-8, as Python has it
     ],
     ids=["short", "empty", "long", "two bytes", "odd", "three bytes", "four bytes", "escaped", "no text"],
 )
-def test_a_farewell_arrives_up_to_its_length(farewell, heard):
-    teller, listener = two_peers()
-    for each in (teller, listener):
-        each.open()
-    try:
+@pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
+def test_a_farewell_arrives_up_to_its_length(farewell, heard, secret):
+    with channels(secret, secret) as (teller, listener):
         teller.tell(7, 8, 9, farewell, 1)
-        listener.listen(0.5)
-    finally:
-        for each in (teller, listener):
-            each.close()
+        listener.listen(0.1)
     found = listener.heard[0]
     assert (found.step, found.beats, found.arrived, found.lost) == (7, 8, 9, 1)
     assert found.farewell == heard
+
+
+def forged(peer, **changes):
+    """A farewell as one writes it who knows all that is known before: names, addresses, the port."""
+    message = {"job": peer._job, "worker": 0, "step": 1, "beats": 1, "arrived": -1, "farewell": "bye", "lost": -1}
+    return json.dumps(message | {"process": "0" * 32, "number": 10, "to": ""} | changes).encode()
+
+
+@pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
+def test_a_forged_farewell_is_not_heard(secret):
+    with channels(secret, secret) as (teller, listener):
+        process = teller._process
+        before = listener.heard[0]
+        inject(listener, forged(listener), b"\0" * 32 + forged(listener), forged(listener, process=process, number=99))
+        assert listener.heard[0] == before
+        teller.tell(2, 3, 4)
+        listener.listen(0.1)
+        assert listener.heard[0].step == 2
+
+
+def test_who_reads_the_network_but_has_not_the_secret_forges_nothing():
+    with channels(b"a secret of the job", b"a secret of the job") as (_, listener):
+        before = listener.heard[0]
+        full = {"process": before.process, "number": 10**6, "to": listener._process}
+        inject(listener, forged(listener, **full), b"\0" * 32 + forged(listener, **full))
+        assert listener.heard[0] == before
+
+
+@pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
+def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(secret):
+    with channels(secret, secret) as (teller, listener):
+        tap = Tap(teller)
+        teller.tell(5, 5, 5, "an error of before", -1)
+        listener.listen(0.1)
+        assert listener.heard[0].farewell == "an error of before"
+        teller.close()
+        again = Peers(0, NAMES, listener._addresses, secret)  # the worker, started anew
+        again.open()
+        greet(again, listener)
+        assert listener.heard[0].farewell is None
+        inject(listener, *tap.datagrams)
+        assert listener.heard[0].farewell is None
+        again.tell(6, 6, 6)
+        listener.listen(0.1)
+        assert listener.heard[0].step == 6
+        later = Peers(1, NAMES, listener._addresses, secret)  # and the listener
+        listener.close()
+        later.open()
+        inject(later, *tap.datagrams)
+        assert later.heard == {}
+        greet(again, later)
+        inject(later, *tap.datagrams)
+        assert later.heard[0].farewell is None
+        again.close()
+        later.close()
+
+
+def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not():
+    with channels(b"", b"") as (teller, listener):
+        tap = Tap(teller)
+        teller.tell(1, 1, 1)
+        teller.tell(2, 2, 2, "bye")
+        listener.listen(0.1)
+        inject(listener, tap.datagrams[0])
+        assert listener.heard[0].farewell == "bye"
+        teller.tell(3, 3, 3)
+        listener.listen(0.1)
+        assert listener.heard[0].farewell is None
+
+
+@pytest.mark.parametrize("secrets", [(b"a secret of the job", b"another one's secret"), (b"", b"a secret of the job")])
+def test_workers_of_another_secret_do_not_hear_each_other(secrets):
+    with channels(*secrets) as peers:
+        assert [each.heard for each in peers] == [{}, {}]
+
+
+def test_the_port_is_bound_at_the_workers_own_address():
+    with channels(b"", b"") as peers:
+        assert [each._socket.getsockname()[0] for each in peers] == ["127.0.0.1"] * 2

@@ -240,14 +240,15 @@ def test_a_run_is_the_same_on_any_number_of_replicas(bench, options):
 
 
 def test_steps_that_float16_leaves_out_do_not_reach_the_memories(run):
-    """The loss scale begins too high for this data: the first steps overflow."""
+    """The loss scale begins too high: the first steps overflow."""
     made = run(precision="float16", learning_rate=1e-2)
+    made.trainer.loss_scale.value.assign(2.0**20)
     sums = made.train(60)
     assert sums["skipped"][0] > 0
     for memory in memories(made.trainer.reduction):
         assert np.isfinite(memory).all()
         assert 0 < np.abs(memory).max() < 10  # unscaled, as gradients are
-    assert made.curve(80)[-10:].mean() < 1.0
+    assert made.curve(80)[-10:].mean() < 1.2  # it learns: guessing has log 4, 1.39, and float32 comes to 0.99
 
 
 @pytest.mark.parametrize("jit", [False, True])

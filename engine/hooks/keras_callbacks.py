@@ -1,0 +1,158 @@
+"""Keras callbacks that only look, as one hook: a run's epochs and figures, told as `fit` tells them. Host code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from crankshaft.engine.hooks.base import Moment, Windowed
+from crankshaft.engine.metrics import Sums
+
+# Those that steer Keras's own loop, and what does the same here.
+_INSTEAD = {
+    "BackupAndRestore": "--run_dir with --checkpoint_every_steps",
+    "EarlyStopping": "--early_stopping_patience with --monitor",
+    "LearningRateScheduler": "--learning_rate_schedule",
+    "ModelCheckpoint": "--checkpoint_every_steps, and --monitor for the best",
+    "OrbaxCheckpoint": "--checkpoint_every_steps",
+    "ProgbarLogger": "--progress",
+    "ReduceLROnPlateau": "--reduce_lr_patience with --monitor",
+    "SwapEMAWeights": "--ema_decay",
+    "TensorBoard": "--run_dir with --summary_every_steps",
+    "TerminateOnNaN": "--on_nonfinite=raise, the default",
+}
+
+
+def instead_of(callback: tf.keras.callbacks.Callback) -> str | None:
+    """The flags that do what a callback needs Keras's own loop for; None of one that only looks."""
+    kinds = {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
+    return next((cure for name, cure in _INSTEAD.items() if name in kinds), None)
+
+
+class KerasCallbacks(Windowed):
+    """Calls Keras callbacks where `fit` would; of several workers, on the chief.
+
+    `on_epoch_begin` and `on_epoch_end` are called at each epoch, with its means as logs, and those of an evaluation
+    that was made at its end as `val_NAME`; `on_test_begin` and `on_test_end` at each evaluation; `on_train_batch_end`
+    once in `every_steps` steps, with the means since the last time, as no batch is seen by itself.
+    `on_train_batch_begin` is not called. A callback that sets `self.model.stop_training` ends the run.
+
+    Args:
+      callbacks: `tf.keras.callbacks.Callback`s.
+      every_steps: of `on_train_batch_end`; 0 is never.
+    """
+
+    name = "keras_callbacks"
+
+    def __init__(self, callbacks: Sequence[tf.keras.callbacks.Callback], every_steps: int = 0):
+        super().__init__(every_steps if any(map(_looks_at_batches, callbacks)) else 0)
+        self._callbacks = list(callbacks)
+        self._batches = Sums()
+        self._logs: dict[str, float] = {}
+        self._model: _Model | None = None  # of the chief
+
+    def begin(self, moment: Moment) -> None:
+        if not moment.strategy.is_chief:
+            return
+        self._model = _Model(moment.state.trainer)
+        epochs = -(-moment.until_step // moment.steps_per_epoch)
+        for callback in self._callbacks:
+            callback.set_params({"epochs": epochs, "steps": moment.steps_per_epoch, "verbose": 0})
+            callback.set_model(self._model)
+        self._tell("on_train_begin", {})
+        if not moment.last:
+            self._tell("on_epoch_begin", moment.epoch, {})
+
+    def next_due(self, step: int, moment: Moment) -> int | None:
+        ends = (step // moment.steps_per_epoch + 1) * moment.steps_per_epoch
+        return min(ends, super().next_due(step, moment) or ends)
+
+    def __call__(self, moment: Moment) -> None:
+        if self._model is None:
+            return
+        self._look(moment)
+        if self._model.stop_training:
+            moment.stop = moment.stop or "stop_training of a Keras callback"
+
+    def _look(self, moment: Moment) -> None:
+        if moment.sums is not None:
+            self.window.add(moment.sums)
+            if self.every_steps:
+                self._batches.add(moment.sums)
+        if self.is_due(moment):
+            self._tell("on_train_batch_end", (moment.step - 1) % moment.steps_per_epoch, self._batches.means())
+            self._batches = Sums()
+        if moment.evaluation is not None:
+            self._tell("on_test_begin", {})
+            self._tell("on_test_end", dict(moment.evaluation))
+        if moment.step % moment.steps_per_epoch == 0:
+            evaluation = {f"val_{name}": value for name, value in (moment.evaluation or {}).items()}
+            self._logs, self.window = {**self.window.means(), **evaluation}, Sums()
+            self._tell("on_epoch_end", moment.epoch - 1, self._logs)
+            if not (moment.last or moment.stop or self._model.stop_training):
+                self._tell("on_epoch_begin", moment.epoch, {})
+
+    def end(self, moment: Moment) -> None:
+        if self._model is not None:
+            self._tell("on_train_end", self._logs)
+
+    def host_state(self) -> dict:
+        return {**super().host_state(), "batches": self._batches.host_state()}
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        self._batches = Sums(values.get("batches"))
+
+    def _tell(self, what: str, *arguments) -> None:
+        for callback in self._callbacks:
+            *place, logs = arguments
+            getattr(callback, what)(*place, dict(logs))  # which one may write to
+
+
+def _looks_at_batches(callback: tf.keras.callbacks.Callback) -> bool:
+    base = tf.keras.callbacks.Callback
+    methods = ((name, getattr(callback, name)) for name in ("on_train_batch_end", "on_batch_end"))
+    return any(getattr(method, "__func__", method) is not getattr(base, name) for name, method in methods)
+
+
+class _Model:
+    """A trainer's model as callbacks see it: Keras's, with the run's optimizer to look at.
+
+    Attributes:
+      stop_training: a callback that wants the run to end sets it.
+    """
+
+    def __init__(self, trainer):
+        self.stop_training = False
+        self.optimizer = _Optimizer(next(iter(trainer.optimizers.values()), None))
+        self._model = getattr(trainer, "model", None) or trainer.models[0]
+
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
+
+
+class _Optimizer:
+    """The run's optimizer, to look at."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    @property
+    def name(self) -> str:
+        return self._optimizer.name
+
+    @property
+    def iterations(self):
+        return self._optimizer.iterations
+
+    @property
+    def learning_rate(self) -> tf.Tensor:
+        return self._optimizer.current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, value) -> None:
+        raise ValueError("a Keras callback sets the learning rate, which the run does; use --learning_rate_schedule")
+
+    def get_config(self) -> dict:
+        return {"name": self.name, "learning_rate": float(self.learning_rate)}

@@ -1,0 +1,119 @@
+"""Keras callbacks among a script's hooks. In this process."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import tensorflow as tf
+
+from tests.launch.line import RUN, Line, data, place_of
+
+EPOCHS = (*RUN, "--train_steps=8", "--eval_every_steps=4")  # two of four steps
+callbacks = tf.keras.callbacks
+
+
+class Recorder(callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def on_train_begin(self, logs=None):
+        self.events.append(("train_begin", self.params["epochs"], self.params["steps"]))
+
+    def on_train_end(self, logs=None):
+        self.events.append(("train_end", sorted(logs)))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.events.append(("epoch_begin", epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.events.append(("epoch_end", epoch, sorted(logs), self.model.count_params()))
+
+    def on_test_end(self, logs=None):
+        self.events.append(("test_end", sorted(logs)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.events.append(("batch_end", batch, round(float(self.model.optimizer.learning_rate), 6)))
+        self.loss = logs["loss"]
+
+
+def test_a_callback_is_called_as_fit_calls_it(inside):
+    seen = Recorder()
+    inside(*EPOCHS, "--summary_every_steps=2", "--learning_rate=0.01", trainer=Line, data=data, hooks=[seen]).ok()
+    logs = ["gradient_norm", "loss", "val_loss"]
+
+    def epoch(number):
+        return [
+            ("epoch_begin", number),
+            ("batch_end", 1, 0.01),
+            ("batch_end", 3, 0.01),
+            ("test_end", ["loss"]),
+            ("epoch_end", number, logs, 2),
+        ]
+
+    assert seen.events == [("train_begin", 2, 4), *epoch(0), *epoch(1), ("train_end", logs)]
+
+
+def test_an_epochs_logs_are_its_means(inside, tmp_path):
+    """Beside the run's own: of the last epoch, and of its evaluation."""
+    kept = {}
+    hooks = [callbacks.CSVLogger(str(tmp_path / "log.csv")), callbacks.LambdaCallback(on_train_end=kept.update)]
+    outcome = inside(*EPOCHS, trainer=Line, data=data, hooks=[hooks[0], hooks[1]]).ok()
+    with open(tmp_path / "log.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1"]
+    assert float(rows[1]["loss"]) < float(rows[0]["loss"])
+    assert f"loss {float(rows[1]['val_loss']):.6g}" in outcome.out
+    assert kept["loss"] == pytest.approx(float(rows[1]["loss"]))
+
+
+@pytest.mark.parametrize("where", [(), ("--strategy=mirrored", "--num_virtual_devices=2")], ids=["one", "mirrored"])
+def test_a_callback_may_end_the_run(inside, where):
+    class Enough(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    outcome = inside(*EPOCHS, *where, trainer=Line, data=data, hooks=[Enough()]).ok()
+    assert "stopped at step 4: stop_training of a Keras callback" in outcome.out
+
+
+class Kept(callbacks.ModelCheckpoint):
+    """A user's own of a kind that is refused."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "flag"),
+    [
+        (lambda: callbacks.ReduceLROnPlateau(), "--reduce_lr_patience"),
+        (lambda: callbacks.LearningRateScheduler(lambda epoch: 0.1), "--learning_rate_schedule"),
+        (lambda: callbacks.EarlyStopping(), "--early_stopping_patience"),
+        (lambda: Kept("best.keras"), "--checkpoint_every_steps"),
+    ],
+    ids=["plateau", "schedule", "stopping", "checkpoint"],
+)
+def test_a_callback_that_steers_keras_loop_names_the_flag(inside, callback, flag):
+    made = callback()
+    outcome = inside(*EPOCHS, trainer=Line, data=data, hooks=[made])
+    assert outcome.code == 2
+    assert f"Keras callback {type(made).__name__} is for Keras's own loop; here {flag}" in outcome.error
+
+
+def test_a_callback_that_sets_the_rate_is_told_of_the_schedule(inside):
+    class Slower(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = 1e-5
+
+    outcome = inside(*EPOCHS, trainer=Line, data=data, hooks=[Slower()])
+    assert outcome.code == 2
+    assert "use --learning_rate_schedule" in outcome.error
+
+
+def test_a_bug_in_a_callback_names_its_file_and_line(inside):
+    class Buggy(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyError(logs["none"])
+
+    outcome = inside(*EPOCHS, trainer=Line, data=data, hooks=[Buggy()])
+    assert outcome.code == 2
+    assert place_of(Buggy.on_epoch_end) in outcome.error

@@ -1,0 +1,80 @@
+"""Who reaches a cluster on this machine: its tasks know each other, and a network of their own keeps others out."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+SAYS_ITS_SECRET = """
+secret = os.environ["CRANKSHAFT_JOB_SECRET"]
+(here / f"secret-{index}").write_text(secret)
+(here / f"command-{index}").write_bytes(pathlib.Path("/proc/self/cmdline").read_bytes())
+"""
+MEETS = """
+import socket
+own, other = (config["cluster"]["worker"][place].split(":") for place in (index, 1 - index))
+listener = socket.create_server(("0.0.0.0", int(own[1])))
+end = time.monotonic() + 60
+while True:
+    try:
+        socket.create_connection((other[0], int(other[1]))).close()
+        break
+    except OSError:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+print("met over", [name for _, name in socket.if_nameindex()], "as", os.getuid())
+time.sleep(1)  # for the other to come
+"""
+
+
+def _is_allowed() -> bool:
+    code = "from crankshaft.launch import own_network; own_network.enter()"
+    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def secrets_of(tmp_path) -> set[str]:
+    return {(tmp_path / f"secret-{index}").read_text() for index in (0, 1)}
+
+
+def test_a_jobs_tasks_have_one_secret_that_nobody_else_is_told(local, tmp_path):
+    run_dir = tmp_path / "run"
+    outcome = local(SAYS_ITS_SECRET, own=(f"--run_dir={run_dir}",)).wait().ok()
+    (secret,) = secrets_of(tmp_path)
+    assert re.fullmatch("[0-9a-f]{64}", secret)
+    for text in (outcome.out, outcome.err, *(path.read_text() for path in (run_dir / "logs").iterdir())):
+        assert secret not in text
+    assert secret.encode() not in (tmp_path / "command-0").read_bytes()
+    local(SAYS_ITS_SECRET).wait().ok()
+    assert secret not in secrets_of(tmp_path)
+
+
+def test_a_secret_that_is_given_is_the_jobs(local, tmp_path, monkeypatch):
+    monkeypatch.setenv("CRANKSHAFT_JOB_SECRET", "given by its owner")
+    local(SAYS_ITS_SECRET).wait().ok()
+    assert secrets_of(tmp_path) == {"given by its owner"}
+
+
+def test_tasks_with_a_network_of_their_own_meet_there_and_nowhere_else(local):
+    if not _is_allowed():
+        pytest.skip("this kernel or container gives no process a network of its own")
+    program = local(MEETS, "--own_network")
+    outcome = program.wait().ok()
+    assert outcome.out.count("met over ['lo'] as ") == 2
+    assert "all interfaces" not in outcome.err
+
+
+def test_that_tasks_are_reached_from_outside_is_said_once(local):
+    assert local("").wait().ok().err.count("listen on all interfaces") == 1
+
+
+def test_a_secret_that_can_be_guessed_is_refused(monkeypatch):
+    from crankshaft.launch import cluster
+    from crankshaft.launch.errors import UsageError
+
+    config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+    with pytest.raises(UsageError, match="CRANKSHAFT_JOB_SECRET has 5 characters"):
+        cluster.from_environment({"TF_CONFIG": config, "CRANKSHAFT_JOB_SECRET": "12345"})
+    found = cluster.from_environment({"TF_CONFIG": config, "CRANKSHAFT_JOB_SECRET": "1234567890123456"})
+    assert found.secret == b"1234567890123456"
+    assert "1234567890123456" not in repr(found)
