@@ -12,11 +12,19 @@ _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
 # What a terminal obeys, or hides: C0 and C1 but for tab and line feed, and marks that turn the direction of text;
 # C1 too where it came as bytes that are no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
+_LONGEST_WORD = 300  # characters
 
 
 def visible(text: str) -> str:
     """A text for people in which nothing acts on a terminal: \\x1b in the place of what begins such a command."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """A text for one line of a terminal: `visible`, newlines escaped too, and of a word that does not end for several
+    lines only the beginning."""
+    text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
+    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def reason(error: BaseException) -> str:

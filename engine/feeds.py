@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
+from crankshaft.engine import host_arrays
 from crankshaft.engine.order import Order, SharedOrder, replica_part
 from crankshaft.engine.randomness import epoch_seed
 from crankshaft.engine.residency import as_rows, is_on_gpus, on_each_device, take_rows
@@ -117,7 +118,7 @@ class StreamedFeed:
         if self._tensors is None:
             # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
             with tf.device("CPU:0"):
-                self._tensors = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
+                self._tensors = tf.nest.map_structure(host_arrays.to_gather_from, self._arrays)
         block, start, stop = self._blocks.take(step, limit)
         return Run((block,), start, stop)
 
@@ -151,7 +152,7 @@ class StreamedFeed:
             indices = self.order.examples(block)
             start, stop = replica_part(tf.shape(indices, tf.int64)[1], replica, n)
             indices = indices[:, start:stop]
-            return tf.nest.map_structure(lambda array: _host_gather(array, indices), self._tensors)
+            return tf.nest.map_structure(lambda array: host_arrays.gather(array, indices), self._tensors)
 
         numbers = tf.data.Dataset.counter()
         return _untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
@@ -355,8 +356,3 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _no_example(spec: tf.TensorSpec) -> tf.Tensor:
     """A batch without any example of this kind."""
     return tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
-
-
-def _host_gather(array: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    with tf.device("CPU:0"):
-        return tf.gather(array, indices)

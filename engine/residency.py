@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-
 import numpy as np
 import tensorflow as tf
 
-_HUGE_PAGE = 2 << 20  # bytes
+from crankshaft.engine import host_arrays
 
 
 def is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
@@ -18,7 +15,7 @@ def is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
 
 def on_each_device(strategy: tf.distribute.Strategy, arrays):
     """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share large ones."""
-    on_host = tf.nest.map_structure(_on_host, arrays)
+    on_host = tf.nest.map_structure(host_arrays.on_host, arrays)
     copies = []
     for device in strategy.extended.worker_devices:
         with tf.device(device):
@@ -34,12 +31,10 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
 
 
 def as_rows(array, on_gpus: bool = False):
-    """[examples, ...] as [examples, size], for `take_rows`: XLA for CPUs copies rows of two dimensions twice as fast as
-    images. For GPUs int32 stands as the float32 of the same bits: TensorFlow keeps int32 in the host's memory there."""
-    if not isinstance(array, np.ndarray):  # what is only like one may have no other shape to give
-        return array
-    rows = array.reshape(len(array), -1) if array.ndim > 2 and array.size else array
-    return rows.view(np.float32) if on_gpus and _is_int32(rows) else rows
+    """`host_arrays.as_rows`, for `take_rows`. For GPUs int32 stands as the float32 of the same bits: TensorFlow keeps
+    int32 in the host's memory there."""
+    rows = host_arrays.as_rows(array)
+    return rows.view(np.float32) if on_gpus and isinstance(rows, np.ndarray) and _is_int32(rows) else rows
 
 
 def take_rows(rows: tf.Tensor, indices: tf.Tensor, array) -> tf.Tensor:
@@ -56,16 +51,3 @@ def _is_int32(array) -> bool:
 def _here(array):
     """On the device of the scope, where TensorFlow puts a constant of that kind."""
     return tf.identity(array) if tf.is_tensor(array) else tf.constant(array)
-
-
-def _on_host(array):
-    """A large array of numbers as a tensor in pages of 2 MiB: rows read in any order then miss fewer page addresses."""
-    numbers = isinstance(array, np.ndarray) and array.dtype.kind in "iufc" and array.dtype.isnative
-    if not numbers or array.nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return array
-    memory = mmap.mmap(-1, array.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
-    copy[...] = array
-    return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())  # any other way copies it anew, to small pages

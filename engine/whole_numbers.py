@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from crankshaft.engine.host_arrays import Mapped
+
 EXACT = 1 << 24  # float32 tells whole numbers apart up to here
+_PIECE_BYTES = 64 << 20  # looked at at once
 # Ops that give the values of their inputs on; of those with more than one, the first has the values.
 _OF_FIRST = {"Cast", "ExpandDims", "GatherV2", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
 _OF_ALL = {"ConcatV2", "Pack"}
@@ -42,9 +45,11 @@ def rounded(trainer, features) -> dict[str, int]:
 
 def _largest(array) -> int:
     """The largest magnitude of an array of integers; 0 of anything else."""
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or not array.size:
+    if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
         return 0
-    return max(int(array.max()), -int(array.min()))
+    step = max(1, _PIECE_BYTES * len(array) // array.nbytes)
+    pieces = (array[first : first + step] for first in range(0, len(array), step))
+    return max(max(int(piece.max()), -int(piece.min())) for piece in pieces)
 
 
 def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:

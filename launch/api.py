@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 from crankshaft.launch import checks, config, explanations, given, train
 from crankshaft.launch import flags as our_flags
 from crankshaft.launch.benchmark import drive
-from crankshaft.launch.errors import EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
+from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
 from crankshaft.launch.history import Rows
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def run(
 ) -> Run:
     """Runs what the keywords ask for: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
 
-    Ctrl-C stops the run, saves it, and returns; a second one is a KeyboardInterrupt. SIGTERM stops and saves, and then
-    is what it would have been without a run. Threads are left as they are: to give each core of a CPU a part of a batch
-    is for a process of its own (`main`).
+    Ctrl-C stops the run, saves it, and returns; a second one is a KeyboardInterrupt. SIGTERM and SIGHUP stop and
+    save, and then are what they would have been without a run. Threads are left as they are: to give each core of a CPU
+    a part of a batch is for a process of its own (`main`).
 
     Args:
       trainer_class, data, hooks, may_change: as `crankshaft.main` takes them.
@@ -65,8 +65,8 @@ def run(
         except Exception as error:
             code, line = explanations.explain(error)
             raise (UsageError if code == EXIT_USAGE else RunError)(line) from error
-    if done.code == EXIT_TERMINATED:
-        signal.raise_signal(signal.SIGTERM)
+    if done.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
+        signal.raise_signal(done.code - 128)
     if done.session is None:  # a task that served a coordinator, until that one ended
         raise SystemExit(done.code)
     return Run(done)

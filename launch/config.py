@@ -12,10 +12,10 @@ from absl import flags
 
 from crankshaft.engine.files import read_json
 from crankshaft.launch import cluster as clusters
-from crankshaft.launch import paths, registry
+from crankshaft.launch import gpu_flags, paths, registry, uses
 from crankshaft.launch.cluster import Cluster
 from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.flags import GROUPS
+from crankshaft.launch.flags import GROUPS, USES
 
 FILE_NAME = "config.json"
 KERAS_FILES = (".keras", ".weights.h5")  # of weights, that --init_from takes beside checkpoints
@@ -120,13 +120,8 @@ class Config:
 
     @property
     def gpu_numbers(self) -> tuple[int, ...] | None:
-        """--gpus, () for none; None where it is not given. Raises `UsageError`."""
-        if self.gpus is None:
-            return None
-        numbers = [] if self.gpus == "none" else self.gpus.split(",")
-        if not all(re.fullmatch(r"[0-9]{1,4}", number) for number in numbers):
-            raise UsageError(f"--gpus={self.gpus} is no list of GPUs' numbers; use e.g. 0,1, or none")
-        return tuple(map(int, numbers))
+        """--gpus, () for none; None where it is not given."""
+        return gpu_flags.numbers(self.gpus)
 
     @property
     def serves(self) -> bool:
@@ -200,16 +195,11 @@ def from_flags(
     """
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
     paths.check(values)
-    for name in GROUPS["Benchmark mode"]:
-        if flags.FLAGS[name].present and values["mode"] != "benchmark" and name != "result_jsonl":
-            raise UsageError(
-                f"--{name}={values[name]} is for --mode=benchmark, and --mode={values['mode']}; add --mode=benchmark, "
-                f"or leave --{name} out"
-            )
     if values["mode"] in ("eval", "export"):
         _fill_from_run(values, environment, script_flags)
         if trainer_class is None and values["model"] is None and not read(values["run_dir"]):
             raise UsageError(f"--run_dir={values['run_dir']} holds no run (no {FILE_NAME}); give the folder of a run")
+    uses.check(USES, values)
     cluster = None
     if values["strategy"] in _CLUSTERED:
         cluster = clusters.from_environment(environment, values["strategy"])

@@ -6,11 +6,12 @@ import difflib
 import signal
 import sys
 
-from crankshaft.engine.errors import visible
+from crankshaft.engine.errors import one_line
 
 EXIT_FAILED = 1  # the run failed: not finite, a write that failed
 EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
 EXIT_SLOWER = 3  # a benchmark is shown to be slower than --fail_below allows
+EXIT_HUNG_UP = 129  # SIGHUP, a terminal that closed, after saving
 EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
 EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above
 
@@ -40,5 +41,5 @@ def signal_name(number: int) -> str:
 
 def fail(code: int, line: str) -> int:
     """Prints what went wrong, and returns the exit code."""
-    print(f"error: {visible(line)}", file=sys.stderr, flush=True)
+    print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
     return code

@@ -13,9 +13,7 @@ second one kills them.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from crankshaft.engine import cpus
-from crankshaft.launch import errors, given, help, own_network, process, restarts, shares
-from crankshaft.launch import flags as train_flags
+from crankshaft.launch import errors, given, help, own_network, process, restarts, rules, shares
 from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.cluster import SECRET, ClusterError
 from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.flags import GROUPS
 from crankshaft.launch.supervisor import Spec, StartError, Supervisor
 
 _PROGRAM = "crankshaft local"
@@ -37,11 +35,11 @@ _FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the task
 
 
 def _define_flags() -> None:
-    def integer(name: str, default: int | None, help: str, lower: int, upper: int | None = None) -> None:
-        flags.DEFINE_integer(name, default, help, lower_bound=lower, upper_bound=upper, flag_values=_FLAGS)
+    def integer(name: str, default: int | None, help: str, lower: int, upper: int = rules.INT32) -> None:
+        rules.whole(name, default, help, lower=lower, upper=upper, flag_values=_FLAGS)
 
     def seconds(name: str, default: float, help: str) -> None:
-        flags.DEFINE_float(name, default, help, lower_bound=0, upper_bound=1e6, flag_values=_FLAGS)
+        rules.number(name, default, help, lower=0, upper=1e6, flag_values=_FLAGS)
 
     integer("workers", 2, "Processes that train together.", 1, 1000)
     integer("ps", 0, "Parameter servers: the workers then have a coordinator, called chief, for company.", 0, 1000)
@@ -114,9 +112,10 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
         return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
     if _FLAGS.own_network:
         own_network.enter()
-    else:
-        print(f"[local] {_LISTENING}", file=sys.stderr, flush=True)
-    return _supervisor(asked, environment).run()
+    supervisor = _supervisor(asked, environment)
+    if not _FLAGS.own_network:
+        supervisor.say(_LISTENING)
+    return supervisor.run()
 
 
 def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
@@ -140,30 +139,15 @@ def _parse(argv: list[str]) -> None:
         rest = _FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         name = error.flagname.removeprefix("no")
-        if {name, error.flagname} & {name for names in train_flags.GROUPS.values() for name in names}:
+        if {name, error.flagname} & {name for names in GROUPS.values() for name in names}:
             raise UsageError(f"--{error.flagname} is a flag of the tasks; write it after --, see --help") from None
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, _names(), 'see --help')}") from None
     except flags.Error as error:
-        raise UsageError(_explain(error)) from None
+        raise rules.explain(error, _FLAGS) from None
     if _FLAGS.evaluator and not _FLAGS.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; what the tasks run stands after --, see --help")
-    for name in _names():
-        if isinstance(value := _FLAGS[name].value, float) and not math.isfinite(value):
-            raise UsageError(f"--{name}={value} is not finite; use a number that is")
-
-
-def _explain(error: flags.Error) -> str:
-    """One line for a flag's value that is wrong or missing."""
-    text = " ".join(str(error).split())
-    found = re.match(r"flag --(\w+)=(.*?): ", text)
-    if not found:
-        return f"{text}; see --help"
-    parser = _FLAGS[found[1]].parser
-    kind = "an integer" if _FLAGS[found[1]].flag_type() == "int" else "a number"
-    until = "on" if parser.upper_bound is None else f"to {parser.upper_bound:g}"
-    return f"--{found[1]}={found[2]} can't be used: it takes {kind} from {parser.lower_bound} {until}; see --help"
 
 
 def _read_command(arguments: list[str]) -> _Asked:

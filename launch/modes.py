@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,28 @@ class TrainMetrics(Windowed):
     def restore_host_state(self, values: dict) -> None:
         super().restore_host_state(values)
         self.means = values.get("means", {})
+
+
+class Holding(Hook):
+    """Ends a run that has lost its run_dir, after the call in which that happened.
+
+    Args:
+      check: raises where the run_dir is another's, or gone.
+    """
+
+    name = "held_run_dir"
+
+    def __init__(self, check: Callable[[], None]):
+        self._check = check
+
+    def begin(self, moment: Moment) -> None:
+        self._check()
+
+    def __call__(self, moment: Moment) -> None:
+        self._check()
+
+    def settle(self, moment: Moment) -> None:
+        self._check()
 
 
 def make_history(session: Session) -> History:

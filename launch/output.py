@@ -13,7 +13,7 @@ import selectors
 import time
 from collections.abc import Iterable
 
-from crankshaft.engine.errors import visible
+from crankshaft.engine.errors import one_line, visible
 from crankshaft.engine.files import open_regular
 
 _CHUNK = 1 << 16
@@ -251,7 +251,8 @@ class Output:
 
     def fail(self, line: str, details: tuple[str, ...] = ()) -> None:
         """Why the supervisor ends."""
-        self._sinks[1].write("".join([f"error: {line}\n", *(f"    {each}\n" for each in details)]).encode())
+        lines = [f"error: {one_line(line)}\n", *(f"    {each}\n" for each in details)]
+        self._sinks[1].write("".join(lines).encode())
 
     def _open_log(self, name: str, pid: int):
         if not self._log_dir:

@@ -1,32 +1,22 @@
-"""The paths that flags give: what can be no path, and what can't be written, is found before TensorFlow starts."""
+"""The paths that flags give: what can't be read or written is found before TensorFlow starts."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from crankshaft.engine import files
 from crankshaft.launch.errors import UsageError
 
-_FLAGS = "run_dir init_from data_dir export_dir result_json result_jsonl result_html baseline".split()
 _RESULTS = ("result_json", "result_jsonl", "result_html")
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """Raises `UsageError` for the first path, of the values of the flags, that can't be one."""
-    for name in _FLAGS:
-        path = values[name]
-        if path is None:
-            continue
-        if not path:
-            raise UsageError(f"--{name} is empty (a variable that is not set?); give a path or leave it out")
-        if re.match(r"[a-z0-9]+://", path):
-            raise UsageError(
-                f"--{name}={path} is no path of a mounted file system; mount the bucket or give a local folder"
-            )
+    """Raises `UsageError` for the first path, of the flags' values, at which TensorFlow can't read checkpoints."""
     for name in ("run_dir", "init_from"):
         _check_readable_by_tensorflow(name, values[name])
 
@@ -51,8 +41,24 @@ def check_results(values: Mapping[str, Any]) -> None:
             if values["run_dir"] and _is_of_the_run(path, values["run_dir"], name):
                 raise UsageError(f"--{name}={path} is a file of the run's own; give another path")
             check_writable(name, os.path.dirname(os.path.abspath(path)))
-    if path := values["result_jsonl"]:
-        _check_appendable(path)
+            if name == "result_jsonl":
+                _check_appendable(path)
+            _check_name(name, path)
+
+
+class _TriedError(Exception):
+    """Raised before a file that was made for a trial takes another's place."""
+
+
+def _check_name(flag: str, path: str) -> None:
+    """A file of this name can be there, and before it the one that takes its place."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return  # what is there is written to
+    try:
+        with contextlib.suppress(_TriedError), files.replacing(path, files.make_file):
+            raise _TriedError
+    except OSError as error:
+        raise UsageError(f"--{flag}={path} can't be written ({error.strerror}); give another path") from None
 
 
 def _is_of_the_run(path: str, run_dir: str, flag: str) -> bool:

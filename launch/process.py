@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Container, MutableMapping
+from collections.abc import Container, Iterator, MutableMapping
 from typing import NoReturn
 
 from absl import logging
@@ -21,7 +21,7 @@ from absl import logging
 from crankshaft.engine import cpus
 from crankshaft.engine.files import open_regular
 from crankshaft.launch import lock_file
-from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 
 # mallopt(3), glibc's <malloc.h>: parameter, value.
 _MALLOPT = {
@@ -32,10 +32,12 @@ _MALLOPT = {
 # What says how many threads there are: TensorFlow's (its process_util.cc, local_device.cc), and other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
+_LOCK = ".lock"  # in a run_dir
 # So soon after the first, another signal is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
-EXIT_CODES = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}  # after the run was saved
+# After the run was saved.
+EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
 _NOISE = re.compile(
@@ -202,9 +204,9 @@ def leave(code: int) -> NoReturn:
 
 
 class Signals:
-    """SIGTERM and Ctrl-C: the first asks the run to save and end, a second one ends the process at once.
+    """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
 
-    What comes within `SAME_REQUEST_SECONDS` of the first is no second one.
+    SIGHUP stays ignored where it is (nohup). What comes within `SAME_REQUEST_SECONDS` of the first is no second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace handlers that were there before.
 
@@ -226,6 +228,8 @@ class Signals:
         if self._ends_process:
             self._stack.enter_context(_ending_at_second())
         for number in _EXIT_CODES:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self._stack.callback(signal.signal, number, signal.signal(number, self._handle))
         return self
 
@@ -279,18 +283,66 @@ def _end_at_second(reading: int) -> None:
 
 
 @contextlib.contextmanager
-def lock(run_dir: str):
+def lock(run_dir: str) -> Iterator[Held]:
     """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it, or it can't be."""
-    file = _open_lock(run_dir)
+    held = Held(run_dir)
+    held.take()
     try:
-        with contextlib.nullcontext() if _take(file, run_dir) else lock_file.owned(run_dir):
-            yield
+        yield held
     finally:
-        os.close(file)
+        held.release()
+
+
+class Held:
+    """A run_dir with this process's lock on it."""
+
+    def __init__(self, run_dir: str):
+        self._run_dir = run_dir
+        self._file: int | None = None
+        self._without_flock = contextlib.ExitStack()
+
+    def take(self) -> None:
+        """Raises `UsageError` where it can't be had."""
+        self._file = _open_lock(self._run_dir)
+        try:
+            if not _take(self._file, self._run_dir):
+                self._without_flock.enter_context(lock_file.owned(self._run_dir))
+            self._folder = _identity(self._run_dir)
+        except UsageError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Lets go of it, if it is held."""
+        self._without_flock.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def check(self) -> None:
+        """Raises `UsageError` if the folder at run_dir is another by now, or none. A lock that is gone is made anew."""
+        with contextlib.suppress(OSError):  # a file system that does not answer for a moment
+            if _identity(self._run_dir) != self._folder:
+                raise UsageError(
+                    f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
+                    "would not be kept; leave it in its place, and start again"
+                )
+            if _identity(os.path.join(self._run_dir, _LOCK)) != _identity(self._file):
+                self.release()
+                self.take()
+
+
+def _identity(path: str | int) -> tuple[int, int] | None:
+    """What tells a file from every other; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_lock(run_dir: str) -> int:
-    path = os.path.join(run_dir, ".lock")
+    path = os.path.join(run_dir, _LOCK)
     try:
         try:
             return open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -313,7 +365,7 @@ def _take(lock: int, run_dir: str) -> bool:
     except OSError as error:
         raise _no_lock(run_dir, error) from None
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
-        return
+        return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())

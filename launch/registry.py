@@ -10,8 +10,11 @@ import dataclasses
 import importlib.util
 import inspect
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
+from crankshaft.engine import ranges
+from crankshaft.engine.ranges import Interval
 from crankshaft.launch.errors import UsageError, nearest
 
 _MODELS = "crankshaft.models."
@@ -29,6 +32,7 @@ class Entry:
       required: arguments without a default.
       fault: why its module can't be read, if it can't.
       has_tables: whether its module, or one of models/ that it imports, knows `engine.embeddings`.
+      intervals: of arguments that have one: what they have to lie in.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Entry:
     required: tuple[str, ...] = ()
     fault: str = ""
     has_tables: bool = False
+    intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
 
 
 def models() -> dict[str, Entry]:
@@ -78,15 +83,15 @@ def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]
     """`NAME=VALUE` strings as values of the types of the entry's defaults."""
     values = {}
     for pair in pairs:
-        name, separator, text = pair.partition("=")
-        if not separator:
-            raise UsageError(f"--{flag}={pair} has no value; use --{flag} NAME=VALUE")
+        name, _, text = pair.partition("=")
         known = {*entry.defaults, *entry.required}
         if not known:
             raise UsageError(f"--{flag} {pair}: {entry.name} takes no arguments; leave it out")
         if name not in known:
             raise UsageError(f"--{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
         values[name] = parse_value(flag, name, text, entry.defaults.get(name))
+        if fault := ranges.outside(entry.intervals, name, values[name]):
+            raise UsageError(f"--{flag} {fault}; give {entry.name} one that is")
     if missing := [name for name in entry.required if name not in values]:
         raise UsageError(f"{entry.name} needs --{flag} {missing[0]}=VALUE")
     return values
@@ -206,7 +211,8 @@ def optimizers() -> dict[str, Entry]:
     found = {}
     for key, value in _dictionary(tree, "_RULES").items():
         defaults = _without_flags(_constructor_defaults(value, classes))
-        found[key] = Entry(key, ast.get_docstring(classes[value]).split("\n")[0], defaults)
+        summary = ast.get_docstring(classes[value]).split("\n")[0]
+        found[key] = Entry(key, summary, defaults, intervals=ranges.OPTIMIZER_ARGUMENTS)
     keras = importlib.util.find_spec("keras")
     folder = pathlib.Path(keras.origin).parent / "src" / "optimizers"
     for path in sorted(folder.glob("*.py")):
@@ -216,7 +222,9 @@ def optimizers() -> dict[str, Entry]:
             is_optimizer = any(isinstance(base, ast.Attribute) and base.attr == "Optimizer" for base in node.bases)
             defaults = _constructor_defaults(name, classes)
             if is_optimizer and name.lower() not in found and "learning_rate" in defaults:
-                found[name.lower()] = Entry(name.lower(), f"tf.keras.optimizers.{name}", _without_flags(defaults))
+                own = _without_flags(defaults)
+                summary = f"tf.keras.optimizers.{name}"
+                found[name.lower()] = Entry(name.lower(), summary, own, intervals=ranges.OPTIMIZER_ARGUMENTS)
     return found
 
 
@@ -235,7 +243,7 @@ def schedules() -> dict[str, Entry]:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found = {}
     for key, value in _dictionary(tree, "_SCHEDULES").items():
-        found[key] = Entry(key, "", _defaults(functions[value].args))
+        found[key] = Entry(key, "", _defaults(functions[value].args), intervals=ranges.SCHEDULE_ARGUMENTS)
     return found
 
 

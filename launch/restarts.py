@@ -13,6 +13,7 @@ import time
 
 from crankshaft.launch.errors import (
     EXIT_FAILED,
+    EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
     EXIT_SLOWER,
     EXIT_TERMINATED,
@@ -21,7 +22,10 @@ from crankshaft.launch.errors import (
 )
 
 # A task that somebody else asked to end: saved, or ended before it could catch the signal.
-_ASKED_TO_END = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGINT, -signal.SIGTERM)
+_ASKED_TO_END = (
+    *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
+    *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
+)
 # Why the same would come of it again.
 _MISTAKE = {EXIT_USAGE: "a mistake in what was asked"}
 _SLOWER = {EXIT_SLOWER: "the benchmark is slower than --fail_below allows"}
@@ -49,7 +53,7 @@ class Ending:
 
     @property
     def was_asked(self) -> bool:
-        """Whether it ended since somebody asked it to, by Ctrl-C or SIGTERM."""
+        """Whether it ended since somebody asked it to, by Ctrl-C, SIGTERM or SIGHUP."""
         return self.code in _ASKED_TO_END
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import StepOptions, Trainer, cpus, whole_numbers
+from crankshaft.engine import StepOptions, Trainer, cpus, host_arrays, whole_numbers
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
@@ -311,12 +311,13 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: 
 
 
 def as_arrays(split):
-    """A split's eager tensors as NumPy arrays, and float64, which NumPy makes unasked, as float32; else as it is."""
+    """A split's eager tensors as NumPy arrays, memory maps to be read in pieces, and float64, which NumPy makes
+    unasked, as float32; else as it is."""
     if not isinstance(split, (tuple, list)):
         return split
 
     def array(x):
-        x = np.asarray(x) if tf.is_tensor(x) else x
+        x = np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x)
         return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
 
     return tf.nest.map_structure(array, split)

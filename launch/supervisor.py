@@ -61,6 +61,10 @@ class Task:
         self._process = process
         self._output = output
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def code_if_dead(self) -> int | None:
         """Its exit code or minus its signal; None while it lives."""
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -126,6 +130,10 @@ class Supervisor:
         self._told: set[str] = set()  # names of the tasks that got SIGTERM by the plan
         self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
         self._asked_at = 0.0
+
+    def say(self, line: str) -> None:
+        """A line of the supervisor's own, for people."""
+        self._output.say(line)
 
     def run(self) -> int:
         """Until the job is done, given up or asked to end. Returns the exit code; nothing that it started is left.
@@ -226,7 +234,9 @@ class Supervisor:
         # can a mistake in what was asked.
         dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
         self._tasks = [task for task in self._tasks if task not in codes]
-        return [task.bury() for task in dead]
+        endings = [task.bury() for task in dead]
+        self._guard.bury_strays([task.pid for task in self._tasks])
+        return endings
 
     def _replace(self, ending: Ending) -> bool:
         """Whether the task is to be started again by itself, while the others go on; if so, plans it."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.launch import checks, config, errors, explanations, given, help, process, results, servers
+from crankshaft.launch import checks, config, errors, explanations, given, help, process, results, rules, servers
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import data as datas
 from crankshaft.launch import flags as our_flags
@@ -114,7 +114,7 @@ def read_flags(argv: list[str]) -> set[str]:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
     except flags.Error as error:
-        raise UsageError(our_flags.explain(error)) from None
+        raise rules.explain(error, flags.FLAGS) from None
     except UnicodeDecodeError as error:
         file = next((word for word in argv if word.lstrip("-").startswith("flagfile=")), "--flagfile")
         raise UsageError(f"{file} is no text in UTF-8 ({error.reason}); write it as such") from None
@@ -155,15 +155,14 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         gpus = {"gpus": asked.gpu_numbers, "gpu_memory_growth": asked.gpu_memory_growth}
         return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug, **gpus))
     with contextlib.ExitStack() as stack:
-        if asked.writes_run:
-            stack.enter_context(process.lock(asked.run_dir))
+        held = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
         splits = datas.load(asked) if asked.input_entry else None
         strategy = _start(asked, trainer_class, stack)
         if asked.looks_on:
             return Done(_look_on(asked, trainer_class, splits or datas.call(data), strategy))
         with strategy.watch():
             session = _create(asked, trainer_class, splits or datas.call(data), strategy)
-            done = _work(session, hooks)
+            done = _work(session, hooks, held)
         done.result.setdefault("wall_seconds", time.monotonic() - started)
         _write_result(asked, done.result)
         return done
@@ -210,7 +209,7 @@ def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
     return sidecar.watch(_create(asked, trainer_class, splits, strategy))
 
 
-def _work(session, hooks) -> Done:
+def _work(session, hooks, held: process.Held | None) -> Done:
     from crankshaft.launch import modes
     from crankshaft.launch.benchmark import mode as benchmark_mode
     from crankshaft.launch.session import user_hooks
@@ -218,7 +217,8 @@ def _work(session, hooks) -> Done:
     mode = session.config.mode
     if mode in ("train", "train_and_eval"):
         history = modes.make_history(session)
-        result, code = modes.train(session, user_hooks(hooks, session.config), history)
+        holding = [modes.Holding(held.check)] if held else []
+        result, code = modes.train(session, [*holding, *user_hooks(hooks, session.config)], history)
         return Done(code, result, session, history.rows)
     if mode == "benchmark":
         result, code = benchmark_mode.benchmark(session, os.environ)

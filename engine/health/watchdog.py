@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 
-from crankshaft.engine.errors import visible
+from crankshaft.engine.errors import one_line
 from crankshaft.engine.health import standstill
 from crankshaft.engine.health.peers import Peers
 
@@ -338,7 +338,7 @@ def abort_collectives(reason: str) -> None:
 
 def end_process(line: str) -> None:
     """Prints the line and the stacks of all threads, and ends the process, whatever its main thread is in."""
-    print(f"error: {visible(line)}", file=sys.stderr, flush=True)
+    print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(2)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

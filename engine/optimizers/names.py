@@ -3,6 +3,8 @@
 import difflib
 import inspect
 
+from crankshaft.engine import ranges
+
 
 def unknown(kind, found, known):
     """A ValueError that says which `kind` was asked for and which of `known` are nearest to it."""
@@ -28,8 +30,10 @@ def keyword_arguments(function):
     }
 
 
-def check_arguments(owner, arguments, known):
-    """Raises a ValueError for the first of `arguments` that is not among `known`."""
-    for name in arguments:
+def check_arguments(owner, arguments, known, intervals):
+    """Raises a ValueError for the first of `arguments` that is not among `known`, or lies outside its interval."""
+    for name, value in arguments.items():
         if name not in known:
             raise unknown(f"argument of {owner}", name, known)
+        if fault := ranges.outside(intervals, name, value):
+            raise ValueError(f"{owner}: {fault}")

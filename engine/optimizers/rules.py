@@ -8,6 +8,7 @@ from crankshaft.engine.optimizers import names
 from crankshaft.engine.optimizers.base import Optimizer
 from crankshaft.engine.optimizers.fused import FusedOptimizer
 from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
+from crankshaft.engine.ranges import OPTIMIZER_ARGUMENTS
 
 
 class SGD(FusedOptimizer):
@@ -240,13 +241,13 @@ def build(name, learning_rate=None, **arguments):
     rate = {} if learning_rate is None else {"learning_rate": learning_rate}
     if found in _RULES:
         known = names.keyword_arguments(_RULES[found]) - {"learning_rate"}
-        names.check_arguments(f"optimizer {found}", arguments, known)
+        names.check_arguments(f"optimizer {found}", arguments, known, OPTIMIZER_ARGUMENTS)
         return _RULES[found](**rate, **arguments)
     if found not in keras_classes:
         raise names.unknown("optimizer", name, {*NAMES, *keras_classes})
     keras_class = keras_classes[found]
     known = names.keyword_arguments(keras_class) | common
-    names.check_arguments(f"optimizer {found}", arguments, known - {"learning_rate"})
+    names.check_arguments(f"optimizer {found}", arguments, known - {"learning_rate"}, OPTIMIZER_ARGUMENTS)
     ours = {key: value for key, value in arguments.items() if key in common}
     theirs = {key: value for key, value in arguments.items() if key not in common}
     ours.setdefault("name", found)

@@ -2,12 +2,11 @@
 all of them. Made on the host, called in replica code with the number of updates applied so far."""
 
 import itertools
-import math
-import numbers
 
 import tensorflow as tf
 
 from crankshaft.engine.optimizers import names
+from crankshaft.engine.ranges import SCHEDULE_ARGUMENTS
 
 _keras = tf.keras.optimizers.schedules
 
@@ -89,7 +88,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
     make = _SCHEDULES[schedule_name]
     positional = {"learning_rate", "remaining_steps"}
     known = names.keyword_arguments(make) - positional
-    names.check_arguments(f"schedule {schedule_name}", arguments, known)
+    names.check_arguments(f"schedule {schedule_name}", arguments, known, SCHEDULE_ARGUMENTS)
     schedule = make(float(learning_rate), total_steps - warmup_steps, **arguments)
     return WarmUp(schedule, warmup_steps) if warmup_steps else schedule
 
@@ -114,11 +113,10 @@ def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
     boundaries = list(boundaries)
     if not boundaries:
         raise ValueError("schedule piecewise has no boundaries; name the steps where the rate changes")
-    numeric = all(isinstance(boundary, numbers.Real) for boundary in boundaries)
-    if not (numeric and boundaries[0] >= 0 and all(a < b for a, b in itertools.pairwise([*boundaries, math.inf]))):
+    if not all(before < after for before, after in itertools.pairwise(boundaries)):
         raise ValueError(
-            f"schedule piecewise has boundaries {', '.join(map(str, boundaries))}; use steps from 0 on, each later "
-            "than the one before"
+            f"schedule piecewise has boundaries {', '.join(map(str, boundaries))}; use steps each later than the one "
+            "before"
         )
     if values is None:
         values = [learning_rate * 0.1**i for i in range(len(boundaries) + 1)]

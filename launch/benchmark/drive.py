@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import checks, errors, explanations, paths, results
+from crankshaft.launch import checks, errors, explanations, paths, results, uses
 from crankshaft.launch import config as configs
 from crankshaft.launch.benchmark import program as programs
 from crankshaft.launch.benchmark import scaling, schema, sweep, table, turns
@@ -18,6 +18,7 @@ from crankshaft.launch.benchmark.children import Stopped, stoppable
 from crankshaft.launch.benchmark.program import Program
 from crankshaft.launch.benchmark.series import Series
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.flags import USES
 
 _DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run, "baseline_cmd": turns.run}
 
@@ -91,8 +92,7 @@ def _driver() -> str:
     asked += [name for name in ("baseline",) if flags.FLAGS[name].value]
     if len(asked) > 1:
         raise UsageError(f"--{asked[0]} and --{asked[1]} are both given; use one of them")
-    if flags.FLAGS.mode != "benchmark":
-        raise UsageError(f"--{asked[0]} is for --mode=benchmark, and --mode={flags.FLAGS.mode}; add --mode=benchmark")
+    uses.check({asked[0]: USES[asked[0]]}, flags.FLAGS.flag_values_dict())
     if flags.FLAGS.benchmark_part == "checkpoint":
         raise UsageError(
             f"--{asked[0]} compares rates of steps, and --benchmark_part=checkpoint has none; leave it out"

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import flags as our_flags
-from crankshaft.launch import shares
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch import rules, shares
 
 NAME = "crankshaft train"  # the first of its arguments, where a script has its path
 TRAIN = ("-m", "crankshaft", "train")
@@ -107,7 +105,7 @@ def _set(settings: Mapping[str, str]) -> Iterator[None]:
                 else:
                     flag.parse(value)
             except flags.Error as error:
-                raise UsageError(our_flags.explain(error)) from None
+                raise rules.explain(error, flags.FLAGS) from None
         yield
 
 

@@ -10,7 +10,6 @@ to docs/benchmarks/ with all figures. Leave the machine alone while it runs.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -20,8 +19,7 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch import errors, files, help, paths
-from crankshaft.launch import flags as our_flags
+from crankshaft.launch import errors, files, help, paths, rules
 from crankshaft.launch.benchmark import report, schema
 from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
 from crankshaft.launch.benchmark.suite import STRATEGIES, Place, Row, Suite, find_place
@@ -34,13 +32,13 @@ _QUICK_SECONDS = 1.0
 
 def _define_flags() -> None:
     own = {"flag_values": _FLAGS}
-    flags.DEFINE_list("workloads", list(WORKLOADS), f"Some of {', '.join(WORKLOADS)}.", **own)
-    flags.DEFINE_list("strategies", None, f"Some of {', '.join(STRATEGIES)}; all that this machine can hold.", **own)
-    flags.DEFINE_integer("rounds", 3, "Measurements of each peer, in turn.", lower_bound=1, **own)
-    flags.DEFINE_float("seconds", 5.0, "Steady state of each measurement.", lower_bound=0.1, upper_bound=1e4, **own)
+    rules.names("workloads", list(WORKLOADS), f"Some of {', '.join(WORKLOADS)}.", known=WORKLOADS, **own)
+    held = f"Some of {', '.join(STRATEGIES)}; all that this machine can hold."
+    rules.names("strategies", None, held, known=STRATEGIES, **own)
+    rules.whole("rounds", 3, "Measurements of each peer, in turn.", lower=1, **own)
+    rules.number("seconds", 5.0, "Steady state of each measurement.", lower=0.1, upper=1e4, **own)
     flags.DEFINE_bool("quick", False, "One round of a second each, no losses compared: whether all of it runs.", **own)
-    written = "Where the table and the figures are written."
-    flags.DEFINE(our_flags.Path(), "output_dir", "docs/benchmarks", written, **own)
+    rules.path("output_dir", "docs/benchmarks", "Where the table and the figures are written.", **own)
 
 
 _define_flags()
@@ -68,17 +66,9 @@ def _parse(argv: list[str]) -> None:
             f"--{error.flagname} is unknown; {nearest(error.flagname, list(_FLAGS), 'see --help')}"
         ) from None
     except flags.Error as error:
-        raise UsageError(f"{' '.join(str(error).split())}; see --help") from None
+        raise rules.explain(error, _FLAGS) from None
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
-    for name, known in (("workloads", WORKLOADS), ("strategies", STRATEGIES)):
-        for given in _FLAGS[name].value or ():
-            if given not in known:
-                raise UsageError(f"--{name}={given} is unknown; {nearest(given, known)}")
-    if not _FLAGS.workloads:
-        raise UsageError(f"--workloads= leaves nothing to measure; use some of {', '.join(WORKLOADS)}")
-    if not math.isfinite(_FLAGS.seconds):
-        raise UsageError(f"--seconds={_FLAGS.seconds} is not finite; use a number that is")
     paths.check_writable("output_dir", _FLAGS.output_dir)
 
 

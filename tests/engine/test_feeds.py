@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft.engine import Trainer, host_arrays, mean
 from crankshaft.engine.residency import on_each_device
 from crankshaft.engine.strategies.replicated import FeedOptions, count_examples
 
@@ -269,3 +269,33 @@ def test_evaluation_keeps_the_examples_own_order(bench):
     made = bench(Recorder(), arrays(13), 4, 2, shuffle=False)
     made.train(8)
     assert joined(seen(made)) == 2 * [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13]]
+
+
+@pytest.mark.parametrize("options", [RESIDENT, STREAMED], ids=["resident", "streamed"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_files_that_are_mapped_are_read_as_arrays_are(bench, tmp_path, monkeypatch, options, replicas):
+    """Views of maps too, as a split is; in pieces of three examples."""
+    monkeypatch.setattr(host_arrays, "_PIECE_BYTES", 3 * host_arrays._AROUND_BYTES)
+
+    def mapped(array):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.npy"
+        np.save(path, np.concatenate([array[:3], array]))
+        return host_arrays.of(np.load(path, mmap_mode="r")[3:])
+
+    source = tf.nest.map_structure(mapped, arrays(26))
+    assert all(isinstance(array, host_arrays.Mapped) for array in tf.nest.flatten(source))
+    assert_each_once(bench(Recorder(), source, 6, replicas, feed=options, block_steps=3), 26, 6)
+
+
+def test_a_map_whose_changes_are_its_own_keeps_them(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(4))
+    changed = np.load(tmp_path / "a.npy", mmap_mode="c")
+    changed[1] = 7.0
+    assert host_arrays.of(changed) is changed
+    shared = np.load(tmp_path / "a.npy", mmap_mode="r+")
+    shared[1] = 7.0
+    found = host_arrays.of(shared).astype(np.float32)
+    for examples, values in ((slice(None), [0, 7, 0, 0]), ([[1, 0], [3, 1]], [[7, 0], [0, 7]]), (1, 7)):
+        np.testing.assert_array_equal(found[examples], np.array(values, np.float32))
+        assert found[examples].dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(found), [0, 7, 0, 0])

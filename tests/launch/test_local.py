@@ -230,12 +230,25 @@ def test_a_reader_who_has_gone_does_not_end_the_job(local, tmp_path):
     assert (tmp_path / "done").exists()
 
 
+def test_a_reader_of_errors_who_has_gone_does_not_end_the_job(tmp_path):
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--", str(tmp_path / "task.py")]
+    (tmp_path / "task.py").write_text(TASK + "(here / 'done').touch()")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
+    process.stderr.close()
+    assert process.wait(timeout=SOON) == 0
+    assert (tmp_path / "done").exists()
+
+
 def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
     (tmp_path / "task.py").write_text(TASK + "print(os.getpid(), file=sys.stderr)\nwhile True: print('x' * 1000)")
     command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--", str(tmp_path / "task.py")]
     with open(tmp_path / "err", "w") as err:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, cwd=ROOT)
     try:
+        end = time.monotonic() + SOON
+        while "worker 0 is process" not in (tmp_path / "err").read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
         time.sleep(1.0)  # for the pipes to be full
         process.terminate()
         assert process.wait(timeout=SOON) == 143
@@ -255,8 +268,15 @@ def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
         (["--workers=2", "--"], "what the workers run is missing; "),
         (["--workers=0", "--", "--model=mlp"], "--workers=0 can't be used: it takes an integer from 1 to 1000; "),
         (["--workers=two", "--", "--model=mlp"], "--workers=two can't be used: it takes an integer from 1 to 1000; "),
-        (["--max_restarts=-1", "--", "--model=mlp"], "--max_restarts=-1 can't be used: it takes an integer from 0 on"),
-        (["--grace_seconds=nan", "--", "--model=mlp"], "--grace_seconds=nan is not finite; "),
+        (
+            ["--max_restarts=-1", "--", "--model=mlp"],
+            "--max_restarts=-1 can't be used: it takes an integer from 0 to 2147483647; ",
+        ),
+        (
+            ["--grace_seconds=nan", "--", "--model=mlp"],
+            "--grace_seconds=nan can't be used: it takes a number from 0 to 1e+06; ",
+        ),
+        (["--evaluator=maybe", "--", "--model=mlp"], "--evaluator=maybe can't be used: it takes true or false; "),
         (["--wrkers=2", "--", "--model=mlp"], "--wrkers is unknown; did you mean workers?"),
         (["--model=mlp"], "--model is a flag of the tasks; write it after --, see --help"),
         (["two", "--", "--model=mlp"], "'two' is no flag; "),

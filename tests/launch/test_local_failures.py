@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from crankshaft.launch import guard
 from crankshaft.launch.errors import EXIT_SLOWER
 from crankshaft.launch.process import SAME_REQUEST_SECONDS
 from crankshaft.launch.restarts import Ending, Synchronous
@@ -302,11 +303,11 @@ def test_a_terminals_ctrl_c_comes_once_and_prefixes_have_colours(tmp_path):
 
 # --- nothing is left
 
-# One child in the task's group, one that has left it, as a daemon does.
+# One child in the task's group, one that has left it, as a daemon does, and one that has no environment either.
 WITH_CHILDREN = """
 sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
-for apart in (False, True):
-    print("child", subprocess.Popen(sleep, start_new_session=apart).pid)
+for how in ({}, {"start_new_session": True}, {"start_new_session": True, "env": {}}):
+    print("child", subprocess.Popen(sleep, **how).pid)
 print("ready")
 """
 
@@ -320,25 +321,41 @@ def test_kill_9_of_the_supervisor_leaves_nothing(local):
     program.until(says(program, "ready", 4))
     tasks = pids(program)
     assert len(tasks) == 2
-    assert len(children(program.out)) == 4
+    assert len(children(program.out)) == 6
     assert all(is_alive(pid) for pid in tasks + children(program.out))
+    time.sleep(2 * guard._LOOK_SECONDS)  # the guard has looked by then
     program.process.kill()
-    assert_dead_soon(*tasks, *children(program.out), seconds=5)
+    assert_dead_soon(*tasks, *children(program.out))
 
 
 def test_tasks_die_with_the_supervisor_although_its_guard_is_killed_first(local):
     program = local(IGNORES)
     program.until(says(program, "ready", 2))
     tasks, supervisor = pids(program), program.process.pid
-    (guard,) = set(map(int, pathlib.Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())) - {
+    (watcher,) = set(map(int, pathlib.Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())) - {
         *tasks
     }
-    os.kill(guard, signal.SIGKILL)
+    os.kill(watcher, signal.SIGKILL)
     program.process.kill()
     assert_dead_soon(*tasks, seconds=5)
 
 
+def test_orphans_that_end_by_themselves_leave_no_zombies(local):
+    script = """
+for _ in range(3):  # each orphaned at once
+    subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '0.2'], env={})"], check=True)
+time.sleep(1)
+subprocess.run(["true"])
+print("ready", flush=True)
+time.sleep(60)
+"""
+    program = local(script, "--workers=1")
+    program.until(says(program, "ready"))
+    own = program.process.pid
+    program.until(lambda: len(pathlib.Path(f"/proc/{own}/task/{own}/children").read_text().split()) == 2)
+
+
 def test_what_tasks_have_started_ends_with_them(local):
     outcome = local(WITH_CHILDREN).wait(SOON).ok()
-    assert len(children(outcome.out)) == 4
+    assert len(children(outcome.out)) == 6
     assert not [pid for pid in children(outcome.out) if is_alive(pid)]

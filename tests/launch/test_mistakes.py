@@ -36,7 +36,10 @@ MISTAKES = {
         [*RUN, "--model_arg=hiden_units=3"],
         ["hiden_units: mlp", "did you mean hidden_units"],
     ),
-    "a model argument without a value": ([*RUN, "--model_arg=dropout"], ["dropout has no value", "NAME=VALUE"]),
+    "a model argument without a value": (
+        [*RUN, "--model_arg=dropout"],
+        ["--model_arg=dropout can't be used: it has no value", "NAME=VALUE"],
+    ),
     "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is no number", "like"]),
     "a model without arguments": (["--model=logistic", "--input=digits", "--model_arg=x=1"], ["logistic takes no"]),
     "an unknown input argument": (
@@ -53,16 +56,7 @@ MISTAKES = {
         ["alhpa: cosine", "did you mean alpha?"],
     ),
     "a word for an integer": ([*RUN, "--train_steps=many"], ["--train_steps=many", "an integer"]),
-    "a word for a number": ([*RUN, "--learning_rate=high"], ["--learning_rate=high", "a number"]),
-    "a word for yes or no": ([*RUN, "--debug=maybe"], ["--debug=maybe", "true or false"]),
-    "a negative count": ([*RUN, "--train_steps=-3"], ["--train_steps=-3", "non-negative"]),
-    "a seed of more bits than are drawn from": (
-        [*RUN, "--seed=2147483648"],
-        ["--seed=2147483648", "in the range [0, 2147483647]", "see --help"],
-    ),
-    "a batch of nothing": ([*RUN, "--global_batch_size=0"], ["--global_batch_size=0", "positive"]),
     "a flag without its value": ([*RUN, "--train_steps"], ["--train_steps", "Missing value"]),
-    "a rate that is no number": ([*RUN, "--learning_rate=nan"], ["--learning_rate=nan is not finite"]),
     "a level of messages that there is not": (
         ["--stderrthreshold=loud"],
         ["--stderrthreshold must be one of", "not 'loud'; see --help"],
@@ -72,7 +66,6 @@ MISTAKES = {
         [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
         ["--benchmark_steps and --benchmark_seconds", "use one"],
     ),
-    "a benchmark of no time": ([*RUN, "--mode=benchmark", "--benchmark_seconds=0"], ["--benchmark_seconds=0", "more"]),
     "a report of no benchmark": ([*RUN, "--result_html=x.html"], ["--result_html=x.html", "--mode=benchmark", "leave"]),
     "a sum of one replica": (
         [*RUN, "--mode=benchmark", "--benchmark_part=reduce"],
@@ -97,7 +90,10 @@ MISTAKES = {
         ["--model=dlrm", "--input=synthetic_clicks", "--strategy=tpu"],
         ["--strategy=tpu: dlrm holds embedding tables", "use --strategy=one_device"],
     ),
-    "GPUs that are no numbers": ([*RUN, "--gpus=0,a"], ["--gpus=0,a is no list of GPUs' numbers", "e.g. 0,1, or none"]),
+    "GPUs that are no numbers": (
+        [*RUN, "--gpus=0,a"],
+        ["--gpus=0,a ", "no list of GPUs' numbers", "e.g. 0,1, or none"],
+    ),
     "replicas without mirrored": ([*RUN, "--num_virtual_devices=2"], ["=2 has no use", "--strategy=mirrored"]),
     "xla over replicas": ([*RUN, *MIRRORED, "--jit=on"], ["--jit=on needs one replica", "8", "--jit=auto or off"]),
     "xla with checks": ([*RUN, "--jit=on", "--check_numerics"], ["--jit=on", "--check_numerics", "--jit=auto or off"]),
@@ -127,7 +123,10 @@ MISTAKES = {
         [*RUN, "--train_steps=5", "--warmup_steps=5"],
         ["--warmup_steps=5 leaves nothing of --train_steps=5"],
     ),
-    "no regular expression": ([*RUN, "--weight_decay_exclude=("], ["--weight_decay_exclude=( is no", "bias|gamma"]),
+    "no regular expression": (
+        [*RUN, "--weight_decay_exclude=("],
+        ["--weight_decay_exclude=( can't be used: it is no regular expression", "bias|gamma"],
+    ),
     "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
     "parts of nothing": (
@@ -139,10 +138,9 @@ MISTAKES = {
         ["--batch_parts=2 is for --strategy=one_device", "--strategy=mirrored", "leave it out"],
     ),
     "two ways to clip": ([*RUN, "--clip_norm=1", "--clip_value=0.5"], ["--clip_norm=1.0 and --clip_value=0.5", "one"]),
-    "an average that never moves": ([*RUN, "--ema_decay=1"], ["--ema_decay=1", "up to, not including, 1"]),
-    "a plateau that raises the rate": (
-        [*RUN, "--reduce_lr_patience=2", "--reduce_lr_factor=2"],
-        ["--reduce_lr_factor=2", "between 0 and 1"],
+    "an average that never moves": (
+        [*RUN, "--ema_decay=1"],
+        ["--ema_decay=1 can't be used: it takes a number from 0 to below 1"],
     ),
     "a monitor of nothing": ([*RUN, "--monitor=loss"], ["--monitor=loss", "eval_loss or train_loss"]),
     "early stopping without evaluations": (
@@ -159,14 +157,14 @@ MISTAKES = {
     ),
     "a comparison without a benchmark": (
         [*RUN, "--baseline=old.json", "--fail_below=0.95"],
-        ["--baseline=old.json is for --mode=benchmark, and --mode=train_and_eval", "add --mode=benchmark"],
+        ["--baseline=old.json has no use with --mode=train_and_eval", "use --mode=benchmark, or leave"],
     ),
     "evaluation of no run": ([*RUN, "--mode=eval"], ["--mode=eval needs --run_dir"]),
     "a bucket for a folder": (
         [*RUN, "--run_dir=gs://bucket/run"],
-        ["--run_dir=gs://bucket/run is no path of a mounted file system", "mount the bucket or give"],
+        ["--run_dir=gs://bucket/run can't be used: it is no path of a mounted file system", "mount the bucket or give"],
     ),
-    "a variable that is not set": ([*RUN, "--data_dir="], ["--data_dir is empty", "give a path or leave it out"]),
+    "a variable that is not set": ([*RUN, "--data_dir="], ["--data_dir is empty", "give a path, or leave it out"]),
     "a run that could not be read": ([*RUN, "--run_dir=lr[1]"], ["--run_dir=lr[1]", "has a [ in it", "without"]),
     "export of no run": ([*RUN, "--mode=export"], ["--mode=export needs --run_dir"]),
     "weights of no run": ([*RUN, "--init_from=nowhere"], ["--init_from=nowhere does not exist", "give"]),
@@ -377,8 +375,10 @@ def test_every_flag_that_launch_defines_is_in_a_group():
     from absl import flags
 
     from crankshaft.launch import flags as ours
+    from crankshaft.launch.benchmark import flags as of_benchmarks
 
-    defined = flags.FLAGS.flags_by_module_dict()[ours.__name__]
+    by_module = flags.FLAGS.flags_by_module_dict()
+    defined = by_module[ours.__name__] + by_module[of_benchmarks.__name__]
     assert sorted(flag.name for flag in defined) == sorted(name for names in ours.GROUPS.values() for name in names)
 
 

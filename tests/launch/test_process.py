@@ -9,9 +9,11 @@ import time
 
 import pytest
 
+from crankshaft.engine.hooks import every_steps
 from crankshaft.launch import explanations, process
 from crankshaft.launch.errors import UsageError
 from tests.launch.conftest import ROOT, Program
+from tests.runs import newest
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,33 @@ def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_pa
     finally:
         program.end()
     assert (outcome.code, outcome.err) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(("before", "after"), [(signal.SIG_DFL, ["SIGHUP"]), (signal.SIG_IGN, [])])
+def test_a_hang_up_asks_to_save_unless_it_is_ignored(before, after):
+    asked, at_start = [], signal.signal(signal.SIGHUP, before)
+    try:
+        with process.Signals(asked.append, ends_process=False):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, at_start)
+    assert asked == after
+
+
+def test_a_run_whose_terminal_closes_is_saved(inside, tmp_path):
+    def close(moment, means):
+        signal.raise_signal(signal.SIGHUP)
+
+    run = ("--model=mlp", "--input=synthetic", "--input_arg=examples=200", "--jit=off", "--train_steps=50")
+    at_start = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        outcome = inside(*run, f"--run_dir={tmp_path}", hooks=[every_steps(7, close)])
+    finally:
+        signal.signal(signal.SIGHUP, at_start)
+    assert outcome.code == 129
+    assert "stopped at step 7: SIGHUP" in outcome.out
+    assert newest(tmp_path) == 7
 
 
 TWICE_AT_ONCE = """

@@ -88,11 +88,14 @@ def test_schedules_compile_under_xla():
         ({"name": "cosine", "warmup_steps": -1}, "warmup_steps=-1 is negative"),
         ({"name": "piecewise"}, "no boundaries"),
         ({"name": "piecewise", "boundaries": [5], "values": [1.0]}, "1 values; use 2 values"),
-        ({"name": "piecewise", "boundaries": [10, 5]}, "boundaries 10, 5; use steps from 0 on, each later than the"),
-        ({"name": "piecewise", "boundaries": [5, 5]}, "boundaries 5, 5; use steps from 0 on, each later"),
-        ({"name": "piecewise", "boundaries": [-5, 5]}, "boundaries -5, 5; use steps from 0 on"),
-        ({"name": "piecewise", "boundaries": [5, float("inf")]}, "boundaries 5, inf; use steps from 0 on"),
-        ({"name": "piecewise", "boundaries": ["half"]}, "boundaries half; use steps from 0 on"),
+        ({"name": "piecewise", "boundaries": [10, 5]}, "boundaries 10, 5; use steps each later than the one"),
+        ({"name": "piecewise", "boundaries": [5, 5]}, "boundaries 5, 5; use steps each later"),
+        (
+            {"name": "piecewise", "boundaries": [-5, 5]},
+            "piecewise: boundaries=-5 is not an integer from 0 to 2147483647",
+        ),
+        ({"name": "piecewise", "boundaries": [5, float("inf")]}, "piecewise: boundaries=inf is not an integer"),
+        ({"name": "piecewise", "boundaries": ["half"]}, "piecewise: boundaries=half is not an integer"),
     ],
 )
 def test_a_mistake_is_answered_with_the_cure(arguments, message):

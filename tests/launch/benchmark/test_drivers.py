@@ -144,7 +144,7 @@ def test_a_mistake_in_any_point_is_one_line_before_anything_starts(stand_in):
     ("given", "says"),
     [
         (("--benchmark_sweep=seed=1", "--benchmark_replicas=1,2"), "are both given; use one"),
-        (("--benchmark_sweep=seed=1", "--mode=train"), "is for --mode=benchmark, and --mode=train"),
+        (("--benchmark_sweep=seed=1", "--mode=train"), "has no use with --mode=train; use --mode=benchmark"),
         (("--benchmark_sweep=seed=1", "--benchmark_part=checkpoint"), "--benchmark_part=checkpoint has none"),
         (("--benchmark_sweep=global_batch_size=4,0",), "--global_batch_size=0"),
         (("--benchmark_sweep=model_arg=hiden_units=3",), "did you mean hidden_units"),

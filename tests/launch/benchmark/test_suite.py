@@ -97,8 +97,8 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("--workloads=mpl", "--workloads=mpl is unknown; did you mean mlp?"),
-        ("--strategies=mirored", "--strategies=mirored is unknown; did you mean mirrored"),
+        ("--workloads=mpl", "--workloads=mpl can't be used: mpl is unknown; did you mean mlp?"),
+        ("--strategies=mirored", "--strategies=mirored can't be used: mirored is unknown; did you mean mirrored"),
         ("--round=3", "--round is unknown; did you mean rounds"),
         ("--rounds=0", "--rounds=0"),
         ("mlp", "'mlp' is no flag"),

@@ -1,0 +1,129 @@
+"""Arrays on the host, on their way to replicas: in memory, or in a file of which the process holds a piece. Host code.
+
+Of a memory map (`np.memmap`, `np.load` with `mmap_mode`) all that was once read counts as the process's memory, and a
+copy comes on top. Here the pages are let go of after each piece; the system keeps them as long as it has room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+import tensorflow as tf
+
+_HUGE_PAGE = 2 << 20  # bytes
+_PIECE_BYTES = 64 << 20
+_AROUND_BYTES = 2 << 20  # Linux may map as much around a page that is asked for, where it has it in one piece
+
+
+class Mapped:
+    """An array [examples, ...] in a file, of which `[...]` gives NumPy arrays by examples: an int, a slice, indices.
+
+    Args:
+      array: a memory map, or a view of one.
+      dtype: what values are given as.
+    """
+
+    def __init__(self, array: np.ndarray, dtype: np.dtype):
+        self._array = array
+        self.dtype = np.dtype(dtype)
+        self.shape, self.ndim = array.shape, array.ndim
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.size * self.dtype.itemsize
+
+    def astype(self, dtype) -> Mapped:
+        return Mapped(self._array, dtype)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+    def __getitem__(self, examples) -> np.ndarray:
+        if isinstance(examples, slice):
+            first, stop, step = examples.indices(len(self))
+            found = np.empty((len(range(first, stop, step)), *self.shape[1:]), self.dtype)
+            self._read(found, lambda start, end: self._array[first + start * step : first + end * step : step])
+            return found
+        places = np.asarray(examples)
+        flat = places.reshape(-1)
+        found = np.empty((len(flat), *self.shape[1:]), self.dtype)
+        self._read(found, lambda start, end: self._array[flat[start:end]], _AROUND_BYTES)
+        return found.reshape((*places.shape, *self.shape[1:]))
+
+    def copy_to(self, target: np.ndarray) -> None:
+        """Fills an array of this one's shape and dtype."""
+        self._read(target, lambda start, end: self._array[start:end])
+
+    def as_rows(self) -> Mapped:
+        """[examples, size], if that can be had without a copy; else itself."""
+        is_whole = self.ndim > 2 and self._array.flags.c_contiguous
+        return Mapped(self._array.reshape(len(self), -1), self.dtype) if is_whole else self
+
+    def _read(self, target: np.ndarray, part, around: int = 0) -> None:
+        """Fills `target`, whose examples start to end are `part(start, end)`."""
+        an_example = max(1, self._array.dtype.itemsize * int(np.prod(self.shape[1:])))
+        step = max(1, _PIECE_BYTES // (an_example + around))
+        for start in range(0, len(target), step):
+            end = min(start + step, len(target))
+            target[start:end] = part(start, end)
+            _file_of(self._array).madvise(mmap.MADV_DONTNEED)
+
+
+def of(array):
+    """An array as it is to be read: `Mapped`, if it lies in a file; else itself."""
+    has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
+    return Mapped(array, array.dtype) if has_file else array
+
+
+def _file_of(array: np.ndarray) -> mmap.mmap | None:
+    """The map that an array is a view of; None if it is of none, or of one that keeps changes to itself (mode "c"): to
+    let go of its pages would undo them."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and isinstance(array._mmap, mmap.mmap):
+            can_be_dropped = array.mode in ("r", "r+", "w+") and hasattr(mmap, "MADV_DONTNEED")
+            return array._mmap if can_be_dropped else None
+        array = array.base
+    return None
+
+
+def as_rows(array):
+    """[examples, ...] as [examples, size]: XLA for CPUs copies rows of two dimensions twice as fast as images."""
+    if isinstance(array, Mapped):
+        return array.as_rows()
+    is_array = isinstance(array, np.ndarray)  # what is only like one may have no other shape to give
+    return array.reshape(len(array), -1) if is_array and array.ndim > 2 and array.size else array
+
+
+def to_gather_from(array):
+    """What `gather` takes."""
+    return array if isinstance(array, Mapped) else tf.convert_to_tensor(array)
+
+
+def gather(array, indices: tf.Tensor) -> tf.Tensor:
+    """Examples of an array by their indices, in a graph."""
+    with tf.device("CPU:0"):
+        if isinstance(array, Mapped):
+            found = tf.numpy_function(array.__getitem__, [indices], array.dtype, stateful=False)
+            return tf.ensure_shape(found, [*indices.shape, *array.shape[1:]])
+        return tf.gather(array, indices)
+
+
+def on_host(array):
+    """A large array of numbers as a tensor in pages of 2 MiB: rows read in any order then miss fewer page addresses."""
+    numbers = isinstance(array, (np.ndarray, Mapped)) and array.dtype.kind in "iufc" and array.dtype.isnative
+    if not numbers or array.nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.asarray(array) if isinstance(array, Mapped) else array
+    memory = mmap.mmap(-1, array.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
+    if isinstance(array, Mapped):
+        array.copy_to(copy)
+    else:
+        copy[...] = array
+    return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())  # any other way copies it anew, to small pages

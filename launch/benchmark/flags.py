@@ -1,0 +1,72 @@
+"""The flags of `crankshaft train` for benchmark mode."""
+
+from __future__ import annotations
+
+from absl import flags
+
+from crankshaft.launch import rules
+from crankshaft.launch.groups import group
+
+BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
+
+
+def define() -> None:
+    """Defines them, after those that say what is measured."""
+    bench = group("Benchmark mode", for_all=("mode", "benchmark"))
+    bench(rules.whole, "benchmark_steps", None, "Steps that a round times, in place of a time.", lower=1)
+    bench(
+        rules.number,
+        "benchmark_seconds",
+        None,
+        "A round times steps for about so long; 3 if neither is given.",
+        above=0,
+        upper=1e6,
+    )
+    bench(rules.whole, "benchmark_rounds", 3, "Rounds, one after another.", lower=1)
+    bench(
+        flags.DEFINE_enum,
+        "benchmark_part",
+        "whole",
+        "What is timed: the whole loop, one part of it in isolation, or all: the whole and what each part takes of it.",
+        enum_values=BENCHMARK_PARTS,
+    )
+    bench(
+        rules.text,
+        "benchmark_replicas",
+        None,
+        "Numbers of replicas to run with, one after another, e.g. 1,2,4.",
+        wants="numbers of replicas",
+        rule=rules.matching(r"[1-9]\d{0,2}(,[1-9]\d{0,2})*", "they are no whole numbers from 1 to 999; use e.g. 1,2,4"),
+    )
+    bench(
+        rules.text,
+        "benchmark_sweep",
+        None,
+        "Settings to run with, each in a process, e.g. global_batch_size=32,64;precision=float32,bfloat16. A comma "
+        "that belongs to a value has a backslash before it.",
+        wants="NAME=VALUE,VALUE;NAME=VALUE,VALUE",
+    )
+    bench(
+        flags.DEFINE_bool,
+        "profile",
+        False,
+        "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.",
+    )
+    bench(rules.path, "result_jsonl", None, "Add the result to this file, one line a run.", only=())
+    bench(rules.path, "result_html", None, "Write a report with charts here: one file that needs no network.")
+    bench(rules.path, "baseline", None, "A result of before (--result_json) to compare with.")
+    bench(
+        rules.text,
+        "baseline_cmd",
+        None,
+        "A command to compare with, run in turn with this one: A B A B.",
+        wants="a command",
+    )
+    bench(
+        rules.number,
+        "fail_below",
+        None,
+        "Exit with 3 if the rate is shown to be below this times the baseline's.",
+        lower=0,
+        upper=1e6,
+    )

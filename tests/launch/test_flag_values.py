@@ -1,0 +1,229 @@
+"""Each flag of each command with values that nobody means: one line, code 2, before anything starts; or a value that
+may stand, as the tables here say. In this process, up to where TensorFlow or another process would start."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from crankshaft.engine import optimizers
+from crankshaft.engine.optimizers import schedules
+from crankshaft.launch import errors, local, process, registry, rules, train
+from crankshaft.launch.benchmark import drive, standard
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.flags import GROUPS, USES
+from crankshaft.launch.supervisor import Supervisor
+
+HOSTILE = {
+    "empty": "",
+    "negative": "-1",
+    "huge": "9" * 20,
+    "too huge": "1e308",
+    "endless": "9" * 5000,
+    "nan": "nan",
+    "inf": "inf",
+    "unicode": "é漢🙂\u202e",
+    "newline": "1\n\x1b2",
+}
+NAMES = {name: flags.FLAGS for names in GROUPS.values() for name in names}
+LARGE = (
+    "learning_rate outer_learning_rate weight_decay clip_norm clip_variable_norm clip_value early_stopping_min_delta "
+    "reduce_lr_min_delta"
+).split()
+A_PATH = set(HOSTILE) - {"empty", "endless"}  # names of files may be any, up to 255 bytes
+# Flag -> which of these values may stand, since they are what the flag takes.
+ACCEPTED = {
+    **dict.fromkeys(("run_dir", "result_json", "result_jsonl", "result_html", "export_dir"), A_PATH),
+    "tpu_address": {
+        "empty",
+        "negative",
+        "huge",
+        "too huge",
+        "endless",
+        "nan",
+        "inf",
+    },  # what answers there is seen later
+    # Rates and norms may be as large as float32 has room for: a run that ends so says that it is not finite.
+    **{name: {"huge"} for name in LARGE},
+    # A regular expression may find nothing; an empty one finds all.
+    "weight_decay_exclude": set(HOSTILE),
+    # A command is any; one that is not there is said to be when it is its turn.
+    "baseline_cmd": set(HOSTILE) - {"empty"},
+}
+ALL = (flags.FLAGS, local._FLAGS, standard._FLAGS)
+RUN = ("--model=mlp", "--input=digits")
+# What a flag needs to have a use, where `USES` says what that is.
+NEEDED = {
+    ("strategy", "mirrored"): ("--strategy=mirrored",),
+    ("sync_every_steps",): ("--sync_every_steps=2",),
+    ("reduce_lr_patience",): ("--reduce_lr_patience=2",),
+    ("early_stopping_patience",): ("--early_stopping_patience=2",),
+    ("strategy", "tpu"): ("--strategy=tpu",),
+    ("strategy", "multi_worker"): ("--strategy=multi_worker",),
+    ("strategy", "multi_worker", "parameter_server"): ("--strategy=multi_worker",),
+    ("strategy", "parameter_server"): ("--strategy=parameter_server",),
+    ("mode", "benchmark"): ("--mode=benchmark",),
+    ("mode", "eval", "export"): ("--mode=eval", "--run_dir=run"),
+    ("mode", "export"): ("--mode=export", "--run_dir=run"),
+}
+
+
+class Started(BaseException):
+    """Raised where TensorFlow or another process would start."""
+
+
+def started(*arguments, **named):
+    raise Started
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What was there before is not gone through each time that a command, as it ends, collects garbage."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def ends(monkeypatch, tmp_path, capsys):
+    """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
+    for place, name in ((process, "prepare"), (drive, "Series"), (Supervisor, "run"), (standard, "_run")):
+        monkeypatch.setattr(place, name, started)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "ckpt-9.manifest.json").touch()
+
+    def ends(main, *arguments, cluster: str | None = None) -> str | None:
+        if cluster:
+            jobs = {"worker": ["127.0.0.1:0", "127.0.0.1:1"]} | (
+                {"chief": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]} if cluster == "parameter_server" else {}
+            )
+            task = {"type": "chief" if "chief" in jobs else "worker", "index": 0}
+            monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": task}))
+        else:
+            monkeypatch.delenv("TF_CONFIG", raising=False)
+        capsys.readouterr()
+        with flagsaver.flagsaver():
+            for values in ALL:
+                for name in values:
+                    values[name].unparse()
+            with pytest.raises((Started, SystemExit)) as end:
+                main(argv=["crankshaft", *arguments])
+        if end.type is Started:
+            return None
+        assert end.value.code == errors.EXIT_USAGE
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.isprintable()
+        assert line.startswith("error: ")
+        assert len(line) < 1200
+        return line.removeprefix("error: ")
+
+    yield ends
+    for values in ALL[1:]:  # which flagsaver does not know
+        for name in values:
+            values[name].unparse()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_that_nobody_means_is_one_line(ends, name):
+    needed = NEEDED[USES[name]] if name in USES else ()
+    cluster = next((each for each in ("multi_worker", "parameter_server") if f"--strategy={each}" in needed), None)
+    for kind, value in HOSTILE.items():
+        line = ends(train.main, *RUN, *needed, f"--{name}={value}", cluster=cluster)
+        assert (line is None) == (kind in ACCEPTED.get(name, ())), (kind, line)
+        assert line is None or f"--{name}" in line
+
+
+@pytest.mark.parametrize("name", list(local._FLAGS))
+def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
+    for kind, value in HOSTILE.items():
+        line = ends(local.main, f"--{name}={value}", "--", *RUN)
+        assert line, kind
+        assert f"--{name}" in line
+
+
+@pytest.mark.parametrize("name", list(standard._FLAGS))
+def test_a_value_for_the_standard_set_that_nobody_means_is_one_line(ends, name):
+    for kind, value in HOSTILE.items():
+        line = ends(standard.main, f"--{name}={value}")
+        assert (line is None) == (name == "output_dir" and kind in A_PATH), (kind, line)
+        assert line is None or f"--{name}" in line
+
+
+def test_each_flag_has_a_range_or_a_rule():
+    ours = [values[name] for values in ALL[1:] for name in values] + [flags.FLAGS[name] for name in NAMES]
+    for flag in ours:
+        kind = (rules.Number, rules.Path, rules.Text, rules.Names, flags.EnumParser, flags.BooleanParser)
+        assert isinstance(flag.parser, kind), flag.name
+        assert rules.wanted(flag)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
+    flag = flags.FLAGS[name]
+    possible = ("true", "1", "7", "0.5", "ring", "all", "keras", "9", "x=ps:0", "jit=on", "x")
+    value = next(each for each in possible if _takes(flag, each))
+    line = ends(train.main, *RUN, "--mode=train", f"--{name}={value}")
+    assert line
+    assert f"--{name}=" in line
+    assert f"has no use with{'' if len(USES[name]) > 1 else 'out'} --{USES[name][0]}" in line
+    assert f"leave --{name} out" in line
+
+
+def _takes(flag: flags.Flag, value: str) -> bool:
+    try:
+        return flag.parser.parse(value) != flag.default
+    except ValueError:
+        return False
+
+
+ARGUMENTS = [
+    (kind, entry, name)
+    for kind, entries in (("optimizer", registry.optimizers()), ("learning_rate_schedule", registry.schedules()))
+    for entry in entries.values()
+    for name, default in entry.defaults.items()
+    if not isinstance(default, bool) and name != "exclude_layers"  # Muon's, which is a list of names
+]
+
+
+@pytest.mark.parametrize(("kind", "entry", "name"), ARGUMENTS, ids=lambda each: getattr(each, "name", each))
+def test_an_argument_of_the_update_that_nobody_means_is_refused(kind, entry, name):
+    interval = entry.intervals[name]
+    outside = ["nan", "inf", "-inf", "1e308", "9" * 40, "", "é", "1\n2"]
+    outside += [str(end) for end in (interval.above, interval.below) if end is not None]
+    outside += [
+        str(end + way * (abs(end) + 1)) for end, way in ((interval.lower, -1), (interval.upper, 1)) if end is not None
+    ]
+    for value in outside:
+        with pytest.raises(UsageError, match=re.escape(f"--{kind}_arg {name}=")):
+            registry.parse_arguments(f"{kind}_arg", [f"{name}={value}"], entry)
+
+
+def test_an_argument_of_the_update_is_checked_before_anything_starts(ends):
+    for given, why in (
+        ("beta_1=nan", "beta_1=nan is not a number from 0 to below 1"),
+        ("x\n=1", "x\\n: adam has no such"),
+    ):
+        assert f"--optimizer_arg {why}" in ends(train.main, *RUN, f"--optimizer_arg={given}")
+
+
+def test_an_optimizer_that_is_made_without_flags_has_the_same_ranges():
+    for arguments, says in (
+        ({"beta_1": 2}, r"optimizer adam: beta_1=2 is not a number from 0 to below 1"),
+        ({"epsilon": float("nan")}, r"optimizer adam: epsilon=nan is not a number from 1.2e-38 to 1e\+30"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            optimizers.build("adam", **arguments)
+    with pytest.raises(ValueError, match=r"schedule cosine: decay_steps=0 is not an integer from 1 to 2147483647"):
+        schedules.build("cosine", 0.1, 10, decay_steps=0)
+
+
+def test_what_is_shown_of_a_value_stays_on_its_line():
+    assert errors.one_line("é 漢 🙂 a b") == "é 漢 🙂 a b"
+    assert errors.one_line("a\nb\r\t\x1b[31m\u202e") == r"a\nb\r\t\x1b[31m\u202e"
+    assert errors.one_line(f"a {'b' * 999}; c") == f"a {'b' * 300}... c"

@@ -1,0 +1,70 @@
+"""A run whose run_dir is taken away while it goes on: one line, soon, and nothing is written where another's may be."""
+
+import os
+import shutil
+
+import pytest
+
+from crankshaft.engine.hooks import every_steps
+from crankshaft.launch import process
+from crankshaft.launch.errors import UsageError
+from tests.runs import newest
+
+RUN = (
+    "--model=mlp",
+    "--input=synthetic",
+    "--input_arg=examples=200",
+    "--jit=off",
+    "--progress=off",
+    "--train_steps=60",
+)
+EVERY = ("--checkpoint_every_steps=20", "--summary_every_steps=5")
+
+
+def remove(run_dir):
+    shutil.rmtree(run_dir)
+
+
+def replace(run_dir):
+    """As another run begins there."""
+    os.rename(run_dir, f"{run_dir}-moved")
+    run_dir.mkdir()
+    (run_dir / "notes").write_text("another's")
+
+
+@pytest.mark.parametrize("take_away", [remove, replace])
+def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, take_away):
+    run_dir = tmp_path / "run"
+    steps = []
+
+    def act(moment, means):
+        steps.append(moment.step)
+        if moment.step == 30:
+            take_away(run_dir)
+
+    outcome = inside(*RUN, *EVERY, f"--run_dir={run_dir}", hooks=[every_steps(10, act)])
+    assert outcome.code == 2
+    assert outcome.error.startswith(f"--run_dir={run_dir} was removed or replaced while its run went on")
+    assert steps == [10, 20, 30]
+    left = sorted(os.listdir(run_dir)) if run_dir.exists() else []
+    assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
+
+
+def test_a_lock_that_is_removed_is_made_anew_and_the_run_goes_on(inside, tmp_path):
+    def act(moment, means):
+        if moment.step == 30:
+            os.remove(tmp_path / ".lock")
+        if moment.step == 50:
+            with pytest.raises(UsageError, match=f"is in use by process {os.getpid()}"), process.lock(str(tmp_path)):
+                pass
+
+    inside(*RUN, *EVERY, f"--run_dir={tmp_path}", hooks=[every_steps(10, act)]).ok()
+    assert newest(tmp_path) == 60
+
+
+def test_a_lock_that_another_has_taken_meanwhile_ends_the_run(tmp_path):
+    with process.lock(str(tmp_path)) as held:
+        held.check()
+        os.remove(tmp_path / ".lock")
+        with process.lock(str(tmp_path)), pytest.raises(UsageError, match="is in use by process"):
+            held.check()
