@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine import graphs
+from crankshaft.engine import batches, graphs
 from crankshaft.engine.metrics import SUM_OF_VALUES
 
 _SIZES = (7, 11)  # of batches, unlikely for any other axis
@@ -34,7 +34,8 @@ def check(trainer, outputs, batch) -> None:
         return  # it fails in the step itself as well, and is told there, or is written for batches of one size
     for (where, shape), (_, other) in zip(small, large, strict=False):
         if shape.num_elements() * _SIZES[1] < other.num_elements() * _SIZES[0]:
-            at_hand = f"outputs are {_shape(outputs, size)}, labels {_shape(batch[1], size)}"
+            labels = batches.parts(batch).labels
+            at_hand = f"outputs are {_shape(outputs, size)}, labels {_shape(() if labels is None else labels, size)}"
             raise ValueError(
                 f"{type(trainer).__name__}.{where}: crankshaft.mean was given {_named(shape, _SIZES[0])} values for n "
                 f"examples, one for each pair of them ({at_hand}); make the shapes alike, by outputs[:, 0] or "
@@ -58,7 +59,7 @@ def _summed(trainer, outputs, batch) -> list[tuple[str, tf.TensorShape]]:
     def run(outputs, batch):
         for method in (trainer.loss, trainer.metrics):
             with tf.name_scope(method.__name__):
-                method(outputs, batch)
+                method(outputs, batches.without_weights(batch))
 
     graph = tf.function(run, autograph=False).get_concrete_function(outputs, batch).graph
     found, queue = [], [(None, graph)]

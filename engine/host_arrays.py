@@ -59,6 +59,9 @@ class Mapped:
         """Fills an array of this one's shape and dtype."""
         self._read(target, lambda start, end: self._array[start:end])
 
+    def part(self, examples: slice) -> Mapped:
+        return Mapped(self._array[examples], self.dtype)
+
     def as_rows(self) -> Mapped:
         """[examples, size], if that can be had without a copy; else itself."""
         is_whole = self.ndim > 2 and self._array.flags.c_contiguous
@@ -78,6 +81,11 @@ def of(array):
     """An array as it is to be read: `Mapped`, if it lies in a file; else itself."""
     has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
     return Mapped(array, array.dtype) if has_file else array
+
+
+def part(array, examples: slice):
+    """Some examples of an array, without a copy of them."""
+    return array.part(examples) if isinstance(array, Mapped) else array[examples]
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:

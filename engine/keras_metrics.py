@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.errors import reason
-from crankshaft.engine.metrics import KerasSums
+from crankshaft.engine.metrics import KerasSums, combined, weighable
 
 _EXAMPLES = (5, 3)  # of the two batches that a metric is tried on
 _TRIALS = 3
@@ -42,7 +42,7 @@ class KerasMetric:
         self._metric = metric
         self._tried = set()  # shapes and types
         # TensorFlow takes tuples with names apart and makes them anew by their class: so that knows the metric.
-        self._kind = type("KerasSums", (KerasSums,), {"__slots__": (), "value": lambda sums: self._value(sums)})
+        self._kind = type("KerasSums", (KerasSums,), {"value": lambda sums: self._value(sums)})
 
     def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:
         """What this batch adds to the metric's state. Replica code; arguments as those of Keras's `update_state`.
@@ -57,7 +57,13 @@ class KerasMetric:
             _in_a_thread(lambda: self._try(form))
             self._tried.add(form)
         state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
-        return self._kind(state, tf.ones_like(state))
+
+        def weigh(examples):
+            if sample_weight is None:  # a number an example, which Keras's metrics take whatever the shape of y_true
+                return self(y_true, y_pred, examples)
+            return self(y_true, y_pred, combined(sample_weight, examples, tf.convert_to_tensor(sample_weight)))
+
+        return weighable(self._kind(state, tf.ones_like(state)), weigh, sample_weight is not None)
 
     def _added(self, *arguments) -> list[tf.Tensor]:
         """A state of zeros after a batch."""

@@ -20,29 +20,40 @@ _AUC_EVEN, _AUC_LAST = 0.25, 256.0
 SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums up: `engine.example_counts` looks for it
 
 
-class Mean(NamedTuple):
-    """A sum and the number of things summed, both scalar float32 tensors. Its value is total / count."""
+class Pair(NamedTuple):
+    """What all kinds of pairs have: a sum and a count.
+
+    Attributes:
+      weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where it
+        is not known what the examples' values were.
+      has_weights: whether it was made with weights. Those and the examples' are multiplied.
+    """
 
     total: tf.Tensor
     count: tf.Tensor
+
+
+class Mean(Pair):
+    """A sum and the number of things summed, both scalar float32 tensors. Its value is total / count."""
+
+    weigh, has_weights = None, False
 
     def value(self) -> float | None:
         """Of a pair that was read; None where nothing was counted."""
         return self.total / self.count if self.count else None
 
 
-class RootMean(NamedTuple):
+class RootMean(Pair):
     """A pair as `Mean`'s, of squares: its value is the root of their mean."""
 
-    total: tf.Tensor
-    count: tf.Tensor
+    weigh, has_weights = None, False
 
     def value(self) -> float | None:
         # math.sqrt refuses what is negative, which a sum of squares never is, and gives nan for nan.
         return math.sqrt(self.total / self.count) if self.count else None
 
 
-class Auc(NamedTuple):
+class Auc(Pair):
     """Two histograms over the logit, float32 [AUC_BUCKETS]: positives, and all examples.
 
     Its value is the area under the ROC curve: the share of (positive, negative) pairs that are in the right order,
@@ -51,8 +62,7 @@ class Auc(NamedTuple):
     deviation is a tenth of their mean or more.
     """
 
-    total: tf.Tensor
-    count: tf.Tensor
+    weigh, has_weights = None, False
 
     def value(self) -> float | None:
         """Of a pair that was read; None where there is one class only."""
@@ -65,14 +75,13 @@ class Auc(NamedTuple):
         return float(np.dot(positives, below) / pairs)
 
 
-class KerasSums(NamedTuple):
+class KerasSums(Pair):
     """The state of a Keras metric that is made of sums, float32 [values], and how often it was updated, as often.
 
     One is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
     """
 
-    total: tf.Tensor
-    count: tf.Tensor
+    weigh, has_weights = None, False
 
     def value(self) -> None:
         """None: nobody knows any more which metric's state it is."""
@@ -92,6 +101,9 @@ _ONE_NUMBER = (
 def mean(values, weights=None) -> Mean:
     """The pair for a tensor of per-example values.
 
+    Where the data has weights (`engine.batches`), what `Trainer.loss` and `Trainer.metrics` return is made anew with
+    them: each example's values count by its weight.
+
     Args:
       values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel). A step whose
         entries are pairs of examples, as [n] and [n, 1] make them, is refused where it is traced.
@@ -102,18 +114,25 @@ def mean(values, weights=None) -> Mean:
       batch, which therefore weighs nothing.
     """
     values = tf.cast(values, tf.float32)
+
+    def weigh(examples):
+        return mean(values, combined(weights, examples, values))
+
     if weights is None:
         if values.shape.rank == 0:
             logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
-        return Mean(tf.reduce_sum(values, name=SUM_OF_VALUES), tf.cast(tf.size(values), tf.float32))
-    weights = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
+        pair = Mean(tf.reduce_sum(values, name=SUM_OF_VALUES), tf.cast(tf.size(values), tf.float32))
+        return weighable(pair, weigh)
+    given = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # What has no weight may be anything, NaN too: padding often is.
-    return Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, weights), name=SUM_OF_VALUES), tf.reduce_sum(weights))
+    pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, given), name=SUM_OF_VALUES), tf.reduce_sum(given))
+    return weighable(pair, weigh, has_weights=True)
 
 
 def root_mean_square(values, weights=None) -> RootMean:
     """The pair for the root of the mean of squares. Arguments as `mean`'s."""
-    return RootMean(*mean(tf.square(tf.cast(values, tf.float32)), weights))
+    squares = mean(tf.square(tf.cast(values, tf.float32)), weights)
+    return weighable(RootMean(*squares), lambda examples: RootMean(*squares.weigh(examples)), squares.has_weights)
 
 
 def auc(logits, labels, weights=None) -> Auc:
@@ -125,23 +144,63 @@ def auc(logits, labels, weights=None) -> Auc:
       labels: of the same shape, 0 or 1.
       weights: None, or of the same shape, at least 0.
     """
-    logits = tf.reshape(tf.cast(logits, tf.float32), [-1])
-    weights = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
+    given = tf.convert_to_tensor(logits)
+    logits = tf.reshape(tf.cast(given, tf.float32), [-1])
+    each = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
     finite = tf.math.is_finite(logits)
     middle, last = AUC_BUCKETS // 2, math.asinh(_AUC_LAST / _AUC_EVEN)
     place = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
     # Integers as float32: int32 is compared on the host of a GPU, which would wait for it.
     place = tf.clip_by_value(tf.floor(place) + middle, 0.0, AUC_BUCKETS - 1.0)
     place = tf.where(finite, tf.cast(place, tf.int32), -1)  # which the kernel leaves out
-    positives = weights * tf.reshape(tf.cast(labels, tf.float32), [-1])
-    return Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, weights)))
+    positives = each * tf.reshape(tf.cast(labels, tf.float32), [-1])
+    pair = Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, each)))
+    return weighable(pair, lambda examples: auc(given, labels, combined(weights, examples, given)), weights is not None)
 
 
-def as_pair(pair, where: str) -> Mean:
+def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
+    """A pair made by `mean` with each example's values multiplied by its factor, float32 [batch], and counted as
+    before. Raises ValueError for a pair that was not made so."""
+    if pair.weigh is None:
+        raise ValueError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
+
+    def weigh(examples):
+        return Mean(pair.weigh(factors * examples).total, pair.weigh(examples).count)
+
+    return weighable(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights)
+
+
+def weighable(pair, weigh, has_weights: bool = False):
+    """The pair, which `weigh` can make anew; see `Pair`."""
+    pair.weigh, pair.has_weights = weigh, has_weights
+    return pair
+
+
+def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """The examples' weights [batch] in the shape of their values [batch, ...], times weights of the values' own.
+
+    Raises ValueError where there are not as many examples.
+    """
+    size, rank = values.shape[:1], values.shape.rank
+    if rank == 0 or not examples.shape[:1].is_compatible_with(size):
+        raise ValueError(
+            f"the data has weights, one for each of {examples.shape[0] or 'the'} examples, and crankshaft.mean was "
+            f"given values of shape {values.shape}; give values whose first axis is the examples"
+        )
+    examples = tf.broadcast_to(tf.reshape(examples, [-1] + [1] * (rank - 1)), tf.shape(values))
+    return examples if weights is None else tf.cast(weights, tf.float32) * examples
+
+
+def as_pair(pair, where: str, weights=None) -> Mean:
     """A pair (total, count) as the kind that it is, scalar float32 tensors; a plain one is a `Mean`.
+
+    With the examples' `weights`, float32 [batch], as they weigh it; one that was not made by a function of this module
+    stays as it is.
 
     Raises TypeError, which begins with `where` it came from, for what is none.
     """
+    if weights is not None and getattr(pair, "weigh", None):
+        pair = pair.weigh(weights)
     if isinstance(pair, _VECTORS):
         return pair
     if isinstance(pair, tf.keras.metrics.Metric):
@@ -160,14 +219,34 @@ def as_pair(pair, where: str) -> Mean:
     return RootMean(total, count) if isinstance(pair, RootMean) else Mean(total, count)
 
 
-def checked(metrics, where: str) -> dict[str, Mean]:
-    """Pairs by name, each `as_pair`. Raises TypeError or ValueError, beginning with `where`, for what is none."""
+def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
+    """`as_pair` of a loss, which may not leave weights out: ValueError where they can't be applied to it.
+
+    `check_values` adds the asserts of `--debug`.
+    """
+    if weights is not None and not getattr(pair, "weigh", None):
+        raise ValueError(
+            f"{where}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
+            "return crankshaft.mean(losses), all that belongs to an example added up before"
+        )
+    pair = as_pair(pair, where, weights)
+    if check_values:
+        message = f"{where}: its count is negative or not finite; count examples, or add weights up"
+        tf.debugging.Assert(tf.logical_and(pair.count >= 0, tf.math.is_finite(pair.count)), [message, pair.count])
+    return pair
+
+
+def checked(metrics, where: str, weights=None) -> dict[str, Mean]:
+    """Pairs by name, each `as_pair`, weighed if there are weights.
+
+    Raises TypeError or ValueError, beginning with `where`, for what is none.
+    """
     if not isinstance(metrics, dict):
         raise TypeError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
     for name in metrics:
         if not isinstance(name, str) or name in _ENGINES or _named_kind(name)[1] is not Mean:
             raise ValueError(f"{where}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
-    return {name: as_pair(pair, f"{where}[{name!r}]") for name, pair in metrics.items()}
+    return {name: as_pair(pair, f"{where}[{name!r}]", weights) for name, pair in metrics.items()}
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:

@@ -10,12 +10,11 @@ import numbers
 
 import tensorflow as tf
 
-from crankshaft.engine import example_counts, layer_state, optimizers, randomness
+from crankshaft.engine import batches, example_counts, layer_state, optimizers, randomness
 from crankshaft.engine.accumulation import accumulate, side_by_side
-from crankshaft.engine.embeddings import Embedding
 from crankshaft.engine.gradients import Gradients, check_reached
 from crankshaft.engine.holdings import Holdings
-from crankshaft.engine.metrics import Mean, as_pair, checked
+from crankshaft.engine.metrics import Mean, as_loss, checked
 from crankshaft.engine.optimizers import schedules
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
@@ -40,7 +39,7 @@ class Trainer(Holdings):
       num_classes: of the input's labels, or None.
       vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
       num_servers: that variables live on, when the run began; tables are cut into as many shards.
-      example: one (features, labels) pair, batch of 1, zeros: shapes and dtypes.
+      example: a batch of one example, zeros: shapes and dtypes, in the form of the data (`engine.batches`).
 
     Attributes that the engine sets while a step is traced, of training or of evaluation:
       step: scalar int64, steps of training done before this one.
@@ -90,7 +89,9 @@ class Trainer(Holdings):
     def loss(self, outputs, batch) -> Mean:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, losses one an example.
 
-        Outputs of 16 bits come as float32, here and in `metrics`.
+        Here and in `metrics`, `batch` is (features, labels), or features alone where the data has no labels. Where it
+        has weights, they are not in it: what `mean` makes is weighed by them afterwards. Outputs of 16 bits come as
+        float32.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no loss(self, outputs, batch); return crankshaft.mean(losses)"
@@ -99,6 +100,10 @@ class Trainer(Holdings):
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         """Returns further pairs as `loss` does, by names that are not the engine's: loss, gradient_norm, skipped."""
         return {}
+
+    def training_loss(self, outputs, batch) -> Mean:
+        """What training minimizes, and shows as its `loss`; evaluation has `loss` itself."""
+        return self.loss(outputs, batch)
 
     @classmethod
     def splits_batch(cls, **arguments) -> bool:
@@ -113,12 +118,12 @@ class Trainer(Holdings):
     def build(self) -> None:
         """Makes the model, the optimizer and their variables. Override it to make several of each."""
         self.model = self.build_model()
-        self.build_layers(self.model, self.example[0])
+        self.build_layers(self.model, batches.features(self.example))
         self.build_embeddings()
         self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
 
     def train_step(self, batch) -> dict[str, Mean]:
-        """One update from one batch (features, labels), this replica's part of it. Replica code."""
+        """One update from one batch, in the form of the data, this replica's part of it. Replica code."""
         variables = self.trainable_variables
         gradients, metrics = self.summed_gradients(batch)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics, variables)
@@ -151,25 +156,17 @@ class Trainer(Holdings):
     def build_layers(self, model: tf.keras.Model, features) -> None:
         """Makes a model's variables for features of the shapes and dtypes of `features`, for batches of any size."""
         if not model.built:
-            model(tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=x.dtype), features))
+            model(tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features))
 
     def build_embeddings(self) -> None:
         """Makes the shards of the embeddings among this object's attributes."""
         for table in self.embedding_tables.values():
-            self._check_admission(table)
+            table.check_accumulation(self.options.accumulate_steps)
             table.build(self.options.seed, self.num_servers)
-
-    def _check_admission(self, table: Embedding) -> None:
-        steps, replicas = self.options.accumulate_steps, tf.distribute.get_strategy().num_replicas_in_sync
-        if table.admit_after and steps > 1 and replicas > 1:
-            raise ValueError(
-                f"embedding {table.name}: replicas tell each other of ids to be admitted once a step, and there are "
-                f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
-            )
 
     def compute_metrics(self, batch) -> dict[str, Mean]:
         """The loss and the metrics of one batch, as in evaluation."""
-        outputs = self._outputs(batch[0], training=False)
+        outputs = self._outputs(batches.features(batch), training=False)
         return self._with_metrics(self.checked_loss(outputs, batch), outputs, batch)
 
     def summed_gradients(self, batch):
@@ -187,8 +184,8 @@ class Trainer(Holdings):
         # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
         alone = self.reduction.alone()
         with tf.GradientTape() as tape, self.pulled.in_use(self.trainable_variables, tape) as sources:
-            outputs = self._outputs(batch[0], training=True)
-            loss = self.checked_loss(outputs, batch)
+            outputs = self._outputs(batches.features(batch), training=True)
+            loss = self.checked_loss(outputs, batch, training=True)
             total = loss.total
             if added := self._added_losses():
                 total += loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added])
@@ -202,6 +199,7 @@ class Trainer(Holdings):
     def _outputs(self, features, training: bool):
         """In float32 what layers compute in 16 bits: a loss would lose too much, small probabilities for one."""
         outputs = self.forward(features, training)
+        batches.check_looked_up(features, self)
         return tf.nest.map_structure(
             lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in _HALVES else x, outputs
         )
@@ -217,24 +215,22 @@ class Trainer(Holdings):
             )
         return [*added, *layer_state.regularization(layers)]
 
-    def checked_loss(self, outputs, batch) -> Mean:
-        """`loss`, which has to be a (total, count) pair, not over pairs of examples; its values are checked where
-        `options.debug` asks for it."""
+    def checked_loss(self, outputs, batch, training: bool = False) -> Mean:
+        """`loss`, or in training `training_loss`, weighed by the examples' weights if the batch has them.
+
+        It has to be a (total, count) pair, not over pairs of examples; its values are checked where `options.debug`
+        asks for it.
+        """
         if not self._counts_checked:
             self._counts_checked = True
             example_counts.check(self, outputs, batch)
-        loss = as_pair(self.loss(outputs, batch), f"{type(self).__name__}.loss")
-        if self.options.debug:
-            self._check(loss)
-        return loss
+        loss = (self.training_loss if training else self.loss)(outputs, batches.without_weights(batch))
+        weights = batches.parts(batch).weights
+        return as_loss(loss, f"{type(self).__name__}.loss", weights, check_values=self.options.debug)
 
     def _with_metrics(self, loss: Mean, outputs, batch) -> dict[str, Mean]:
-        return {"loss": loss, **checked(self.metrics(outputs, batch), f"{type(self).__name__}.metrics")}
-
-    def _check(self, loss: Mean) -> None:
-        message = f"{type(self).__name__}.loss: its count is negative or not finite; count examples, or add weights up"
-        count = tf.cast(loss.count, tf.float32)
-        tf.debugging.Assert(tf.logical_and(count >= 0, tf.math.is_finite(count)), [message, count])
+        found = self.metrics(outputs, batches.without_weights(batch))
+        return {"loss": loss, **checked(found, f"{type(self).__name__}.metrics", batches.parts(batch).weights)}
 
     def divide(self, gradients, count: tf.Tensor) -> Gradients:
         """Gradients of the mean from those of the sum over `count` examples; zeros where nothing was counted."""

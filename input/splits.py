@@ -10,7 +10,7 @@ class InputError(ValueError):
 class Splits(NamedTuple):
     """The data of a run.
 
-    `train` and `eval` are each either a pair `(features, labels)` of NumPy arrays whose first axis
+    `train` and `eval` (which may be None) are each either a pair `(features, labels)` of NumPy arrays whose first axis
     is examples (`features` may be a dict of such arrays), or a `tf.data.Dataset` of single
     examples, unbatched, each such a pair.
 

@@ -206,6 +206,26 @@ def _check_monitor(config: Config) -> None:
             )
 
 
+def check_without_evaluation(config: Config) -> None:
+    """Raises `UsageError` for what needs evaluation data, where there is none."""
+    give = "return (train, eval) from the data function, or use --validation_split=0.1"
+    if config.mode == "eval" or config.looks_on:
+        what = "an evaluator" if config.looks_on else "--mode=eval"
+        raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
+    if config.mode != "train_and_eval":
+        return
+    if config.eval_every_steps or config.restore_best:
+        what = "--restore_best" if config.restore_best else f"--eval_every_steps={config.eval_every_steps}"
+        raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
+    source, _, metric = config.monitor.partition("_")
+    watching = [flag for flag in ("early_stopping_patience", "reduce_lr_patience") if config.values[flag]]
+    if source == "eval" and (watching or metric != "loss"):
+        who = f"--{watching[0]} watches --monitor" if watching else "--monitor"
+        raise UsageError(
+            f"{who}={config.monitor}, and there is no evaluation data; use --monitor=train_{metric}, or {give}"
+        )
+
+
 def _check_checkpoints(config: Config) -> None:
     """There is something to evaluate or export; whether it is whole, is seen when it is read."""
     which = config.eval_checkpoint

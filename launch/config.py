@@ -25,7 +25,8 @@ DECIDING = (
     "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
     "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
     "clip_variable_norm clip_value ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
-    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer auto_shard_policy"
+    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer auto_shard_policy "
+    "validation_split"
 ).split()
 # Flags of NAME=VALUE, which a run's configuration has as objects.
 ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")

@@ -21,9 +21,13 @@ def load(config: Config) -> tuple:
 def call(data: Callable | Sequence) -> tuple:
     """What the user's function gives, or has given, None for what it leaves out; see `train.main` for what that is."""
     splits = data() if callable(data) else data
-    if not isinstance(splits, (tuple, list)) or len(splits) not in (2, 3, 4, 5):
-        found = f"{len(splits)} values" if isinstance(splits, (tuple, list)) else f"a {type(splits).__name__}"
+    if splits is not None and not isinstance(splits, (tuple, list)):
+        splits = (splits,)
+    if splits is None or not 1 <= len(splits) <= 5:
+        found = "None" if splits is None else f"{len(splits)} values"
         raise UsageError(
             f"the data function gave {found}; return (train, eval), (train, eval, num_classes) or (..., vocabulary)"
         )
-    return (*splits, None, None, None)[:5]
+    if len(splits) == 1 and hasattr(splits[0], "shape"):  # an array alone is features, which no other form can be
+        splits = ((splits[0],),)
+    return (*splits, None, None, None, None)[:5]

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import Trainer, files
+from crankshaft.engine import Trainer, batches, files
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.launch import weights
 from crankshaft.launch.errors import UsageError
@@ -37,7 +37,7 @@ def save(session: Session, folder: str, export_format: str) -> str:
     if export_format == "keras":
         _save_keras(session, path)
     else:
-        _save_serving(session.trainer, session.example[0], path)
+        _save_serving(session.trainer, batches.features(session.example), path)
     return path
 
 
@@ -110,8 +110,9 @@ def _by_name(outputs) -> dict[str, tf.Tensor]:
 
 
 def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
-    shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {x.dtype}" for name, x in inputs.items())
-    arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{x.dtype}")' for name, x in inputs.items())
+    dtypes = {name: tf.as_dtype(x.dtype).name for name, x in inputs.items()}
+    shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {dtypes[name]}" for name, x in inputs.items())
+    arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{dtypes[name]}")' for name, x in inputs.items())
     given = ", ".join(f"`{name}`" for name in outputs)
     return (
         f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, {given} out.\n\n"
@@ -127,7 +128,9 @@ def _request(inputs: dict) -> str:
     """A shell command that asks TensorFlow Serving's REST API (https://www.tensorflow.org/tfx/serving/api_rest)."""
     url = "http://localhost:8501/v1/models/NAME:predict"
     if sum(np.size(x) for x in inputs.values()) <= _WRITTEN_OUT:
-        zeros = {name: np.asarray(x).tolist() for name, x in inputs.items()}
+        zeros = {
+            name: np.asarray(x).astype(str if x.dtype == object else x.dtype).tolist() for name, x in inputs.items()
+        }
         return f"curl -d '{json.dumps({'inputs': zeros})}' {url}"
     # JSON tells whole numbers from others, and so does the server.
     zeros = ", ".join(f'"{name}": np.zeros({list(np.shape(x))}, {_kind(x)}).tolist()' for name, x in inputs.items())
@@ -136,4 +139,4 @@ def _request(inputs: dict) -> str:
 
 
 def _kind(x) -> str:
-    return {"b": "bool", "i": "int", "u": "int"}.get(np.dtype(x.dtype).kind, "float")
+    return {"b": "bool", "i": "int", "u": "int", "O": "str"}.get(np.dtype(x.dtype).kind, "float")

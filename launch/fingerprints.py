@@ -31,7 +31,7 @@ def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
     them; what a dataset holds is not read.
 
     Args:
-      split: (features, labels), nests of arrays, or a `tf.data.Dataset` of single examples.
+      split: arrays in a form of `engine.batches`, or a `tf.data.Dataset` of single examples.
       examples: how many there are.
       ids: what tells one numbering of ids from another, a number or text; None where the data does not say.
     """
@@ -43,7 +43,7 @@ def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
 
 def layout(split: Any) -> str:
     """Types and shapes of one example's parts, as text."""
-    spec = split.element_spec if isinstance(split, tf.data.Dataset) else tuple(split)
+    spec = split.element_spec if isinstance(split, tf.data.Dataset) else split
     return json.dumps(tf.nest.map_structure(_layout, spec), sort_keys=True, default=str)
 
 

@@ -73,6 +73,7 @@ def _define_what() -> None:
     data(_repeated, "input_arg", [], "NAME=VALUE for the input, e.g. examples=10000. Repeatable.", **_ARGUMENT)
     data(_path, "data_dir", None, "Where the input's files are.")
     data(_integer, "global_batch_size", 64, "Examples an update, over all replicas.", lower=1)
+    data(_number, "validation_split", 0.0, "Share of the training arrays, their end, to evaluate on.", lower=0, upper=1)
     data(_integer, "eval_batch_size", 512, "Examples an evaluation step, over all replicas.", lower=1)
     data(_integer, "resident_data_mb", 1024, "Arrays up to so many MiB are kept on each device.", **_COUNT)
     data(_integer, "shuffle_buffer", 10_000, "Examples in the shuffle buffer of a tf.data.Dataset.", lower=1)

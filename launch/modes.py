@@ -111,6 +111,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if config.is_chief:
         print_model_summary(session.trainer.models, tables=session.trainer.embedding_tables.values())
     session.say(_first_line(session, manifest))
+    if config.mode == "train_and_eval" and not session.evaluates:
+        session.say("no evaluation data: no evaluation is made")
     for line in session.strategy.about():
         session.say(line)
     with contextlib.ExitStack() as stack:
@@ -118,7 +120,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
             stack.callback(hook.close)
         stack.enter_context(Signals(stop_request.request, ends_process=config.owns_process))
         if state.step < session.train_steps:
-            if config.mode == "train_and_eval":
+            if session.evaluates:
                 session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
             session.say(choose_jit(session))
         moment = loop.train(session.strategy, state, hooks, session.train_steps)
@@ -129,7 +131,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
         result["tables"] = tables
         _warn_of_full_tables(tables)
     exit_code = EXIT_CODES.get(moment.agreed_stop.reason, 0) if moment.agreed_stop else 0
-    if config.mode == "train_and_eval" and not exit_code:
+    if session.evaluates and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
         session.say(f"evaluation at step {state.step}: {as_line(result['eval'])}")
     if moment.stop:
@@ -182,10 +184,10 @@ def compose_hooks(
     """A run's hooks, in the order in which they act: what judges, what shows, what stops, and last what saves."""
     config = session.config
     hooks: list[Hook] = [numerics.NanGuard(), *_guards(session)]
-    if config.mode == "train_and_eval":
+    if session.evaluates:
         hooks.append(evaluation.Evaluation(_eval_period(session)))
     # Without evaluations, a metric of the training data is looked at each epoch.
-    evaluates = config.mode == "train_and_eval" and _eval_period(session)
+    evaluates = session.evaluates and _eval_period(session)
     period = {} if evaluates else {"every_steps": session.epoch_period}
     if config.early_stopping_patience:
         least = {"min_delta": config.early_stopping_min_delta, **period}
@@ -193,7 +195,7 @@ def compose_hooks(
     if config.reduce_lr_patience:
         least = {"min_delta": config.reduce_lr_min_delta, **period}
         hooks.append(ReduceLearningRate(config.monitor, config.reduce_lr_patience, config.reduce_lr_factor, **least))
-    if session.best and config.mode == "train_and_eval":
+    if session.best and session.evaluates:
         hooks.append(BestCheckpoint(session.best, config.monitor, hooks))
     elif config.restore_best:
         hooks.append(BestWeights(config.monitor))

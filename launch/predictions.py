@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from crankshaft.engine import batches
 from crankshaft.engine.hooks import evaluation
 from crankshaft.engine.hooks.evaluation import averaged_weights
-from crankshaft.launch import session as sessions
+from crankshaft.launch import splits
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.session import Session
 
 
 def forward(session: Session) -> Callable[[Any], Any]:
     """A function from features of any number of examples to outputs, NumPy arrays, with the evaluation's weights."""
-    trainer, size, example = session.trainer, session.config.eval_batch_size, session.example[0]
+    trainer, size = session.trainer, session.config.eval_batch_size
+    example = batches.features(session.example)
     signature = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
 
     @tf.function(input_signature=[signature], autograph=False)
@@ -26,7 +28,7 @@ def forward(session: Session) -> Callable[[Any], Any]:
         return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
 
     def predict(features):
-        features = sessions.as_arrays(features)
+        features = splits.as_arrays(features)
         _check_like("features", example, features)
         count = len(tf.nest.flatten(features)[0])
         with averaged_weights(trainer):
@@ -41,10 +43,9 @@ def forward(session: Session) -> Callable[[Any], Any]:
 
 def evaluate(session: Session, split) -> dict[str, float]:
     """The metrics' means over a split. Training can't go on afterwards: the strategy works on this data then."""
-    split = sessions.as_arrays(split)
-    sessions.check_split("evaluate", split)
+    split = splits.checked("evaluate", split, [])
     if not isinstance(split, tf.data.Dataset):
-        _check_like("data", tuple(session.example), tuple(split))
+        _check_like("data", *(batches.without_weights(each) for each in (session.example, split)))
     strategy = session.strategy
     with strategy.watch():
         feed = strategy.feed(split, session.config.eval_batch_size, None)
@@ -56,7 +57,9 @@ def _check_like(name: str, example, given) -> None:
     """Raises `UsageError` where arrays are not shaped as those that the run was trained on."""
 
     def described(arrays) -> str:
-        return str(tf.nest.map_structure(lambda x: f"{np.asarray(x).dtype}{list(np.shape(x)[1:])}", arrays))
+        return str(
+            tf.nest.map_structure(lambda x: f"{tf.as_dtype(np.asarray(x).dtype).name}{list(np.shape(x)[1:])}", arrays)
+        )
 
     if described(example) != described(given):
         raise UsageError(f"{name} are {described(given)} an example; this run's are {described(example)}")

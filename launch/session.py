@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import StepOptions, Trainer, cpus, host_arrays, whole_numbers
+from crankshaft.engine import StepOptions, Trainer, batches, cpus, whole_numbers
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
@@ -31,10 +30,12 @@ from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server import ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.launch import agreement, checks, fingerprints
+from crankshaft.launch import splits as datasplits
 from crankshaft.launch.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.keras_weights import load_keras_weights
 from crankshaft.models.classification import Classifier
+from crankshaft.models.tabular import Tabular
 
 # Fewer are not worth a part: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_A_PART = 16
@@ -48,7 +49,8 @@ class Session:
       config: what was asked.
       strategy, state: where steps run, and what they change.
       train_steps: updates in all.
-      example: (features, labels) of one example, zeros, with a batch axis of 1.
+      example: a batch of one example, zeros, in the form of the data.
+      has_evaluation: whether there is evaluation data.
       checkpoints, best: those of the run, and the best one; None without a run_dir.
     """
 
@@ -57,12 +59,18 @@ class Session:
     state: TrainState
     train_steps: int
     example: Any
+    has_evaluation: bool
     checkpoints: Checkpoints | None
     best: Checkpoints | None
 
     @property
     def trainer(self) -> Trainer:
         return self.state.trainer
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run makes evaluations of its own."""
+        return self.config.mode == "train_and_eval" and self.has_evaluation
 
     @property
     def epoch_period(self) -> int:
@@ -106,30 +114,24 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
     """Makes everything and restores nothing."""
     *both, num_classes, vocabulary, ids = splits
-    train, evaluation = (as_arrays(split) for split in both)
-    check_split("train", train)
-    check_split("eval", evaluation)
-    agreement.check_asked(config, {"train": train, "eval": evaluation}, strategy)
+    if trainer_class is None:
+        trainer_class = named_class(config.model_entry.name)
+    train, evaluation, said = datasplits.prepare(*both, config.validation_split)
+    _check_data(config, trainer_class, train, evaluation, num_classes)
+    found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    agreement.check_asked(config, found, strategy)
     train_feed = strategy.feed(train, config.global_batch_size, config.seed)
-    eval_feed = strategy.feed(evaluation, config.eval_batch_size, None)
-    data = {
-        "train": fingerprints.of(train, train_feed.order.num_examples, ids),
-        "eval": fingerprints.of(evaluation, eval_feed.order.num_examples),
-    }
+    eval_feed = None if evaluation is None else strategy.feed(evaluation, config.eval_batch_size, None)
+    data = {"train": fingerprints.of(train, train_feed.order.num_examples, ids)}
+    if eval_feed:
+        data["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
     agreement.check_data(data, strategy)
     per_epoch = train_feed.order.steps_per_epoch
     train_steps = config.train_steps
     if train_steps is None:
         train_steps = math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)  # as written: 1.1 is 11/10
     train_steps = max(1, train_steps)
-    if trainer_class is None:
-        trainer_class = named_class(config.model_entry.name)
-    if num_classes is None and issubclass(trainer_class, Classifier):
-        raise UsageError(
-            f"{config.model_entry.name} needs num_classes, and the data has none; return (train, eval, num_classes) "
-            "from the data function"
-        )
-    example = _example(train)
+    example = datasplits.example(train)
 
     def make() -> TrainState:
         trainer = trainer_class(**config.model_arg)
@@ -146,13 +148,34 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy, data)
-    return Session(config, strategy, state, train_steps, example, checkpoints, best)
+    session = Session(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best)
+    for line in said:
+        session.say(line)
+    return session
+
+
+def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:
+    """The model and the flags can do with what the data has."""
+    name, is_ours = config.model_entry.name, issubclass(trainer_class, (Classifier, Tabular))
+    if is_ours and batches.parts(datasplits.spec(train)).labels is None:
+        raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
+    if num_classes is None and issubclass(trainer_class, Classifier):
+        raise UsageError(
+            f"{name} needs num_classes, and the data has none; return (train, eval, num_classes) from the data function"
+        )
+    if evaluation is None:
+        checks.check_without_evaluation(config)
+    if config.strategy == "tpu" and (text := batches.text_parts(datasplits.spec(train))):
+        raise UsageError(
+            f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
+            "function, or use another --strategy"
+        )
 
 
 def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
     if isinstance(split, tf.data.Dataset) or not is_chief:
         return
-    for name, most in whole_numbers.rounded(trainer, split[0]).items():
+    for name, most in whole_numbers.rounded(trainer, batches.features(split)).items():
         logging.warning(
             "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an "
             "offset, divide them, or look them up as ids",
@@ -232,6 +255,7 @@ def choose_jit(session: Session) -> str:
         return f"XLA {config.jit}, as asked"
     if state.jit is not None:
         return f"XLA {'on' if state.jit else 'off'}, as this run began"
+    session.say("timing steps with XLA and without: seconds, more where the machine is busy")
     measured, why_not = jit_choice.measure(strategy, state)
     state.jit = jit_choice.choose(measured)
     strategy.use_loop(measured[state.jit][1])
@@ -308,74 +332,6 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: 
     folder, writes = os.path.join(config.run_dir, "best"), writes and config.writes_best
     best = Checkpoints(folder, state.checkpoint, keep=1, about=about, writes=writes)
     return checkpoints, best
-
-
-def as_arrays(split):
-    """A split's eager tensors as NumPy arrays, memory maps to be read in pieces, and float64, which NumPy makes
-    unasked, as float32; else as it is."""
-    if not isinstance(split, (tuple, list)):
-        return split
-
-    def array(x):
-        x = np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x)
-        return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
-
-    return tf.nest.map_structure(array, split)
-
-
-def check_split(name: str, split) -> None:
-    """A split is a `tf.data.Dataset`, or (features, labels) of as many examples each, and not empty."""
-    if isinstance(split, tf.data.Dataset):
-        _check_dataset(name, split)
-        return
-    if not (isinstance(split, (tuple, list)) and len(split) == 2):
-        raise UsageError(f"the {name} data is a {type(split).__name__}; give (features, labels) or a tf.data.Dataset")
-    for array in tf.nest.flatten(split):
-        if not np.ndim(array) or not hasattr(array, "shape"):
-            raise UsageError(
-                f"the {name} data holds a {type(array).__name__}; give NumPy arrays whose first axis is examples"
-            )
-        _check_real(name, array.dtype)
-    counts = [len(array) for array in tf.nest.flatten(split)]
-    if len(set(counts)) > 1:
-        raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
-    if counts[0] == 0:
-        raise UsageError(f"the {name} data has no examples; give at least one")
-
-
-def _check_dataset(name: str, dataset: tf.data.Dataset) -> None:
-    if dataset.cardinality() == 0:
-        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
-    spec = dataset.element_spec
-    if not (isinstance(spec, tuple) and len(spec) == 2):
-        found = f"{len(spec)} values" if isinstance(spec, tuple) else f"a {type(spec).__name__}"
-        raise UsageError(f"the {name} dataset's elements are {found}; give pairs (features, labels), one example each")
-    for part in tf.nest.flatten(spec):
-        if not isinstance(part, tf.TensorSpec):
-            raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
-        _check_real(name, part.dtype.as_numpy_dtype)
-        if not part.shape.is_fully_defined():
-            raise UsageError(
-                f"the {name} dataset's examples are of shape {part.shape}; give single examples of a known shape: "
-                "dataset.unbatch(), or tf.ensure_shape in dataset.map"
-            )
-
-
-def _check_real(name: str, dtype) -> None:
-    if np.dtype(dtype).kind == "c":
-        raise UsageError(
-            f"the {name} data holds complex numbers ({np.dtype(dtype).name}), of which layers take the real part; give "
-            "both parts (array.real, array.imag) as features"
-        )
-
-
-def _example(split):
-    """One example of zeros with a batch axis of 1."""
-    if isinstance(split, tf.data.Dataset):
-        return tf.nest.map_structure(
-            lambda spec: np.zeros((1, *spec.shape), spec.dtype.as_numpy_dtype), split.element_spec
-        )
-    return tf.nest.map_structure(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), tuple(split))
 
 
 def user_hooks(hooks: Sequence, config: Config) -> list:

@@ -44,8 +44,10 @@ def main(
     Args:
       trainer_class: your `crankshaft.Trainer`; None takes the one that --model names.
       data: what, or a function without arguments that returns what, is (train, eval[, num_classes[, vocabulary[,
-        ids]]]); train and eval are each (features, labels) of arrays whose first axis is examples (float64 is taken as
-        float32, as Keras does), or a `tf.data.Dataset` of single examples. vocabulary has, by the name of each feature
+        ids]]]); train and eval are each (features, labels), (features, labels, weights) or (features,), of arrays whose
+        first axis is examples (float64 is taken as float32, as Keras does), or of dicts and tuples of such arrays; a
+        dict, which is features; or a `tf.data.Dataset` of such examples. eval may be None, or left out with all after
+        it: no evaluation, unless --validation_split takes a part of train. vocabulary has, by the name of each feature
         that is an id, how many ids there are; None: no feature is. ids tells numberings of them apart where the
         training data decides them, a number or text; None: it does not say. None takes what --input names.
       hooks: your `engine.hooks`.

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer
+from crankshaft.engine import StepOptions, Trainer, batches
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
 from crankshaft.engine.files import read_json
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.reduction import Reduction
 from crankshaft.launch import config as configs
-from crankshaft.launch import isolation
+from crankshaft.launch import isolation, splits
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.files import write_of_run
 from crankshaft.launch.session import Session, named_class
@@ -34,7 +34,7 @@ def write(session: Session, run_dir: str) -> None:
     vocabulary = session.trainer.vocabulary
     about = {
         "keras": architecture,
-        "features": _described(session.example[0]),
+        "features": _described(batches.features(session.example)),
         "num_classes": session.trainer.num_classes,
         "vocabulary": vocabulary and dict(vocabulary),  # TensorFlow wraps what it finds on a module
     }
@@ -162,4 +162,4 @@ def _zeros(described: dict[str, Any]) -> Any:
         return {name: _zeros(value) for name, value in described["dict"].items()}
     if "tuple" in described:
         return tuple(_zeros(value) for value in described["tuple"])
-    return np.zeros([1, *described["shape"]], described["dtype"])
+    return splits.zeros(described["shape"], tf.as_dtype(np.dtype(described["dtype"])))

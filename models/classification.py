@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine.metrics import scaled
 
 
 class Classifier(Trainer):
-    """A trainer whose model gives logits [batch, classes] and whose labels are int [batch]."""
+    """A trainer whose model gives logits [batch, classes] and whose labels are int [batch].
+
+    Args:
+      class_weight: what each class's losses are multiplied by in training, as Keras's `fit(class_weight=...)` does: the
+        mean is over as many examples as without it, and evaluations and accuracy are as they are. None is 1 for each.
+    """
+
+    class_weight = None
+
+    def __init__(self, class_weight: tuple[float, ...] | None = None):
+        super().__init__()
+        self.class_weight = tuple(class_weight) if isinstance(class_weight, list) else class_weight
+
+    def build(self) -> None:
+        if self.class_weight is not None:
+            _check_class_weight(self.class_weight, self.num_classes)
+        super().build()
 
     def loss(self, outputs, batch) -> Mean:
         _, labels = batch
@@ -18,10 +37,28 @@ class Classifier(Trainer):
         logits = tf.cast(outputs, tf.float32)
         return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
+    def training_loss(self, outputs, batch) -> Mean:
+        loss = self.loss(outputs, batch)
+        if self.class_weight is None:
+            return loss
+        return scaled(loss, tf.gather(tf.constant(self.class_weight, tf.float32), batch[1]))
+
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         _, labels = batch
         predicted = tf.argmax(outputs, axis=-1)  # int64: GPUs compare int32 on the host, which would wait for them
         return {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)))}
+
+
+def _check_class_weight(given, classes: int | None) -> None:
+    fine = isinstance(given, (tuple, list)) and all(
+        isinstance(x, (int, float)) and math.isfinite(x) and x >= 0 for x in given
+    )
+    if not fine or len(given) != classes:
+        shown = ",".join(map(str, given)) if isinstance(given, (tuple, list)) else given
+        raise ValueError(
+            f"class_weight={shown} is not one number of 0 or more for each of the {classes} classes; give as many, "
+            "separated by commas"
+        )
 
 
 def _check(logits: tf.Tensor, labels: tf.Tensor) -> None:

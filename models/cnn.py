@@ -14,10 +14,11 @@ class Model(Classifier):
     Args:
       batch_norm: normalise each convolution's outputs over the batch (of one replica), before the ReLU.
       dropout: share of the dense layer's outputs that training sets to 0.
+      class_weight: see `Classifier`.
     """
 
-    def __init__(self, batch_norm: bool = False, dropout: float = 0.0):
-        super().__init__()
+    def __init__(self, batch_norm: bool = False, dropout: float = 0.0, class_weight: tuple[float, ...] | None = None):
+        super().__init__(class_weight)
         self.batch_norm = batch_norm
         self.dropout = dropout
 

@@ -8,7 +8,14 @@ from crankshaft.models.classification import Classifier
 
 
 class Model(Classifier):
-    """Flatten, then one dense layer."""
+    """Flatten, then one dense layer.
+
+    Args:
+      class_weight: see `Classifier`.
+    """
+
+    def __init__(self, class_weight: tuple[float, ...] | None = None):
+        super().__init__(class_weight)
 
     def build_model(self) -> tf.keras.Model:
         layers = [tf.keras.layers.Flatten(), tf.keras.layers.Dense(self.num_classes, name="logits")]

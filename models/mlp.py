@@ -14,10 +14,16 @@ class Model(Classifier):
     Args:
       hidden_units: width of each hidden layer.
       dropout: share of each hidden layer's outputs that training sets to 0.
+      class_weight: see `Classifier`.
     """
 
-    def __init__(self, hidden_units: tuple[int, ...] = (128,), dropout: float = 0.0):
-        super().__init__()
+    def __init__(
+        self,
+        hidden_units: tuple[int, ...] = (128,),
+        dropout: float = 0.0,
+        class_weight: tuple[float, ...] | None = None,
+    ):
+        super().__init__(class_weight)
         self.hidden_units = hidden_units
         self.dropout = dropout
 

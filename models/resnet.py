@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from crankshaft.engine import batches
 from crankshaft.engine.layers import BatchNormalization
 from crankshaft.models.classification import Classifier
 
@@ -29,10 +30,17 @@ class Model(Classifier):
       depth: one of the above: the layers that have weights, in the paper's count.
       sync_batch_norm: normalise over the global batch in training, all replicas' examples, instead of each replica's.
       batch_norm_momentum: share of the moving statistics that stays at each step.
+      class_weight: see `Classifier`.
     """
 
-    def __init__(self, depth: int = 20, sync_batch_norm: bool = False, batch_norm_momentum: float = 0.9):
-        super().__init__()
+    def __init__(
+        self,
+        depth: int = 20,
+        sync_batch_norm: bool = False,
+        batch_norm_momentum: float = 0.9,
+        class_weight: tuple[float, ...] | None = None,
+    ):
+        super().__init__(class_weight)
         if depth not in _SMALL | _LARGE:
             raise ValueError(f"depth={depth} is unknown; use one of {', '.join(map(str, _SMALL | _LARGE))}")
         self.depth = depth
@@ -40,7 +48,7 @@ class Model(Classifier):
         self.batch_norm_momentum = batch_norm_momentum
 
     def build_model(self) -> tf.keras.Model:
-        features = self.example[0]
+        features = batches.features(self.example)
         if len(getattr(features, "shape", ())) != 4:
             raise ValueError("resnet takes images, [height, width, channels]; use another --model for this input")
         if self.sync_batch_norm and (parts := self.options.accumulate_steps) > 1:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine import Mean, Trainer, batches, mean
 from crankshaft.engine.embeddings import Embedding
 from crankshaft.engine.metrics import auc, root_mean_square
 
@@ -102,11 +102,11 @@ class Tabular(Trainer):
 
     @property
     def num_numbers(self) -> int:
-        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, self.example[0]))
+        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, batches.features(self.example)))
         return 0 if numbers is None else numbers.shape[1]
 
     def _find_fields(self) -> list[Field]:
-        features, vocabulary = self.example[0], self.vocabulary or {}
+        features, vocabulary = batches.features(self.example), self.vocabulary or {}
         if not isinstance(features, dict):
             raise ValueError(
                 f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
@@ -134,7 +134,7 @@ class Tabular(Trainer):
     @property
     def predicts_clicks(self) -> bool:
         if self.task == "auto":
-            return self.num_classes == 2 or not {"user", "item"} <= set(self.example[0])
+            return self.num_classes == 2 or not {"user", "item"} <= set(batches.features(self.example))
         return self.task == "clicks"
 
     def loss(self, outputs, batch) -> Mean:

@@ -10,9 +10,14 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints.manifest import CheckpointError
+from crankshaft.engine.embeddings import Embedding
 from crankshaft.engine.reduction import per_replica
 
 _LISTED = 8
+# Of tables and their slots, whose reading copies them: so much is copied, for the writer; the rest is written slice by
+# slice while nothing changes it. With what is under way of a slice this is 256 MiB at most.
+COPIED_BYTES = 128 << 20
+SLICE_BYTES = 32 << 20
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 # A layer's attributes, lists: all its layers and variables, in the order in which it was given them.
 _KEPT_BY_KERAS = ("_layers", "_trainable_variables", "_non_trainable_variables")
@@ -27,8 +32,58 @@ class Value:
     tensor: tf.Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A large table, or a slot of one, that is to be written slice by slice: to read it as a whole would copy it."""
+
+    variable: tf.Variable
+    key: str
+
+    @property
+    def tensor(self) -> tf.Tensor:
+        """Its first row, which is written with the rest of the state, so that the table is a part of its graph."""
+        return self._read(0, 1)
+
+    def slice_spec(self, first: int, stop: int) -> str:
+        """Rows [first, stop) as TensorFlow's SaveV2 has it."""
+        rows, width = self.variable.shape
+        return f"{rows} {width} {first},{stop - first}:0,{width}"
+
+    def write(self, prefix: str) -> Iterator[str]:
+        """Writes all rows but the first; yields the checkpoint that each slice is, `prefix` and its number."""
+        rows, width = self.variable.shape
+        step = max(1, SLICE_BYTES // (width * self.variable.dtype.size))
+        for number, first in enumerate(range(1, rows, step)):
+            stop, name = min(first + step, rows), f"{prefix}-{number}"
+            with tf.device(_host_of(self.variable.device)):
+                tf.raw_ops.SaveV2(
+                    prefix=name,
+                    tensor_names=[self.key],
+                    shape_and_slices=[self.slice_spec(first, stop)],
+                    tensors=[self._read(first, stop)],
+                )
+            yield name
+
+    def _read(self, first: int, stop: int) -> tf.Tensor:
+        with tf.device(_host_of(self.variable.device)):
+            return self.variable.sparse_read(tf.range(first, stop))
+
+
+class _FirstRow(tf.__internal__.tracking.AutoTrackable):
+    """What stands for a `Rows` in the graph of a checkpoint that is written."""
+
+    def __init__(self, rows: Rows):
+        self._row, self._spec = rows.tensor, rows.slice_spec(0, 1)
+
+    def _serialize_to_tensors(self):
+        return {"VARIABLE_VALUE": {self._spec: self._row}}
+
+    def _restore_from_tensors(self, restored_tensors):
+        raise NotImplementedError("what is written is not read into")
+
+
 def take(state) -> tuple[dict, dict]:
-    """Reads every variable under `state`.
+    """Reads every variable under `state`, but for the rows of large tables, which are to be written before they change.
 
     Returns (tree, variables): `tree` holds `Value`s at the leaves and dicts {child name: ...} elsewhere, an object that
     is reached twice being there twice by identity; `variables` is {checkpoint key: [shape, dtype name]}.
@@ -43,12 +98,43 @@ def take(state) -> tuple[dict, dict]:
     differing = [node for _, node in walk(state) if per_replica.differs(node)]
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
 
+    large = _large_tables(state)
+
     def value(path, variable):
+        if id(variable) in large:
+            variables[_key(path)] = [variable.shape.as_list(), variable.dtype.name]
+            return Rows(per_replica.parts(variable)[0], _key(path))
         read = Value(gathered[id(variable)] if id(variable) in gathered else _read(variable))
         variables[_key(path)] = [read.tensor.shape.as_list(), read.tensor.dtype.name]
         return read
 
     return _tree(state, value), variables
+
+
+def _large_tables(state) -> set[int]:
+    """By id: tables and their slots, which have a table's shape, that are more than may be copied together."""
+    nodes = [node for _, node in walk(state)]
+    shapes = {tuple(shard.shape) for node in nodes if isinstance(node, Embedding) for shard in node.shards}
+    alike = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
+    large, copied = set(), 0
+    for node in sorted(alike, key=lambda node: node.shape.num_elements()):
+        copied += node.shape.num_elements() * node.dtype.size
+        if copied > COPIED_BYTES and not per_replica.differs(node):
+            large.add(id(node))
+    return large
+
+
+def rows_in(tree: dict) -> list[Rows]:
+    """The large tables in a tree of `take`'s, each once."""
+    found, queue, seen = {}, [tree], {id(tree)}
+    for part in queue:
+        for child in part.values():
+            if isinstance(child, Rows):
+                found[child.key] = child
+            elif isinstance(child, dict) and id(child) not in seen:
+                seen.add(id(child))
+                queue.append(child)
+    return list(found.values())
 
 
 def to_restore(state) -> tf.train.Checkpoint:
@@ -85,6 +171,8 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
             if isinstance(part, Value):
                 with tf.device(_host_of(part.tensor.device)):
                     made[id(part)] = tf.Variable(part.tensor, trainable=False)
+            elif isinstance(part, Rows):
+                made[id(part)] = _FirstRow(part)
             elif not isinstance(part, dict):
                 made[id(part)] = part
             else:

@@ -88,8 +88,11 @@ class Checkpoints:
         tree, variables = snapshot.take(self.state)
         record = {"about": about, "host_state": host_state, "variables": variables}
         # Not a daemon: a process that ends, by an exception too, first finishes what it is writing.
-        self._thread = threading.Thread(target=self._write, args=(int(step), tree, record), name=f"checkpoint-{step}")
+        may_change = threading.Event()
+        arguments = (int(step), tree, record, may_change)
+        self._thread = threading.Thread(target=self._write, args=arguments, name=f"checkpoint-{step}")
         self._thread.start()
+        may_change.wait()
         if wait:
             self.wait()
 
@@ -180,8 +183,10 @@ class Checkpoints:
             self._warned.add(problem)
             logging.warning("skipping a broken checkpoint in %s: %s", self.directory, problem)
 
-    def _write(self, step: int, tree: dict, record: dict) -> None:
-        """Runs in the thread, which is outside any strategy's scope."""
+    def _write(self, step: int, tree: dict, record: dict, may_change: threading.Event) -> None:
+        """Runs in the thread, outside any strategy's scope. Sets `may_change` when it reads no variable more."""
+        if not snapshot.rows_in(tree):
+            may_change.set()
         with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
@@ -189,11 +194,9 @@ class Checkpoints:
             if self.keep:
                 self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=step)
             self._write_state_file()
-            manager = tf.train.CheckpointManager(snapshot.to_checkpoint(tree), self.directory, max_to_keep=None)
-            options = tf.train.CheckpointOptions(
-                experimental_write_callbacks=[lambda prefix: self._seal(prefix, step, record)]
-            )
-            manager.save(checkpoint_number=step, options=options)
+            self._write_files(step, tree, may_change)
+            self._seal(os.path.join(self.directory, f"ckpt-{step}"), step, record)
+            self._write_state_file()
             self._current_step = step
             if self.keep and self._sweep(self.keep):
                 self._write_state_file()
@@ -207,6 +210,26 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 for name in self._catalogue.leftovers():
                     _remove(os.path.join(self.directory, name))  # gives back the room that it took
+        finally:
+            may_change.set()
+
+    def _write_files(self, step: int, tree: dict, may_change: threading.Event) -> None:
+        """TensorFlow's files: the large tables' slices, then the rest, merged into one checkpoint."""
+        folder = os.path.join(self.directory, f"ckpt-{step}_temp_parts")  # as `manifest.leftovers` knows it
+        _remove(folder)
+        os.makedirs(folder)
+        parts = []
+        for number, rows in enumerate(snapshot.rows_in(tree)):
+            parts += rows.write(os.path.join(folder, f"rows-{number}"))
+        checkpoint = snapshot.to_checkpoint(tree)
+        may_change.set()
+        manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=None)
+        parts.append(manager.save(checkpoint_number=step))
+        with tf.device("CPU:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=parts, destination_prefix=os.path.join(self.directory, f"ckpt-{step}")
+            )
+        _remove(folder)
 
     def _sweep(self, left: int, writing: int | None = None) -> bool:
         """Removes the oldest, broken ones before all, until `left` are there; returns whether there were any.

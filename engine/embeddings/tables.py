@@ -140,6 +140,15 @@ class Embedding(tf.Module):
                 "gives out the rows; leave one of them out"
             )
 
+    def check_accumulation(self, steps: int) -> None:
+        """Raises ValueError where `accumulate_steps` is not for this table. Host code, in the strategy's scope."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if self.admit_after and steps > 1 and replicas > 1:
+            raise ValueError(
+                f"embedding {self.name}: replicas tell each other of ids to be admitted once a step, and there are "
+                f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
+            )
+
     def build(self, seed: int, num_servers: int = 1) -> None:
         """Makes and fills the shards. Host code, in the strategy's scope, once.
 

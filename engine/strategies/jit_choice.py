@@ -13,6 +13,8 @@ from crankshaft.engine.errors import reason
 from crankshaft.engine.state import TrainState
 
 _TIMED_SECONDS = 0.25
+_MOST_OPERATIONS = 2_000  # of a step: the more, the longer XLA compiles, and it can't be interrupted
+_CLEAR = 2.0  # where one way is so many times as fast, it is not timed again
 _WORTH_IT = 1.05  # XLA has to be this much faster: a compilation more, for each shape of batch
 # What TensorFlow raises for a graph that XLA cannot take, ResourceExhaustedError for one that takes too much memory so.
 _NOT_COMPILABLE = (
@@ -39,6 +41,9 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
         if jit and _on_cpus(strategy) and graphs.CONVOLUTIONS & measured[False][1].operations.keys():
             why_not = "not tried with it, since its convolutions are slow on CPUs"
             break
+        if jit and (operations := measured[False][1].operations.total()) > _MOST_OPERATIONS:
+            why_not = f"not tried with it, since {operations:,} operations take it long to compile; jit=on does"
+            break
         loop = strategy.train_loop(jit)
         try:
             with state.kept():
@@ -50,11 +55,15 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
             why_not = "it has not enough memory for this step" if out_of_memory else "it cannot compile this step"
             logging.info("jit=auto: %s (%s)", why_not, reason(error))
     # The first to be timed has paid for memory that both use, and whatever disturbs one only slows it.
-    if len(measured) == 2:
+    if len(measured) == 2 and not _is_clear(*(rate for rate, _ in measured.values())):
         for jit, (rate, loop) in measured.items():
             with state.kept():
                 measured[jit] = (max(rate, _steps_per_second(loop, state.step, clock)), loop)
     return measured, why_not
+
+
+def _is_clear(some: float, other: float) -> bool:
+    return max(some, other) > _CLEAR * min(some, other)
 
 
 def choose(measured: dict[bool, tuple[float, object]]) -> bool:

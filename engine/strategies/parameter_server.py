@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from crankshaft.engine.batches import check_weighed
 from crankshaft.engine.coordinator import Closures, Cluster, Done, quiet_tensorflow
 from crankshaft.engine.health import answers, standstill
 from crankshaft.engine.health.watchdog import LostPeerError
@@ -231,7 +232,7 @@ class ParameterServer:
             trainer.begin_eval_step(step, tf.identity(state.step_variable), observed)
             self._rows_travel_as(tf.float32)
             with exact_pull.values(*pulled).in_use():
-                return trainer.eval_step(batch)
+                return check_weighed(trainer.eval_step(batch), batch, trainer)
 
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
 
@@ -248,7 +249,7 @@ class ParameterServer:
         def train_step(batch, step, observed, pulled):
             self._rows_travel_as(dtype)
             trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(*pulled))
-            return trainer.train_step(batch)
+            return check_weighed(trainer.train_step(batch), batch, trainer)
 
         board, staleness = self._closures.board, self.options.max_staleness_steps
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
+from crankshaft.engine.batches import check_weighed, text_parts
 from crankshaft.engine.feeds import (
     DatasetFeed,
     FilesFeed,
@@ -240,7 +241,7 @@ class Replicated:
         def eval_step(batch, place, observed):
             state.trainer.begin_eval_step(place % self._eval_steps, tf.identity(state.step_variable), observed)
             batch, present = with_stand_in(batch)
-            return only_if(present, state.trainer.eval_step(batch))
+            return only_if(present, check_weighed(state.trainer.eval_step(batch), batch, state.trainer))
 
         self._eval_loop = eval_feed and self._loop(eval_feed, eval_step, jit=False)
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
@@ -257,6 +258,8 @@ class Replicated:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if self._state.trainer.embedding_tables:
             return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
+        if text := text_parts(self._state.trainer.example):
+            return f"{text[0]} holds strings, for which XLA has no kernels"
         if self.batch_parts > 1:
             return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"
         if not self.train_feed.compilable:
@@ -275,7 +278,7 @@ class Replicated:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             batch, present = with_stand_in(batch)
             trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed, present)
-            return only_if(present, trainer.train_step(batch))
+            return only_if(present, check_weighed(trainer.train_step(batch), batch, trainer))
 
         return self.loop(step, jit, self._rounds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from crankshaft.engine import batches
 from crankshaft.engine.embeddings import none_admitted
 from crankshaft.engine.strategies.stand_in import with_stand_in
 from crankshaft.engine.summaries.event_values import Histogram, histogram
@@ -44,7 +45,7 @@ class Probe:
     @property
     def example_features(self):
         """Features of one example, zeros: their shapes and dtypes."""
-        return self._trainer.example[0]
+        return batches.features(self._trainer.example)
 
     def features(self, step: int):
         """The features of one replica's part of the batch of a step, as tensors."""
@@ -62,7 +63,7 @@ class Probe:
 
     def _replicated_batch(self, operands, place):
         batch = self._feed.next_operands(operands, place)
-        features = self._distribution.run(lambda *b: self._feed.batch(*b)[0], args=batch)
+        features = self._distribution.run(lambda *b: batches.features(self._feed.batch(*b)), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
 
     def _replicated_gradients(self, operands, place, step):

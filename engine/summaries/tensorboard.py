@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from crankshaft.engine import batches
 from crankshaft.engine.errors import reason
 from crankshaft.engine.hooks import Moment, Windowed
 from crankshaft.engine.metrics import Sums
@@ -129,7 +130,7 @@ class TensorBoard(Windowed):
         alone = getattr(trainer, "model", None) is model
         forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
         try:
-            graph = forward.get_concrete_function(tf.nest.map_structure(_spec, trainer.example[0])).graph
+            graph = forward.get_concrete_function(tf.nest.map_structure(_spec, batches.features(trainer.example))).graph
         except (TypeError, ValueError, tf.errors.OpError) as error:  # it takes other inputs than the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return

@@ -20,10 +20,22 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
 @pytest.mark.parametrize(
     ("splits", "says"),
     [
-        (None, "the data function gave a NoneType; return (train, eval)"),
+        (None, "the data function gave None; return (train, eval)"),
         ((1, 2, 3, 4, 5, 6), "the data function gave 6 values; return (train, eval)"),
         ((FEATURES, LABELS), "the train data is a ndarray; give (features, labels)"),
-        (((FEATURES, LABELS), None), "the eval data is a NoneType; give (features, labels)"),
+        ((FEATURES, LABELS), "((features, labels), None) is training data alone"),
+        (((FEATURES, LABELS), 3), "the eval data is a int; give (features, labels)"),
+        (((FEATURES, LABELS, LABELS, 1), None), "the train data is 4 values; give (features, labels)"),
+        (((FEATURES, LABELS), (FEATURES,)), "the train data has labels, and the eval data has features; give both in"),
+        (({"a": FEATURES}, {"b": FEATURES}), "the train data has features['a'], and the eval data has features['b']"),
+        (((FEATURES, LABELS, LABELS), None), "a weight of the train data is negative or not finite; give numbers of"),
+        (((FEATURES, LABELS, 0 * LABELS), None), "all weights of the train data are 0"),
+        (((FEATURES, LABELS, FEATURES), None), "the weights of the train data, its third part, are of shape [1] an"),
+        (((FEATURES, LABELS, LABELS[1:]), None), "the train data has arrays of 32, 32, 31 examples"),
+        (((FEATURES, LABELS, {"a": LABELS}), None), "the weights of the train data, its third part, are a dict"),
+        (((FEATURES, LABELS, LABELS.astype(str)), None), "the weights of the train data, its third part, are of type"),
+        (((FEATURES.astype(object), LABELS), None), "has an array of Python objects (features), a float among them"),
+        ((({"day": FEATURES.astype("M8[s]")}, LABELS), None), "has an array of datetime64[s] (features['day']), which"),
         (((FEATURES, LABELS[:-1]), (FEATURES, LABELS)), "the train data has arrays of 32, 31 examples"),
         (((FEATURES, LABELS), ({"a": FEATURES, "b": FEATURES[:3]}, LABELS)), "the eval data has arrays of 32, 3, 32"),
         (((FEATURES[:0], LABELS[:0]), (FEATURES, LABELS)), "the train data has no examples"),
@@ -53,13 +65,18 @@ def test_an_empty_or_endless_dataset_is_refused(inside):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda whole: whole.map(lambda x, y: x), "the train dataset's elements are a TensorSpec; give pairs"),
-        (lambda whole: whole.map(lambda x, y: (x, y, y)), "the train dataset's elements are 3 values; give pairs"),
         (
             lambda whole: whole.map(lambda x, y: (tf.cast(x, tf.complex64), y)),
             "the train data holds complex numbers (complex64)",
         ),
-        (lambda whole: whole.batch(4), "the train dataset's examples are of shape (None, 1); give single examples"),
+        (lambda whole: whole.map(lambda x, y: x), "the eval data has labels, and the train data has features; give"),
+        (lambda whole: whole.map(lambda x, y: (x, y, y, y)), "the train dataset's elements are 4 values; give (feat"),
+        (lambda whole: whole.map(lambda x, y: (x, y, x)), "the weights of the train data, its third part, are of sha"),
+        (lambda whole: whole.map(lambda x, y: (x, y, y)), "a weight of the train data is negative or not finite"),
+        (
+            lambda whole: whole.map(lambda x, y: (tf.repeat(x, tf.random.uniform([], 1, 3, tf.int32)), y)),
+            "the train dataset's examples are of shape (None,) (features); give single examples of a known shape",
+        ),
         (
             lambda whole: whole.map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x, [1]), y)),
             "the train dataset holds a RaggedTensorSpec; give dense tensors",

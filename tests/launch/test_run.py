@@ -35,7 +35,7 @@ def test_a_runs_folder_has_all_that_it_is_said_to_have(digits_run):
         assert list((run_dir / "tensorboard" / part).glob("events.out.tfevents.*"))
     config = json.loads((run_dir / "config.json").read_text())
     assert config["flags"]["train_steps"] == 50
-    assert config["deciding"]["model_arg"] == {"hidden_units": [16], "dropout": 0.0}
+    assert config["deciding"]["model_arg"] == {"hidden_units": [16], "dropout": 0.0, "class_weight": None}
 
 
 def test_the_result_has_its_documented_keys(digits_run):

@@ -37,7 +37,7 @@ def saved(directory, steps):
 
 def test_a_manifest_is_parsed_once_however_many_are_kept(tmp_path, calls):
     saved(tmp_path, 6).save(7, {}, wait=True)
-    assert sorted(calls["read"]) == [f"ckpt-{step}.manifest.json" for step in range(1, 7)]
+    assert sorted(calls["read"]) == [f"ckpt-{step}.manifest.json" for step in range(1, 8)]
 
 
 def test_what_checkpoints_have_in_common_is_held_once(tmp_path):

@@ -1,5 +1,7 @@
 """XLA or not: measured where either may be faster, and not tried where it is known to be slow."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -36,6 +38,30 @@ def test_dense_layers_are_measured_both_ways(bench):
     assert not why_not
     for then, now in zip(before, made.arrays(), strict=True):
         np.testing.assert_array_equal(then, now)
+
+
+def test_a_step_of_many_operations_is_not_tried_with_xla(bench, monkeypatch):
+    """A compilation can't be interrupted, so what would take long is not begun."""
+    made = bench(Mlp((8,)), images(), 16, num_classes=4)
+    monkeypatch.setattr(jit_choice, "_MOST_OPERATIONS", 10)
+    measured, why_not = jit_choice.measure(made.strategy, made.state)
+    assert list(measured) == [False]
+    assert re.fullmatch(r"not tried with it, since \d{2,3} operations take it long to compile; jit=on does", why_not)
+
+
+def test_what_is_clearly_faster_is_not_timed_again(bench):
+    made = bench(Mlp((8,)), images(), 16, num_classes=4)
+    for seconds, timed in (([1.0, 4.0], 4), ([1.0, 1.5], 8)):
+        jumps, now = iter([*seconds, *seconds]), [0.0, 0]
+
+        def clock(jumps=jumps, now=now):
+            """The clock is read before and after a piece: each piece takes the next of `seconds`."""
+            now[1] += 1
+            now[0] += next(jumps) if now[1] % 2 == 0 else 0.0
+            return now[0]
+
+        jit_choice.measure(made.strategy, made.state, clock)
+        assert now[1] == timed
 
 
 class OutOfMemory(Mlp):

@@ -1,0 +1,89 @@
+"""What a batch is, and a split of the data, which has the same form: features, labels and weights of examples.
+
+One of three forms: `(features, labels)`, `(features, labels, weights)`, or features alone. Features and labels are
+each an array, or dictionaries and tuples of arrays (lists are taken as tuples, as Keras takes them); weights are one
+number an example. Features alone are `(features,)` if they are a tuple, and else as they are. With weights and without
+labels, labels are `()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Parts(NamedTuple):
+    """A batch's or a split's parts; None is one that it does not have."""
+
+    features: Any
+    labels: Any = None
+    weights: Any = None
+
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Each array with its name for messages: `features['city']`, `labels`, `weights`."""
+        for name, part in self._asdict().items():
+            if part is not None:
+                yield from _named(name, part)
+
+
+def parts(batch) -> Parts:
+    """The parts of a batch, of a split or of what has their structure."""
+    if not isinstance(batch, tuple):
+        return Parts(batch)
+    features, labels, weights = (*batch, None, None)[:3]
+    return Parts(features, None if isinstance(labels, tuple) and not labels else labels, weights)
+
+
+def features(batch):
+    """The features of a batch, of a split or of what has their structure."""
+    return parts(batch).features
+
+
+def without_weights(batch):
+    """A batch as losses and metrics see it: (features, labels), or the features alone."""
+    found = parts(batch)
+    if found.labels is None:
+        return found.features
+    return batch if found.weights is None else (found.features, found.labels)
+
+
+def text_parts(batch) -> list[str]:
+    """The names of the features and labels that are strings, which XLA does not take."""
+    return [name for name, array in parts(batch).named() if tf.as_dtype(array.dtype) == tf.string]
+
+
+def check_looked_up(features, trainer) -> None:
+    """Raises ValueError where a forward pass, which was traced in this graph, takes text for numbers."""
+    text = text_parts((features,))
+    if not text or tf.executing_eagerly():
+        return
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    if any(each.type == "Cast" and each.get_attr("SrcT") == tf.string for each in operations):
+        raise ValueError(
+            f"{', '.join(text)} holds strings, and {type(trainer).__name__} computes with them as with numbers; look "
+            "them up before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
+        )
+
+
+def check_weighed(metrics: dict, batch, trainer) -> dict:
+    """The metrics, or ValueError: what a step of a user's own returns does not count the examples' weights."""
+    forgotten = [n for n, pair in metrics.items() if getattr(pair, "weigh", None) and not pair.has_weights]
+    if forgotten and parts(batch).weights is not None:
+        raise ValueError(
+            f"{type(trainer).__name__}: the data has weights, and {forgotten[0]!r} of its step does not count them; "
+            "use self.checked_loss(outputs, batch) in place of self.loss, or crankshaft.mean(values, weights=batch[2])"
+        )
+    return metrics
+
+
+def _named(name: str, part) -> Iterator[tuple[str, Any]]:
+    if isinstance(part, dict):
+        for key, each in part.items():
+            yield from _named(f"{name}[{key!r}]", each)
+    elif isinstance(part, tuple):
+        for place, each in enumerate(part):
+            yield from _named(f"{name}[{place}]", each)
+    else:
+        yield name, part
