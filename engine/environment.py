@@ -82,8 +82,8 @@ def versions() -> dict[str, str | None]:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs' names as their driver gives them."""
-    gpus = tf.config.list_physical_devices("GPU")
+    """The names of the GPUs that this process uses, as their driver gives them."""
+    gpus = tf.config.get_visible_devices("GPU")
     return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
 

@@ -10,6 +10,7 @@ epoch's smaller last batch has a compiled program of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from tensorflow.python.data.experimental.ops import distribute
 from crankshaft.engine import host_arrays
 from crankshaft.engine.order import Order, SharedOrder, replica_part
 from crankshaft.engine.randomness import epoch_seed
+from crankshaft.engine.residency import as_rows, is_on_gpus, on_each_device, take_rows
 
 
 class Run(NamedTuple):
@@ -31,7 +33,7 @@ class Run(NamedTuple):
 class ResidentFeed:
     """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
 
-    All that travels are blocks of indices, computed ahead by a `tf.data` thread.
+    All that travels are blocks of indices, computed ahead by a `tf.data` thread; to GPUs each block once.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -47,7 +49,9 @@ class ResidentFeed:
         self._strategy = strategy
         self._arrays = arrays
         self._resident = None
-        self._blocks = _Blocks(order, lambda first: iter(self._indices(first)))
+        self._on_gpus = is_on_gpus(strategy)
+        brought = (lambda indices: on_each_device(strategy, indices)) if self._on_gpus else None
+        self._blocks = _Blocks(order, lambda first: iter(self._indices(first)), brought)
 
     def reach(self, step: int, limit: int) -> int:
         """How many of `limit` steps from `step` on one call can take."""
@@ -56,7 +60,8 @@ class ResidentFeed:
     def take(self, step: int, limit: int) -> Run:
         """The operands for at most `limit` steps from `step` on. Host code."""
         if self._resident is None:
-            self._resident = on_each_device(self._strategy, tf.nest.map_structure(host_arrays.as_rows, self._arrays))
+            rows = tf.nest.map_structure(lambda array: as_rows(array, self._on_gpus), self._arrays)
+            self._resident = on_each_device(self._strategy, rows)
         indices, start, stop = self._blocks.take(step, limit)
         return Run((self._resident, indices), start, stop)
 
@@ -81,10 +86,7 @@ class ResidentFeed:
             else:
                 mine = mine[slice(*replica_part(mine.shape[0], int(replica), context.num_replicas_in_sync))]
 
-        def gather(rows: tf.Tensor, array) -> tf.Tensor:
-            return tf.reshape(tf.gather(rows, mine), [*mine.shape, *array.shape[1:]])
-
-        return tf.nest.map_structure(gather, arrays, self._arrays)
+        return tf.nest.map_structure(lambda rows, array: take_rows(rows, mine, array), arrays, self._arrays)
 
     def _indices(self, first_block: int) -> tf.data.Dataset:
         return _untuned(tf.data.Dataset.counter(first_block).map(self.order.examples).prefetch(2))
@@ -104,7 +106,10 @@ class StreamedFeed:
         self._strategy = strategy
         self._arrays = arrays
         self._tensors = None
-        self._blocks = _Blocks(order, self._iterator)
+        self._on_gpus = is_on_gpus(strategy)
+        alone = strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to the devices by itself
+        brought = (lambda block: on_each_device(strategy, block)) if self._on_gpus and alone else None
+        self._blocks = _Blocks(order, self._iterator, brought)
 
     def reach(self, step: int, limit: int) -> int:
         return self._blocks.reach(step, limit)
@@ -304,11 +309,18 @@ def share_of_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.da
 
 
 class _Blocks:
-    """Holds the block in use, so that a block cut short by something due is gone on with, not read again."""
+    """Holds the block in use, so that a block cut short by something due is gone on with, not read again.
 
-    def __init__(self, order: Order, open_at):
+    Args:
+      order: which examples make which step.
+      open_at: returns an iterator over blocks from a number on.
+      brought: given a block, returns it where replicas read it, once for all calls that do; None leaves it as it is.
+    """
+
+    def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None):
         self._order = order
         self._open_at = open_at
+        self._brought = brought or (lambda block: block)
         self._iterator = None
         self._number = None
         self._block = None
@@ -322,7 +334,7 @@ class _Blocks:
         if number != self._number:
             if self._iterator is None or number != self._number + 1:
                 self._iterator = self._open_at(number)
-            self._block = next(self._iterator)
+            self._block = self._brought(next(self._iterator))
             self._number = number
         return self._block, place, place + self.reach(step, limit)
 
@@ -344,25 +356,3 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _no_example(spec: tf.TensorSpec) -> tf.Tensor:
     """A batch without any example of this kind."""
     return tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
-
-
-def on_each_device(strategy: tf.distribute.Strategy, arrays):
-    """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share large ones."""
-    on_host = tf.nest.map_structure(host_arrays.on_host, arrays)
-    copies = []
-    for device in strategy.extended.worker_devices:
-        with tf.device(device):
-            copies.append(tf.nest.map_structure(_here, on_host))
-    if len(copies) == 1:
-        return copies[0]
-
-    def per_replica(*copies):
-        in_order = iter(copies)  # this host's replicas are asked for in the order of its devices
-        return strategy.experimental_distribute_values_from_function(lambda _: next(in_order))
-
-    return tf.nest.map_structure(per_replica, *copies)
-
-
-def _here(array):
-    """On the device of the scope, where TensorFlow puts a constant of that kind."""
-    return tf.identity(array) if tf.is_tensor(array) else tf.constant(array)

@@ -27,7 +27,7 @@ class Dense(tf.keras.layers.Dense):
     def call(self, inputs, training=None):
         kernel = tf.convert_to_tensor(self.kernel)
         is_large = kernel.shape.num_elements() >= _LARGE and inputs.shape.rank == 2
-        if not (training and is_large) or tf.config.list_physical_devices("GPU"):
+        if not (training and is_large) or tf.config.get_visible_devices("GPU"):
             return super().call(inputs, training=training)
         outputs = _matmul(inputs, kernel)
         if self.bias is not None:

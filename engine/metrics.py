@@ -150,8 +150,9 @@ def auc(logits, labels, weights=None) -> Auc:
     finite = tf.math.is_finite(logits)
     middle, last = AUC_BUCKETS // 2, math.asinh(_AUC_LAST / _AUC_EVEN)
     place = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
-    place = tf.clip_by_value(tf.cast(tf.floor(place), tf.int32) + middle, 0, AUC_BUCKETS - 1)
-    place = tf.where(finite, place, -1)  # which the kernel leaves out
+    # Integers as float32: int32 is compared on the host of a GPU, which would wait for it.
+    place = tf.clip_by_value(tf.floor(place) + middle, 0.0, AUC_BUCKETS - 1.0)
+    place = tf.where(finite, tf.cast(place, tf.int32), -1)  # which the kernel leaves out
     positives = each * tf.reshape(tf.cast(labels, tf.float32), [-1])
     pair = Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, each)))
     return weighable(pair, lambda examples: auc(given, labels, combined(weights, examples, given)), weights is not None)

@@ -65,11 +65,14 @@ class TrainState:
             put_back()
 
     def copied(self) -> Callable[[], None]:
-        """Copies every variable where it is; what is returned puts the copies, and the step, back."""
+        """Copies every variable; what is returned puts the copies, and the step, back.
+
+        Meanwhile the host of the device that has a variable holds the copy: a GPU need not have room for all twice.
+        """
         parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
         step, before = self.step, []
         for part in parts:
-            with tf.device(part.device):  # a parameter server's are kept there
+            with tf.device(host_of(part.device)):  # a parameter server's are kept there
                 before.append(tf.identity(part))
 
         def put_back() -> None:
@@ -86,3 +89,9 @@ class TrainState:
     def restore_host_state(self, values: dict) -> None:
         self.step = int(self.step_variable.numpy())
         self.jit = values.get("jit")
+
+
+def host_of(device: str) -> str:
+    """The CPU in whose memory a device's values can be kept: of its own task; a CPU's is itself."""
+    spec = tf.DeviceSpec.from_string(device)
+    return device if spec.device_type in (None, "CPU") else spec.replace(device_type="CPU", device_index=0).to_string()

@@ -22,7 +22,8 @@ from crankshaft.launch.errors import UsageError
 # Flags that each worker may have its own way; of some it counts whether they are given.
 _MAY_DIFFER = set(
     "data_dir result_json result_jsonl result_html baseline baseline_cmd export_dir progress debug keep_checkpoints "
-    "cluster_timeout_seconds step_timeout_seconds tune_allocator profile".split()
+    "cluster_timeout_seconds step_timeout_seconds tune_allocator profile gpus "
+    "gpu_memory_growth".split()
 )
 _GIVEN_OR_NOT = ("run_dir", "init_from")  # the same folder may have another name on another host
 

@@ -51,11 +51,21 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
     raise UsageError(f"--global_batch_size={global_batch_size} does not divide over {replicas} replicas; use {near}")
 
 
+def no_tables_on_tpus(model: str) -> UsageError:
+    """What says that a model's tables keep it from a TPU."""
+    return UsageError(
+        f"--strategy=tpu: {model} holds embedding tables, of which a step updates a few rows, and XLA has no kernels "
+        "for that; use --strategy=one_device, mirrored, multi_worker or parameter_server"
+    )
+
+
 def _check_strategy(config: Config) -> None:
     if config.cluster:
         clusters.check_bindable(config.cluster)
     if config.looks_on and not config.run_dir:
         raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
+    if config.strategy == "tpu" and config.model_entry.has_tables:
+        raise no_tables_on_tpus(config.model_entry.name)
     if config.strategy == "multi_worker":
         check_batch(config.global_batch_size, config.cluster.num_workers)
     if config.strategy == "parameter_server":

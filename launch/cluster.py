@@ -17,6 +17,8 @@ import socket
 import time
 from collections.abc import Mapping
 
+from absl import logging
+
 from crankshaft.launch.errors import UsageError
 
 _CURE = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -213,29 +215,36 @@ def split(address: str) -> tuple[str, int] | None:
 
 
 def check_bindable(cluster: Cluster) -> None:
-    """Tries this task's own address, and lets go of it.
+    """Tries this task's own address, and lets go of it. Warns if the host that it names is not this one: a container's
+    port may be mapped, or a name be the cluster's, and peers reach this process by it all the same.
 
     TensorFlow's server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port
     that a process of a moment ago has left (TIME_WAIT) is free.
 
     Raises:
-      UsageError: the address is not this host's.
+      UsageError: its port is one that this user may not have.
       ClusterError: its port is in use; it may be free a moment later.
     """
-    host, _ = split(cluster.address)
+    if elsewhere := _why_elsewhere(split(cluster.address)[0]):
+        logging.warning(
+            "TF_CONFIG's %s, this process, is at %s, %s; unless the others reach this process there (a mapped port, a "
+            "cluster's name), correct the task's index or its address",
+            cluster.task,
+            cluster.address,
+            elsewhere,
+        )
+    _listen(cluster).close()
+
+
+def _why_elsewhere(host: str) -> str:
+    """Why a host seems not to be this one; empty if it is."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UsageError(
-            f"TF_CONFIG's {cluster.task}, this process, is at {cluster.address}, a host that is not known "
-            f"({error.strerror}); use a name or number of this host"
-        ) from None
-    if not any(_is_local(family, where) for family, _, _, _, where in found):
-        raise UsageError(
-            f"TF_CONFIG's {cluster.task}, this process, is at {cluster.address}, which is not this host "
-            f"({socket.gethostname()}); correct the task's index or its address"
-        )
-    _listen(cluster).close()
+        return f"a host that is not known here ({error.strerror})"
+    if any(_is_local(family, where) for family, _, _, _, where in found):
+        return ""
+    return f"which is not this host ({socket.gethostname()})"
 
 
 def _is_local(family: int, where: tuple) -> bool:

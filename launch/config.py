@@ -12,7 +12,7 @@ from absl import flags
 
 from crankshaft.engine.files import read_json
 from crankshaft.launch import cluster as clusters
-from crankshaft.launch import paths, registry, uses
+from crankshaft.launch import gpu_flags, paths, registry, uses
 from crankshaft.launch.cluster import Cluster
 from crankshaft.launch.errors import UsageError, nearest
 from crankshaft.launch.flags import GROUPS, USES
@@ -43,7 +43,7 @@ PERIODS = (
 # What a call that reads a run does not take from it.
 _OF_THIS_CALL = (
     "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
-    "allow_changed_config"
+    "allow_changed_config gpus gpu_memory_growth"
 ).split() + GROUPS["Benchmark mode"]
 # What means nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
@@ -118,6 +118,11 @@ class Config:
                 raise UsageError(f"--variable_placement={given} is no regular expression: {error}") from None
             rules.append((pattern, int(place)))
         return rules
+
+    @property
+    def gpu_numbers(self) -> tuple[int, ...] | None:
+        """--gpus, () for none; None where it is not given."""
+        return gpu_flags.numbers(self.gpus)
 
     @property
     def serves(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crankshaft.engine import files
+from crankshaft.launch import lock_file
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
@@ -50,7 +51,7 @@ def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None
         return
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        is_alone = lock_file.flock(file, fcntl.LOCK_EX)  # without, a line is one write at the end, which is whole too
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             line = b"\n" + line
@@ -60,7 +61,8 @@ def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
             os.fsync(file)
         except OSError:
-            os.ftruncate(file, size)
+            if is_alone:
+                os.ftruncate(file, size)
             raise
     finally:
         os.close(file)

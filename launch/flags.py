@@ -5,7 +5,7 @@ from __future__ import annotations
 from absl import flags
 
 from crankshaft.engine.ranges import HUGE
-from crankshaft.launch import rules
+from crankshaft.launch import gpu_flags, rules
 from crankshaft.launch.benchmark import flags as benchmark_flags
 from crankshaft.launch.groups import GROUPS, HELP, USES, group
 
@@ -102,6 +102,7 @@ def _define_where() -> None:
         may_be_empty=True,
         only=("strategy", "tpu"),
     )
+    gpu_flags.define(where, _string, _boolean)
     where(_integer, "steps_per_loop", 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT)
     where(
         _enum, "jit", "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")

@@ -5,8 +5,9 @@
   crankshaft local --workers=2 --ps=2 --evaluator -- --model=mlp --input=digits --run_dir=runs/first
 
 What stands after -- are flags of crankshaft train, or a script that calls `train.main` and its flags. Every worker gets
-TF_CONFIG and its share of the cores; its output is shown with its name, and kept in run_dir/logs. When one dies, all
-start again from the last checkpoint. Ctrl-C or SIGTERM: all save and end; a second one kills them.
+TF_CONFIG, its share of the cores, and a GPU of its own where there are enough; its output is shown with its name, and
+kept in run_dir/logs. When one dies, all start again from the last checkpoint. Ctrl-C or SIGTERM: all save and end; a
+second one kills them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import dataclasses
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
@@ -68,6 +69,7 @@ class _Asked:
       unknown: those of them that only the script knows; None where they can't be read.
       run_dir: where its run is, or None.
       compares: whether it is a benchmark with --fail_below.
+      names_gpus: whether --gpus is among the flags: then it is all tasks'.
     """
 
     start: tuple[str, ...]
@@ -75,10 +77,11 @@ class _Asked:
     unknown: tuple[str, ...] | None
     run_dir: str | None
     compares: bool
+    names_gpus: bool = False
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, *self.start, f"--strategy={_STRATEGIES[bool(_FLAGS.ps)]}", *self.arguments]
+        return [sys.executable, *self.start, f"--strategy={_STRATEGIES[bool(_FLAGS.ps)]}"]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -99,6 +102,11 @@ def main(argv: list[str] | None = None) -> None:
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     _parse(argv[:cut])
+    if sys.platform != "linux":
+        raise UsageError(
+            f"{_PROGRAM} needs Linux, whose kernel ends tasks with their supervisor, and this is {sys.platform}; use "
+            "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
+        )
     asked = _read_command(argv[cut + 1 :])
     if asked.unknown is not None and drive.is_asked_for():
         return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
@@ -113,8 +121,9 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
 def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
     rule = restarts.Servers if _FLAGS.ps else restarts.Synchronous
     return Supervisor(
-        _specs(environment),
+        _specs(environment, None if asked.names_gpus else shares.visible_gpus(environment)),
         asked.command,
+        asked.arguments,
         rule(_FLAGS.max_restarts, _FLAGS.restart_window_seconds, _FLAGS.grace_seconds, compares=asked.compares),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
@@ -162,6 +171,7 @@ def _read_command(arguments: list[str]) -> _Asked:
         strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
         compares = flags.FLAGS.fail_below is not None
         is_given = flags.FLAGS["strategy"].present
+        names_gpus = bool(flags.FLAGS["gpus"].present)
     except flags.Error:  # the tasks will say so
         return _Asked(start, own, None, None, False)
     if is_given and strategy == "parameter_server" != meant:
@@ -172,11 +182,16 @@ def _read_command(arguments: list[str]) -> _Asked:
         )
     if _FLAGS.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Asked(start, own, unknown, run_dir, compares)
+    return _Asked(start, own, unknown, run_dir, compares, names_gpus)
 
 
-def _specs(environment: Mapping[str, str]) -> list[Spec]:
-    """The tasks, each with its share of the machine. Raises `UsageError`."""
+def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:
+    """The tasks, each with its share of the machine. Raises `UsageError`.
+
+    Args:
+      environment: the process's variables.
+      gpus: the machine's, to be divided; None leaves them to the tasks.
+    """
     kinds = [(kind, index) for kind, count in _tasks().items() for index in range(count)]
     cores, tasks = shares.usable_cores(), len(kinds)
     usable = int(max(1, min(len(cores), cpus.quota_cores())))
@@ -190,10 +205,31 @@ def _specs(environment: Mapping[str, str]) -> list[Spec]:
     # A server's tables are read and written at random: in huge pages (glibc 2.35, malloc's tunables) that misses the
     # processor's cache of page addresses less, the larger the table the more.
     pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}
+    own_gpus = _divide_gpus(kinds, len(gpus or ()))
     return [
-        Spec(kind, index, mine, {**threads, **(pages if kind == "ps" else {})})
+        Spec(kind, index, mine, {**threads, **(pages if kind == "ps" else {})}, own_gpus.get((kind, index)))
         for (kind, index), mine in zip(kinds, own, strict=True)
     ]
+
+
+def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
+    """--gpus of each task, {} where there are no GPUs: one a worker, none for those that do not train.
+
+    Workers in step compute on the CPU where there are too few: each GPU sums up with others but once. Around parameter
+    servers several share one.
+    """
+    if not gpus:
+        return {}
+    found, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
+    if len(workers) > gpus and not _FLAGS.ps:
+        print(
+            f"[local] {len(workers)} workers and {gpus} GPU{'s' * (gpus > 1)}: all compute on the CPU; use "
+            f"--workers={gpus} for one each",
+            file=sys.stderr,
+            flush=True,
+        )
+        return found
+    return found | {task: str(number % gpus) for number, task in enumerate(workers)}
 
 
 def _tasks() -> dict[str, int]:

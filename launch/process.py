@@ -20,6 +20,7 @@ from absl import logging
 
 from crankshaft.engine import cpus
 from crankshaft.engine.files import open_regular
+from crankshaft.launch import lock_file
 from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 
 # mallopt(3), glibc's <malloc.h>: parameter, value.
@@ -298,12 +299,14 @@ class Held:
     def __init__(self, run_dir: str):
         self._run_dir = run_dir
         self._file: int | None = None
+        self._without_flock = contextlib.ExitStack()
 
     def take(self) -> None:
         """Raises `UsageError` where it can't be had."""
         self._file = _open_lock(self._run_dir)
         try:
-            _take(self._file, self._run_dir)
+            if not _take(self._file, self._run_dir):
+                self._without_flock.enter_context(lock_file.owned(self._run_dir))
             self._folder = _identity(self._run_dir)
         except UsageError:
             self.release()
@@ -311,6 +314,7 @@ class Held:
 
     def release(self) -> None:
         """Lets go of it, if it is held."""
+        self._without_flock.close()
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -348,9 +352,11 @@ def _open_lock(run_dir: str) -> int:
         raise _no_lock(run_dir, error) from None
 
 
-def _take(lock: int, run_dir: str) -> None:
+def _take(lock: int, run_dir: str) -> bool:
+    """Locks the file; False where the file system has no such lock."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock_file.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
     except BlockingIOError:
         owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
         raise UsageError(
@@ -359,10 +365,11 @@ def _take(lock: int, run_dir: str) -> None:
     except OSError as error:
         raise _no_lock(run_dir, error) from None
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
-        return
+        return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
+    return True
 
 
 def _no_lock(run_dir: str, error: OSError) -> UsageError:

@@ -17,6 +17,7 @@ from crankshaft.engine import ranges
 from crankshaft.engine.ranges import Interval
 from crankshaft.launch.errors import UsageError, nearest
 
+_MODELS = "crankshaft.models."
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -30,6 +31,7 @@ class Entry:
       defaults: argument name -> default value.
       required: arguments without a default.
       fault: why its module can't be read, if it can't.
+      has_tables: whether its module, or one of models/ that it imports, knows `engine.embeddings`.
       intervals: of arguments that have one: what they have to lie in.
     """
 
@@ -38,6 +40,7 @@ class Entry:
     defaults: dict[str, Any]
     required: tuple[str, ...] = ()
     fault: str = ""
+    has_tables: bool = False
     intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
 
 
@@ -159,8 +162,19 @@ def _entries(package: str, arguments) -> dict[str, Entry]:
         function = arguments(tree)
         if function is not None:
             summary = (ast.get_docstring(tree) or "").split("\n")[0]
-            found[path.stem] = Entry(path.stem, summary, *_signature(function))
+            found[path.stem] = Entry(
+                path.stem, summary, *_signature(function), has_tables=_has_tables(tree, path.parent)
+            )
     return found
+
+
+def _has_tables(tree: ast.Module, folder: pathlib.Path) -> bool:
+    names = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+    names += [each.name for node in tree.body if isinstance(node, ast.Import) for each in node.names]
+    if any(name.startswith("crankshaft.engine.embeddings") for name in names):
+        return True
+    paths = [folder / f"{name.removeprefix(_MODELS)}.py" for name in names if name.startswith(_MODELS)]
+    return any(_has_tables(ast.parse(path.read_text(encoding="utf-8")), folder) for path in paths if path.is_file())
 
 
 def _model_arguments(tree: ast.Module):

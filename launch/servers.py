@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import errors, process
@@ -21,20 +22,35 @@ def fail_fast() -> None:
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
 
 
-def serve(cluster: Cluster, timeout_seconds: float, quiet: bool) -> int:
+def serve(
+    cluster: Cluster,
+    timeout_seconds: float,
+    quiet: bool,
+    gpus: Sequence[int] | None = None,
+    gpu_memory_growth: bool = True,
+) -> int:
     """Serves until SIGTERM or Ctrl-C, or until the coordinator has been gone for too long. Returns the exit code.
 
     Args:
       cluster: with this process as a worker or a parameter server.
       timeout_seconds: how long the coordinator may be away, at the start too.
       quiet: leave out what TensorFlow says of errors, which the coordinator is told.
+      gpus, gpu_memory_growth: as `engine.strategies.gpus.take` has them; a parameter server takes none unasked.
+
+    Raises:
+      DeviceError: the GPUs that were asked for are not there.
     """
+    if gpus is None and cluster.kind == "ps":
+        gpus = ()
     with process.without_start_up_noise(quiet):
         import tensorflow as tf
 
+        from crankshaft.engine.strategies import gpus as graphics
+
+        graphics.take(gpus, memory_growth=gpu_memory_growth)
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
         spec = tf.train.ClusterSpec(jobs)
-        options = tf.compat.v1.ConfigProto()
+        options = graphics.server_options()
         options.experimental.disable_thread_spinning = True  # it waits for messages: cores are others' meanwhile
         options.inter_op_parallelism_threads = _threads()
         server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)

@@ -97,6 +97,8 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
         batch_parts=batch_parts(config, trainer_class or named_class(config.model_entry.name)),
         owns_process=config.owns_process,
+        gpus=config.gpu_numbers,
+        gpu_memory_growth=config.gpu_memory_growth,
     )
     checks.check_batch(config.global_batch_size, strategy.num_replicas)
     if config.batch_parts > strategy.batch_parts:
@@ -141,6 +143,8 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         return state
 
     state = strategy.build(make)
+    if strategy.name == "tpu" and state.trainer.embedding_tables:
+        raise checks.no_tables_on_tpus(trainer_class.__name__)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy, data)

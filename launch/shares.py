@@ -1,4 +1,4 @@
-"""What the tasks of a cluster on one machine share: its ports and its cores. Supervisor code."""
+"""What the tasks of a cluster on one machine share: its ports, its cores and its GPUs. Supervisor code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import socket
+from collections.abc import Mapping
 
 from crankshaft.launch.cluster import ClusterError
 
@@ -65,6 +66,17 @@ def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] 
     if per_task * tasks > len(cores):
         return [None] * tasks
     return [cores[first : first + per_task] for first in range(0, per_task * tasks, per_task)]
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
+    asked = environment.get("CUDA_VISIBLE_DEVICES")
+    if asked is not None:
+        return [name for name in asked.split(",") if name and name != "-1"]
+    try:
+        return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    except OSError:
+        return []
 
 
 def _place(core: int) -> tuple[int, int]:

@@ -34,12 +34,14 @@ class Spec:
       kind, index: as in TF_CONFIG: "worker", 0.
       cores: its own logical cores; None shares all.
       environment: what it has besides the supervisor's.
+      gpus: its --gpus; None says nothing of them.
     """
 
     kind: str
     index: int
     cores: list[int] | None
     environment: Mapping[str, str]
+    gpus: str | None = None
 
     @property
     def name(self) -> str:
@@ -92,7 +94,7 @@ class Supervisor:
 
     Args:
       specs: the tasks.
-      command: what each of them runs.
+      command, arguments: what each of them runs: command, the task's own flags, arguments.
       rule: what follows from a task's end.
       environment: the tasks' own comes on top.
       log_dir: for a log file a task, or None.
@@ -104,6 +106,7 @@ class Supervisor:
         self,
         specs: list[Spec],
         command: list[str],
+        arguments: list[str],
         rule: Synchronous | Servers,
         *,
         environment: Mapping[str, str],
@@ -113,6 +116,7 @@ class Supervisor:
     ):
         self._specs = specs
         self._command = command
+        self._arguments = arguments
         self._rule = rule
         self._environment = environment
         self._grace_seconds = grace_seconds
@@ -183,12 +187,14 @@ class Supervisor:
         output = self._output.follow(spec.name, place, process)
         self._tasks.append(Task(spec.name, process, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
-        self._output.say(f"{spec.name} is process {process.pid} at {self._cluster[spec.kind][spec.index]}{cores}")
+        gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
+        address = self._cluster[spec.kind][spec.index]
+        self._output.say(f"{spec.name} is process {process.pid} at {address}{cores}{gpus}")
 
     def _start(self, spec: Spec) -> subprocess.Popen:
         task = {"type": spec.kind, "index": spec.index}
         return subprocess.Popen(
-            self._command,
+            [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -154,7 +154,8 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         servers.fail_fast()
     process.prepare(asked.tune_allocator)
     if asked.serves:
-        return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug))
+        gpus = {"gpus": asked.gpu_numbers, "gpu_memory_growth": asked.gpu_memory_growth}
+        return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug, **gpus))
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
         splits = datas.load(asked) if asked.input_entry else None

@@ -45,8 +45,8 @@ class Classifier(Trainer):
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         _, labels = batch
-        predicted = tf.argmax(outputs, axis=-1, output_type=labels.dtype)
-        return {"accuracy": mean(tf.equal(predicted, labels))}
+        predicted = tf.argmax(outputs, axis=-1)  # int64: GPUs compare int32 on the host, which would wait for them
+        return {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)))}
 
 
 def _check_class_weight(given, classes: int | None) -> None:

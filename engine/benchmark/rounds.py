@@ -146,7 +146,9 @@ def timed_round(
     return calls, sums
 
 
-def _reduce_seconds(workers) -> float:
-    """What workers waited for each other in a call, on average (`engine.reduction.Reduction.figures`)."""
+def _reduce_seconds(workers) -> float | None:
+    """What workers waited for each other in a call, on average (`engine.reduction.Reduction.figures`), if known."""
     rows = workers.read()
+    if not all("reduce_seconds" in row for row in rows):
+        return None
     return sum(row["reduce_seconds"] for row in rows) / len(rows)

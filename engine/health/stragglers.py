@@ -15,6 +15,8 @@ from crankshaft.engine.strategies.workers import WorkerWindow
 class Stragglers(Hook):
     """Warns of a worker whose own part of a step takes far longer than the others' median, for a while.
 
+    Says nothing where that part is not known, as on GPUs.
+
     Args:
       names: what messages call the workers.
       ratio: how many times the median of the other workers.
@@ -48,6 +50,8 @@ class Stragglers(Hook):
 
     def _look(self, step: int) -> None:
         found = self._window.take()
+        if not all("own_ms" in each for each in found):
+            return
         for worker, figures in enumerate(found):
             others = statistics.median(each["own_ms"] for i, each in enumerate(found) if i != worker)
             is_slow = figures["own_ms"] > self._ratio * others

@@ -37,6 +37,8 @@ class Reduction(tf.Module):
 
     Attributes:
       watched: note each replica's own `figures`. Set before a step is traced.
+      timed: among them how long sums were waited for, by the host's clock: on GPUs it would tell when they were asked
+        for, so there it is left out. Set before a step is traced.
       met_midway: whether the step that is traced has summed statistics in its forward pass, over replicas that are
         traced in threads of one process: from there on layers may hold what another replica has put into them.
     """
@@ -51,6 +53,7 @@ class Reduction(tf.Module):
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
         self.watched = False
+        self.timed = True
         self.met_midway = False
         self._present = ByReplica()
         self._scale = ByReplica()
@@ -153,10 +156,11 @@ class Reduction(tf.Module):
 
         Returns:
           reduce_seconds: from when this replica's own values were all there until the sums were; what travels while
-            the backward pass goes on is not waited for.
+            the backward pass goes on is not waited for. Only where `timed`.
           gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
         """
-        noted = {"reduce_seconds": self._waited.noted(), "gradient_norm": self._norm.noted()}
+        noted = {"reduce_seconds": self._waited.noted()} if self.timed else {}
+        noted["gradient_norm"] = self._norm.noted()
         return {
             name: tf.constant(0.0) if value is None else tf.cast(value, tf.float32) for name, value in noted.items()
         }
@@ -185,7 +189,8 @@ class Reduction(tf.Module):
         if context.num_replicas_in_sync == 1:
             return [item.value for item in items]
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
-        started = _time_after([*(item.value for item in items), *meanwhile]) if self.watched else None
+        times_it = self.watched and self.timed
+        started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
         reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.wire_dtype.size)
         if self.wire_dtype != tf.float32:
             most = _most_gathered(context)
@@ -194,7 +199,7 @@ class Reduction(tf.Module):
         for pack in _packs(items, pack_size):
             for place, total in zip(pack, reduce_pack(context, [items[place] for place in pack]), strict=True):
                 sums[place] = total
-        if self.watched:
+        if times_it:
             waited, before = tf.maximum(_time_after(sums) - started, 0.0), self._waited.noted()
             self._waited.note(waited if before is None else before + waited)
         return sums[::-1]

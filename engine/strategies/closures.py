@@ -188,6 +188,9 @@ class ClosureLoop(InnerLoop):
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
         found = self._run_lease(operands, lease, worker)
+        if self._hosted:  # a GPU's work is done when the host has its result
+            with tf.device("/job:worker/device:CPU:0"):
+                found = tf.nest.map_structure(tf.identity, found)
         with tf.control_dependencies(tf.nest.flatten(found)):
             found = found._replace(seconds=tf.timestamp() - began)
         return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in found], 0)
@@ -203,9 +206,6 @@ class ClosureLoop(InnerLoop):
         _, sums = tf.while_loop(lambda step, _: step < lease.stop, body, (lease.first, zeros), parallel_iterations=1)
         row = tf.stack([worker, lease.first, 0, 0])
         return Returned(tf.add_n(sums), tf.zeros([_BUCKETS + 1], tf.int64), row)
-
-    def _added(self, sums, result):
-        return [a + b for a, b in zip(sums, self._strategy.experimental_local_results(result), strict=True)]
 
 
 class UpdateLoop(ClosureLoop):

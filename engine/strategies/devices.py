@@ -12,17 +12,15 @@ from absl import logging
 
 from crankshaft.engine import cpus
 from crankshaft.engine.errors import reason
+from crankshaft.engine.strategies import gpus as graphics
 from crankshaft.engine.strategies import parameter_server
+from crankshaft.engine.strategies.gpus import DeviceError
 from crankshaft.engine.strategies.multi_worker import MultiWorker, Place, connect
 from crankshaft.engine.strategies.parameter_server import ParameterServer, ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 
 _CONNECT_SECONDS = 5
 _FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
-
-
-class DeviceError(Exception):
-    """The devices that were asked for are not there. One line: what was asked, what was found, what to do."""
 
 
 def create(
@@ -37,6 +35,8 @@ def create(
     steps_per_loop: int = 0,
     feed_options: FeedOptions | None = None,
     batch_parts: int = 1,
+    gpus: Sequence[int] | None = None,
+    gpu_memory_growth: bool = True,
     owns_process: bool = True,
 ) -> Replicated | ParameterServer:
     """Makes a strategy.
@@ -52,8 +52,14 @@ def create(
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
       batch_parts: that one_device is to compute side by side, see `a_thread_each`.
-      owns_process: whether threads may be set for the whole process; else they stay what they are.
+      gpus, gpu_memory_growth: which GPUs, and how much of their memory, see `gpus.take`. Of all, one_device takes the
+        first, and the coordinator of parameter_server none, since others compute.
+      owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from
+        it; else they stay what they are.
     """
+    if gpus is None and name == "parameter_server":
+        gpus = ()
+    graphics.take(gpus, 1 if name == "one_device" and owns_process else None, gpu_memory_growth)
     feed_options = feed_options or FeedOptions()
     if name == "multi_worker":
         return MultiWorker(connect(place, communication), place, feed_options, steps_per_loop, step_timeout_seconds)
@@ -75,7 +81,7 @@ def a_thread_each(parts: int) -> int:
     Returns:
       How many parts there are to be: 1 where there is a GPU, or where TensorFlow's threads were there already.
     """
-    if parts == 1 or tf.config.list_physical_devices("GPU"):
+    if parts == 1 or tf.config.get_visible_devices("GPU"):
         return 1
     if not _one_thread_an_operation(parts):
         logging.info("batches stay whole: this script used TensorFlow's devices before train.main")
@@ -94,11 +100,11 @@ def _one_thread_an_operation(at_once: int) -> bool:
 
 
 def _one_device() -> tf.distribute.Strategy:
-    return tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0")
+    return tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
 
 
 def _mirrored(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     if num_virtual_devices:
         split(kind, num_virtual_devices)
         if sets_threads and kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
@@ -116,7 +122,7 @@ def _mirrored(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Str
 
 def split(kind: str, parts: int) -> None:
     """Splits the machine's one physical device of a kind into equal logical ones."""
-    physical = tf.config.list_physical_devices(kind)
+    physical = tf.config.get_visible_devices(kind)
     if len(physical) > 1:
         raise DeviceError(f"--num_virtual_devices={parts} splits one {kind}, and there are {len(physical)}; omit it")
     existing = tf.config.get_logical_device_configuration(physical[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from absl import logging
 
 from crankshaft.engine import graphs
 from crankshaft.engine.metrics import LoopSums, row_names, stack
+from crankshaft.engine.residency import is_on_gpus
 from crankshaft.engine.strategies.rounds import Rounds
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
@@ -47,6 +49,9 @@ class InnerLoop:
     This way round, since an all-reduce may not stand in a while loop within `strategy.run`. The number of steps is an
     argument of the compiled program, so one compilation serves every length, and where the loop is cut changes no bit.
 
+    With GPUs the loop counts and decides on the host, and carries its place as int32, which TensorFlow keeps there: for
+    an int64 or bool on the device the host would have to wait at each step.
+
     Args:
       strategy: the `tf.distribute.Strategy`.
       step: replica code, (batch, step, observed) -> metrics; `step` scalar int64, `observed` scalar bool, true at a
@@ -80,6 +85,8 @@ class InnerLoop:
         self._sums_dtype = sums_dtype
         self._names: list[str] = []
         self._step_graph = None
+        # An XLA program is on one device, which has the whole loop.
+        self._hosted = is_on_gpus(strategy) and not jit
         self._taken = None
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
         self._programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
@@ -145,6 +152,10 @@ class InnerLoop:
 
         `observed` is the place of the step whose costly figures are looked at, -1 for none.
         """
+        if self._hosted:
+            with self._on_host():
+                first_step = tf.identity(first_step)
+                start, stop, observed = (tf.cast(place, tf.int32) for place in (start, stop, observed))
         one_step, zeros = self._traced(operands, start, first_step)
         unrolled = self._unrolls and self._is_small and self._feed.most_steps(operands) >= _UNROLLED_STEPS
 
@@ -153,9 +164,12 @@ class InnerLoop:
                 for number in range(steps):
                     with tf.name_scope(f"step_{number}"):
                         batch = self._batch(operands, place)
-                        result = step(batch, first_step + place - start, tf.equal(place, observed))
-                        local = self._strategy.experimental_local_results(result)
-                        place, sums = place + 1, [a + b for a, b in zip(sums, local, strict=True)]
+                        with self._on_host():
+                            global_step = first_step + tf.cast(place - start, tf.int64)
+                            is_observed = tf.equal(place, observed)
+                        sums = self._added(sums, step(batch, global_step, is_observed))
+                        with self._on_host():
+                            place = place + 1
                 return place, sums
 
             return run
@@ -164,18 +178,44 @@ class InnerLoop:
             if unrolled:
                 # Traced in place: calls of one graph would wait for one another, operations for what they need.
                 several = body(_UNROLLED_STEPS, self._replicated_step)
-                place, sums = tf.while_loop(
-                    lambda place, _: place + _UNROLLED_STEPS <= end, several, (place, sums), parallel_iterations=1
-                )
-            return tf.while_loop(lambda place, _: place < end, body(1, one_step), (place, sums), parallel_iterations=1)
+                place, sums = self._while(lambda place: place + _UNROLLED_STEPS <= end, several, place, sums)
+            return self._while(lambda place: place < end, body(1, one_step), place, sums)
 
         if self._rounds is None:
             _, sums = run_until(stop, start, zeros)
         else:
-            sums = self._in_rounds(run_until, first_step - start, start, stop, zeros)
+            sums = self._in_rounds(run_until, first_step, start, stop, zeros)
         if self._counter is not None:  # here it is one operation more, where from the host it takes half a millisecond
-            self._counter.assign(first_step + stop - start)
+            with self._on_host():
+                last_step = first_step + tf.cast(stop - start, tf.int64)
+            self._counter.assign(last_step)
         return tf.add_n(sums)
+
+    def _while(self, goes_on, body, place, sums):
+        """(place, sums) after as many iterations of `body` as `goes_on(place)` lets begin, one after the other."""
+
+        def condition(place, _):
+            with self._on_host():
+                return goes_on(place)
+
+        return tf.while_loop(condition, body, (place, sums), parallel_iterations=1)
+
+    def _on_host(self):
+        """The context of the loop's own arithmetic."""
+        return tf.device("CPU:0") if self._hosted else contextlib.nullcontext()
+
+    def _on_replicas(self) -> list:
+        """For each of this host's replicas the context of what it keeps from step to step."""
+        devices = self._strategy.extended.worker_devices
+        return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
+
+    def _added(self, sums: list[tf.Tensor], result) -> list[tf.Tensor]:
+        """Each replica's sums and what its step has given, on its own device."""
+        added, local = [], self._strategy.experimental_local_results(result)
+        for here, a, b in zip(self._on_replicas(), sums, local, strict=True):
+            with here:
+                added.append(a + b)
+        return added
 
     def _traced(self, operands, place, step, *more):
         """A step, and zeros of its metrics. One trace serves both, and to be called in a loop of single steps.
@@ -190,21 +230,28 @@ class InnerLoop:
         if drawn := graphs.STATEFUL_RANDOM & self.operations.keys():
             logging.log_first_n(logging.WARNING, _DRAWS, 1, ", ".join(sorted(drawn)))
         local = self._strategy.experimental_local_results(self._sums(one_step.structured_outputs))
-        return one_step, [tf.zeros(x.shape, x.dtype) for x in local]
+        zeros = []
+        for here, x in zip(self._on_replicas(), local, strict=True):
+            with here:
+                zeros.append(tf.zeros(x.shape, x.dtype))
+        return one_step, zeros
 
     def _sums(self, outputs):
         """The metrics among what `_replicated_step` returns."""
         return outputs
 
-    def _in_rounds(self, run_until, offset, start, stop, zeros):
-        """The same steps, with a sum over replicas at the end of each round; global step = place + `offset`.
+    def _in_rounds(self, run_until, first_step, start, stop, zeros):
+        """The same steps, with a sum over replicas at the end of each round; `first_step` is the one at `start`.
 
         A loop of loops, since such a sum may stand in a loop around `strategy.run`, but not in a condition.
         """
         sync = self._rounds.sync.get_concrete_function()
 
         def round_end(place):
-            return (place + offset) // self._rounds.steps * self._rounds.steps + self._rounds.steps - offset
+            with self._on_host():
+                step = first_step + tf.cast(place - start, tf.int64)
+                left = self._rounds.steps - step % self._rounds.steps
+                return place + tf.cast(left, place.dtype)
 
         def whole_round(place, sums):
             place, sums = run_until(round_end(place), place, sums)
@@ -212,9 +259,7 @@ class InnerLoop:
                 sync()
             return place, sums
 
-        place, sums = tf.while_loop(
-            lambda place, _: round_end(place) <= stop, whole_round, (start, zeros), parallel_iterations=1
-        )
+        place, sums = self._while(lambda place: round_end(place) <= stop, whole_round, start, zeros)
         return run_until(stop, place, sums)[1]
 
     def _batch(self, operands, place):

@@ -16,9 +16,10 @@ _TIMED_SECONDS = 0.25
 _MOST_OPERATIONS = 2_000  # of a step: the more, the longer XLA compiles, and it can't be interrupted
 _CLEAR = 2.0  # where one way is so many times as fast, it is not timed again
 _WORTH_IT = 1.05  # XLA has to be this much faster: a compilation more, for each shape of batch
-# What TensorFlow raises for a graph that XLA cannot take.
+# What TensorFlow raises for a graph that XLA cannot take, ResourceExhaustedError for one that takes too much memory so.
 _NOT_COMPILABLE = (
     tf.errors.InvalidArgumentError,
+    tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
     tf.errors.InternalError,
     tf.errors.NotFoundError,
@@ -50,8 +51,9 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
         except _NOT_COMPILABLE as error:
             if not jit:
                 raise
-            why_not = "it cannot compile this step"
-            logging.info("jit=auto: XLA cannot compile this step (%s)", reason(error))
+            out_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+            why_not = "it has not enough memory for this step" if out_of_memory else "it cannot compile this step"
+            logging.info("jit=auto: %s (%s)", why_not, reason(error))
     # The first to be timed has paid for memory that both use, and whatever disturbs one only slows it.
     if len(measured) == 2 and not _is_clear(*(rate for rate, _ in measured.values())):
         for jit, (rate, loop) in measured.items():

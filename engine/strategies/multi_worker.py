@@ -11,6 +11,7 @@ from tensorflow.python.eager import context
 from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
 from crankshaft.engine.metrics import Mean
 from crankshaft.engine.reduction import collectives
+from crankshaft.engine.residency import is_on_gpus
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated, Stop
@@ -156,6 +157,7 @@ class MultiWorker(Replicated):
         self._steps, self._before = self._pace.steps, None
         self._wish, self._is_asked, self._stop = "", False, None
         state.trainer.reduction.watched = True
+        state.trainer.reduction.timed = not is_on_gpus(self.distribution)
 
     def _own_figures(self, trainer) -> dict:
         # Of this worker's replicas together: their mean.

@@ -12,6 +12,7 @@ import tensorflow as tf
 from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from crankshaft.engine.metrics import LoopSums
 from crankshaft.engine.reduction import collectives
+from crankshaft.engine.residency import is_on_gpus
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
@@ -29,8 +30,9 @@ class WorkerRows:
         self._rows: list[dict[str, float]] | None = None
 
     def read(self) -> list[dict[str, float]]:
-        """A dictionary for each worker, in their order: `TOLD`; `seconds` and `steps` of the call; `input_seconds`, the
-        part of it spent waiting for data; and, in training, `engine.reduction.Reduction.figures` over its steps."""
+        """A dictionary for each worker, in their order: `TOLD`; `seconds` (but on GPUs, which work behind the clock's
+        back) and `steps` of the call; `input_seconds`, the part of it spent waiting for data; and, in training,
+        `engine.reduction.Reduction.figures` over its steps."""
         if self._rows is None:
             array = np.asarray(self._tensor, np.float64)
             self._rows = [dict(zip(self._names, map(float, row), strict=True)) for row in array]
@@ -67,8 +69,8 @@ class WorkerWindow:
 
         Returns:
           A dictionary for each worker, none if no call was added: milliseconds a step `step_ms` (all of it), `own_ms`
-          (without waiting for other workers), `input_wait_ms`, `reduce_wait_ms`, and `gradient_norm`, of the newest
-          call's last step.
+          (without waiting for other workers), `reduce_wait_ms`, these three not of GPUs; `input_wait_ms`; and
+          `gradient_norm`, of the newest call's last step.
         """
         self._read_all_but(0)
         sums, self._sums = self._sums, []
@@ -77,13 +79,12 @@ class WorkerWindow:
 
 def _figures(sums: dict[str, float], norm: float) -> dict[str, float]:
     a_step = 1e3 / max(1.0, sums["steps"])
-    return {
-        "step_ms": a_step * sums["seconds"],
-        "own_ms": a_step * (sums["seconds"] - sums["reduce_seconds"]),
-        "input_wait_ms": a_step * sums["input_seconds"],
-        "reduce_wait_ms": a_step * sums["reduce_seconds"],
-        "gradient_norm": norm,
-    }
+    found = {"input_wait_ms": a_step * sums["input_seconds"], "gradient_norm": norm}
+    if "seconds" in sums:
+        found["step_ms"] = a_step * sums["seconds"]
+        found["own_ms"] = a_step * (sums["seconds"] - sums["reduce_seconds"])
+        found["reduce_wait_ms"] = a_step * sums["reduce_seconds"]
+    return found
 
 
 class WorkersLoop(InnerLoop):
@@ -104,6 +105,8 @@ class WorkersLoop(InnerLoop):
         self._patience = FIRST_CALL_FACTOR
         self._nothing = tf.zeros([len(TOLD)], tf.float64)  # to be told
         super().__init__(*arguments, **keywords)
+        # On GPUs the time between two control edges is that in which work is handed out, not done.
+        self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
     def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
         self._watchdog.beat(step, self._patience)
@@ -119,7 +122,7 @@ class WorkersLoop(InnerLoop):
         sums, rows = tensors
         shared = [name for name in self._names if not name.startswith(OWN)]
         own = [name.removeprefix(OWN) for name in self._names if name.startswith(OWN)]
-        rows = WorkerRows([*TOLD, *_MEASURED, *own], rows)
+        rows = WorkerRows([*TOLD, *self._measured, *own], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
     def _loop(self, operands, first_step, start, stop, observed, told):
@@ -131,8 +134,8 @@ class WorkersLoop(InnerLoop):
         with tf.control_dependencies([sums]):
             seconds, waited = tf.timestamp() - began, self._arrivals.waited() - waited_before
         own = tf.constant([name.startswith(OWN) for name in self._names])
-        measured = [seconds, waited, tf.cast(stop - start, tf.float64)]
-        row = tf.concat([told, measured, tf.boolean_mask(sums, own)[:, 0]], 0)
+        measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(stop - start, tf.float64)}
+        row = tf.concat([told, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
         return self._over_workers(tf.boolean_mask(sums, ~own), row)
 
     def _batch(self, operands, place):
@@ -147,7 +150,7 @@ class WorkersLoop(InnerLoop):
         sums.set_shape([sum(not name.startswith(OWN) for name in self._names), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
-        rows.set_shape([self._num_workers, len(TOLD) + len(_MEASURED) + len(self._names) - sums.shape[0]])
+        rows.set_shape([self._num_workers, len(TOLD) + len(self._measured) + len(self._names) - sums.shape[0]])
         mine = tf.concat([tf.reshape(sums, [-1]), tf.reshape(rows, [-1])], 0)
 
         def replica():

@@ -130,7 +130,7 @@ class _Place:
         elif program.cluster is not None:
             self._strategy = "multi_worker"
         self._check()
-        self._gpus = visible_gpus(environment) if self._strategy == "mirrored" else []
+        self._gpus = shares.visible_gpus(environment) if self._strategy == "mirrored" else []
         self._cores = shares.usable_cores()
         others = sum(count for kind, count in program.tasks.items() if kind != "worker")
         self._cores_each = len(self._cores) // (most + others)
@@ -171,14 +171,3 @@ class _Place:
         settings["num_virtual_devices"] = str(count)
         cores = frozenset(self._cores[: count * self._cores_each]) or None
         return Point(count, batch, self._program, settings, cores, {})
-
-
-def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
-    asked = environment.get("CUDA_VISIBLE_DEVICES")
-    if asked is not None:
-        return [name for name in asked.split(",") if name and name != "-1"]
-    try:
-        return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
-    except OSError:
-        return []

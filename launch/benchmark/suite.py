@@ -12,7 +12,6 @@ from pathlib import Path
 from crankshaft.launch import shares
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process
 from crankshaft.launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
-from crankshaft.launch.benchmark.scaling import visible_gpus
 from crankshaft.launch.benchmark.series import Series
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
 
@@ -58,7 +57,7 @@ class Place:
 
 def find_place(strategy: str, environment: Mapping[str, str]) -> Place | str:
     """Where a strategy runs on this machine, or why it can't be held."""
-    cores, gpus = len(shares.usable_cores()), len(visible_gpus(environment))
+    cores, gpus = len(shares.usable_cores()), len(shares.visible_gpus(environment))
     if strategy == "one_device":
         return Place(strategy, 1, on_cpu=not gpus)
     if strategy == "mirrored" and gpus > 1:

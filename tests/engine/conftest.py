@@ -108,13 +108,16 @@ def bench(distribution):
         eval_source=None,
         eval_batch_size: int | None = None,
         block_steps: int = 64,
+        device: str | None = None,
+        vocabulary: dict[str, int] | None = None,
         **options,
     ) -> Bench:
         options = StepOptions(**options)
-        strategy = Replicated("test", distribution(replicas), feed, steps_per_loop=block_steps)
+        on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
+        strategy = Replicated("test", on, feed, steps_per_loop=block_steps)
         with strategy.scope():
             state = TrainState(trainer)
-            trainer.prepare(options, reduction or Reduction(), _example(source), num_classes)
+            trainer.prepare(options, reduction or Reduction(), _example(source), num_classes, vocabulary)
             state.build()
         state.jit = jit
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)

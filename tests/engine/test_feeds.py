@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, host_arrays, mean
-from crankshaft.engine.feeds import on_each_device
+from crankshaft.engine.residency import on_each_device
 from crankshaft.engine.strategies.replicated import FeedOptions, count_examples
 
 LONGEST = 128  # steps of a test at most

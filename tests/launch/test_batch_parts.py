@@ -18,7 +18,8 @@ def parts(*given):
     """How many a command line comes to."""
     with flagsaver.flagsaver():
         flags.FLAGS(["crankshaft train", "--input=digits", *given])
-        return session.batch_parts(asked := config.from_flags(None, False, {}), session.named_class(asked))
+        asked = config.from_flags(None, False, {})
+        return session.batch_parts(asked, session.named_class(asked.model_entry.name))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,8 @@ def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "crankshaft train",
+        "crankshaft",
+        "train",
         "--model=cnn",
         "--input=digits",
         "--batch_parts=2",

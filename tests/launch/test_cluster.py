@@ -152,10 +152,27 @@ def test_port_that_lingers_is_free():
 
 
 @pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "not this host"), ("nowhere.invalid", "not known")])
-def test_own_address_elsewhere_is_named(host, said):
+def test_own_address_elsewhere_is_warned_of(host, said, caplog):
+    """A container's mapped port or a cluster's name may be no address of the host, and right all the same."""
     # 192.0.2.0/24 and .invalid are kept for documents (RFC 5737, RFC 2606): no host has them.
-    with pytest.raises(UsageError, match=f"worker 0, this process, is at {host}:2222.*{said}"):
-        cluster.check_bindable(cluster.Cluster((("worker 0", f"{host}:2222"),), 0))
+    (port,) = free_ports(1)
+    with caplog.at_level("WARNING", logger="absl"):
+        cluster.check_bindable(cluster.Cluster((("worker 0", f"{host}:{port}"),), 0))
+    (record,) = caplog.records
+    assert re.match(
+        rf"TF_CONFIG's worker 0, this process, is at {host}:{port}, .*{said}.*correct the task's index",
+        record.getMessage(),
+    )
+
+
+def test_workers_meet_at_addresses_that_are_mapped_to_them():
+    """Each knows itself by a name that only the others can follow; its port is what it listens at."""
+    ports = free_ports(2)
+    tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
+    mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
+    cluster.check_bindable(mine := cluster.Cluster(mapped, 0))
+    with cluster._listen(cluster.Cluster(tasks, 1)):
+        cluster.wait_for_peers(mine, 10)
 
 
 WAIT = """

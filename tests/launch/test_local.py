@@ -77,6 +77,46 @@ def test_more_tasks_than_cores_share_them_all(local):
     assert shown_shares(outcome, len(usable) + 1) == [[usable, "1", "1"]] * (len(usable) + 1)
 
 
+ARGUMENTS = "print(json.dumps(sys.argv[1:]))\n"
+
+
+def test_each_worker_gets_a_gpu_of_its_own(local, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0")  # TensorFlow numbers them from 0
+    outcome = local(ARGUMENTS, "--workers=2", own=("--lr", "0.1")).wait().ok()
+    for index in range(2):
+        arguments = json.loads(lines_of(outcome.out, f"worker {index}")[0])
+        assert arguments == ["--strategy=multi_worker", f"--gpus={index}", "--lr", "0.1"]
+    assert re.search(r"worker 1 is process \d+ at .*, GPU 1$", outcome.err, re.MULTILINE)
+
+
+def test_what_does_not_train_gets_no_gpu_and_workers_around_servers_share(local, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    script = ARGUMENTS + (
+        "sys.stdout.flush(), (here / f\"{config['task']['type']}{index}.here\").touch()\n"
+        "while config['task']['type'] != 'chief' or len(list(here.glob('*.here'))) < 6: time.sleep(0.01)"
+    )
+    flags = ("--workers=3", "--ps=1", "--evaluator")
+    outcome = local(script, *flags, own=(f"--run_dir={tmp_path / 'run'}",)).wait().ok()
+    told = {"chief": "none", "worker 0": "0", "worker 1": "1", "worker 2": "0", "ps 0": "none", "evaluator": "none"}
+    for task, gpus in told.items():
+        assert f"--gpus={gpus}" in json.loads(lines_of(outcome.out, task)[0])
+
+
+def test_workers_in_step_without_a_gpu_each_all_compute_on_the_cpu(local, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    outcome = local(ARGUMENTS, "--workers=2").wait().ok()
+    assert "2 workers and 1 GPU: all compute on the CPU; use --workers=1" in outcome.err
+    for index in range(2):
+        assert "--gpus=none" in json.loads(lines_of(outcome.out, f"worker {index}")[0])
+
+
+def test_gpus_that_the_user_names_are_all_tasks(local, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    outcome = local(ARGUMENTS, "--workers=2", own=("--gpus=1",)).wait().ok()
+    for index in range(2):
+        assert json.loads(lines_of(outcome.out, f"worker {index}")[0]) == ["--strategy=multi_worker", "--gpus=1"]
+
+
 def test_servers_alone_have_tables_in_huge_pages(local):
     script = (
         "kind = config['task']['type']\n"
@@ -251,6 +291,19 @@ def test_a_mistake_is_one_line(crank, arguments, error):
     assert outcome.code == 2
     assert outcome.error.startswith(error)
     assert outcome.seconds < 5  # a tenth of one on an idle machine
+
+
+def test_another_system_than_linux_is_told_in_one_line():
+    """After the imports, which would need that system's library."""
+    code = (
+        "import sys; from crankshaft.launch import local; sys.platform = 'darwin'\n"
+        "local.main(['crankshaft local', '--workers=2', '--', '--model=mlp', '--input=digits'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: crankshaft local needs Linux, ")
+    assert "this is darwin; use crankshaft train --strategy=mirrored" in line
 
 
 def test_help_names_every_flag(crank):

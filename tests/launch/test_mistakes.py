@@ -86,6 +86,14 @@ MISTAKES = {
     ),
     "a batch that does not divide": ([*RUN, *MIRRORED, "--global_batch_size=100"], ["=100 does", "8 ", "96 or 104"]),
     "a batch smaller than the replicas": ([*RUN, *MIRRORED, "--global_batch_size=3"], ["=3 does not", "use 8"]),
+    "tables on a TPU": (
+        ["--model=dlrm", "--input=synthetic_clicks", "--strategy=tpu"],
+        ["--strategy=tpu: dlrm holds embedding tables", "use --strategy=one_device"],
+    ),
+    "GPUs that are no numbers": (
+        [*RUN, "--gpus=0,a"],
+        ["--gpus=0,a ", "no list of GPUs' numbers", "e.g. 0,1, or none"],
+    ),
     "replicas without mirrored": ([*RUN, "--num_virtual_devices=2"], ["=2 has no use", "--strategy=mirrored"]),
     "xla over replicas": ([*RUN, *MIRRORED, "--jit=on"], ["--jit=on needs one replica", "8", "--jit=auto or off"]),
     "xla with checks": ([*RUN, "--jit=on", "--check_numerics"], ["--jit=on", "--check_numerics", "--jit=auto or off"]),

@@ -4,7 +4,9 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from crankshaft.engine.state import host_of
 from crankshaft.engine.strategies import jit_choice
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -60,3 +62,43 @@ def test_what_is_clearly_faster_is_not_timed_again(bench):
 
         jit_choice.measure(made.strategy, made.state, clock)
         assert now[1] == timed
+
+
+class OutOfMemory(Mlp):
+    """Has no room for the step as one XLA program."""
+
+    def train_step(self, batch):
+        metrics = super().train_step(batch)
+        if self.jit:
+            raise tf.errors.ResourceExhaustedError(None, None, "Out of memory while trying to allocate")
+        return metrics
+
+
+def test_memory_that_is_not_enough_for_xla_is_a_no(bench, monkeypatch):
+    made = bench(OutOfMemory((8,)), images(), 16, num_classes=4)
+    loop = made.strategy.train_loop
+
+    def noting(jit):
+        made.trainer.jit = jit
+        return loop(jit)
+
+    monkeypatch.setattr(made.strategy, "train_loop", noting)
+    before = made.arrays()
+    measured, why_not = jit_choice.measure(made.strategy, made.state)
+    assert list(measured) == [False]
+    assert why_not == "it has not enough memory for this step"
+    for then, now in zip(before, made.arrays(), strict=True):
+        np.testing.assert_array_equal(then, now)
+
+
+@pytest.mark.parametrize(
+    ("device", "host"),
+    [
+        ("/job:localhost/replica:0/task:0/device:GPU:1", "/job:localhost/replica:0/task:0/device:CPU:0"),
+        ("/job:worker/replica:0/task:3/device:TPU:7", "/job:worker/replica:0/task:3/device:CPU:0"),
+        ("/job:localhost/replica:0/task:0/device:CPU:2", "/job:localhost/replica:0/task:0/device:CPU:2"),
+    ],
+)
+def test_values_are_kept_by_the_host_of_the_device_that_has_them(device, host):
+    """Not on the device: it may have no room for a second copy of the variables."""
+    assert host_of(device) == host

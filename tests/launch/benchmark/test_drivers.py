@@ -14,6 +14,7 @@ import pytest
 from absl import flags
 
 from crankshaft.launch import flags as _  # noqa: F401 (defines them)
+from crankshaft.launch import shares
 from crankshaft.launch.benchmark import scaling, sweep
 from crankshaft.launch.errors import UsageError
 from tests.launch.local_tasks import assert_dead_soon
@@ -255,6 +256,6 @@ def _program():
 
 
 def test_gpus_are_those_that_the_environment_lets_be_seen():
-    assert scaling.visible_gpus({"CUDA_VISIBLE_DEVICES": "3,1"}) == ["3", "1"]
-    assert scaling.visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
-    assert scaling.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert shares.visible_gpus({"CUDA_VISIBLE_DEVICES": "3,1"}) == ["3", "1"]
+    assert shares.visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert shares.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []

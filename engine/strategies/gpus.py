@@ -1,0 +1,64 @@
+"""Which GPUs this process takes, and how much of their memory. Host code, before anything else touches a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import logging
+
+
+class DeviceError(Exception):
+    """The devices that were asked for are not there. One line: what was asked, what was found, what to do."""
+
+
+def take(numbers: Sequence[int] | None, most: int | None = None, memory_growth: bool = True) -> None:
+    """Has TensorFlow see these GPUs alone; of the others it takes no memory.
+
+    Args:
+      numbers: as TensorFlow counts the machine's GPUs; None takes all.
+      most: how many at most, the first ones.
+      memory_growth: take memory as it is needed; else all of it at the start.
+
+    Raises:
+      DeviceError: the machine has GPUs, and not all of these.
+    """
+    found = tf.config.list_physical_devices("GPU")
+    if numbers and not found:
+        logging.warning(
+            "--gpus=%s: TensorFlow finds no GPU, so the CPU computes; where there is one, TensorFlow may lack CUDA's "
+            "libraries (pip install 'tensorflow[and-cuda]')",
+            ",".join(map(str, numbers)),
+        )
+    chosen = choose(found, numbers)[:most]
+    if not found:
+        return
+    try:
+        tf.config.set_visible_devices(chosen, "GPU")
+        for gpu in chosen:
+            if not tf.config.get_logical_device_configuration(gpu):  # a script's own, with limits
+                tf.config.experimental.set_memory_growth(gpu, memory_growth)
+    except RuntimeError:
+        logging.warning("GPUs stay as they are: this process used TensorFlow's devices before this run")
+
+
+def choose(found: Sequence, numbers: Sequence[int] | None) -> list:
+    """Those of a machine's GPUs that are asked for, in their order; all for None. Raises `DeviceError`."""
+    if numbers is None or not found:
+        return list(found)
+    if missing := [number for number in numbers if number >= len(found)]:
+        raise DeviceError(
+            f"--gpus={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds {len(found)}, "
+            f"{'number 0' if len(found) == 1 else f'numbers 0 to {len(found) - 1}'}; use those, or none"
+        )
+    return [gpu for number, gpu in enumerate(found) if number in numbers]
+
+
+def server_options() -> tf.compat.v1.ConfigProto:
+    """What has a `tf.distribute.Server` of this process use the GPUs that it took, as it took them."""
+    from tensorflow.python.eager import context
+
+    here, options = context.context().config, tf.compat.v1.ConfigProto()
+    options.gpu_options.CopyFrom(here.gpu_options)
+    options.device_count["GPU"] = here.device_count["GPU"]
+    return options

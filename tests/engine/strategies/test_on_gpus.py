@@ -1,0 +1,165 @@
+"""What is done otherwise where replicas compute on GPUs. On a machine without one TensorFlow puts on the CPU what is
+asked for on GPU:0: graphs and feeds are as they would be there, and nothing is said of speed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.benchmark import rounds
+from crankshaft.engine.health.stragglers import Stragglers
+from crankshaft.engine.health.watchdog import Arrivals
+from crankshaft.engine.metrics import Mean
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.engine.residency import as_rows, take_rows
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
+from crankshaft.input import synthetic_clicks
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
+from crankshaft.models.wide_deep import Model as WideDeep
+from tests.engine.strategies.gpu_memory import waits
+
+STREAMED = FeedOptions(resident_bytes=0)
+without_gpus = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="a GPU rounds otherwise")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu_kernels_are_registered():
+    if not tf.test.is_built_with_cuda():
+        pytest.skip("this TensorFlow has no kernels for GPUs")
+
+
+def images(examples=70, size=12):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(examples, size, size, 1)).astype(np.float32), rng.integers(0, 4, examples).astype(np.int32)
+
+
+def on(bench, device: str, trainer, sync_every_steps: int = 0, **options):
+    reduction = LocalSgd(sync_every_steps) if sync_every_steps else None
+    return bench(trainer, images(), 16, num_classes=4, device=device, reduction=reduction, **options)
+
+
+def program(made):
+    """The compiled loop of a bench that has run."""
+    made.train(made.state.step + 1)
+    return next(iter(made.strategy._train_loop._programs.values()))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options"),
+    [
+        (Mlp((8,)), {}),
+        (Mlp((8,)), {"feed": STREAMED}),
+        (Mlp((8,)), {"clip_norm": 1.0, "ema_decay": 0.9}),
+        (Mlp((8,)), {"sync_every_steps": 4}),
+        (Cnn(), {}),
+        (Cnn(), {"precision": "bfloat16"}),
+    ],
+)
+def test_no_step_waits_for_the_device(bench, trainer, options):
+    """Else the host could not run ahead: a value that it needs comes when all that was asked for before is done."""
+    made = on(bench, "GPU:0", trainer, eval_source=images(40), **options)
+    assert waits(program(made)) == []
+    made.strategy.evaluate()
+    for evaluation in made.strategy._eval_loop._programs.values():
+        assert waits(evaluation) == []
+
+
+def test_no_step_on_tables_waits_for_the_device(bench):
+    clicks = synthetic_clicks.load(None, 0, examples=64)
+    made = bench(WideDeep(), tuple(clicks.train), 16, vocabulary=clicks.vocabulary, device="GPU:0")
+    assert waits(program(made)) == []
+
+
+def test_what_waits_is_found(bench):
+    """Of a step that may be left out, whether it is: two branches, in a loop of several steps and in one of single."""
+    found = waits(program(on(bench, "GPU:0", Mlp((8,)), on_nonfinite="skip")))
+    assert found
+    assert all("IsFinite" in each for each in found)
+
+
+@without_gpus
+@pytest.mark.parametrize("options", [{}, {"feed": STREAMED}, {"sync_every_steps": 4}, {"jit": True}])
+def test_a_run_has_the_bits_that_it_has_on_the_cpu(bench, options):
+    found = []
+    for device in ("CPU:0", "GPU:0"):
+        made = on(bench, device, Mlp((8,)), **options)
+        sums = made.train(11, calls_of=4)  # two epochs, smaller last batches, calls cut short
+        found.append((sums, made.arrays()))
+    (sums, arrays), (gpu_sums, gpu_arrays) = found
+    assert sums == gpu_sums
+    for one, other in zip(arrays, gpu_arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3)])
+def test_int32_travels_as_float32_of_the_same_bits(shape):
+    """Those of NaN too, which arithmetic would change."""
+    rng = np.random.default_rng(0)
+    array = rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+    array.flat[:4] = 0x7F800001, -1, -(2**31), 0
+    rows = as_rows(array, on_gpus=True)
+    assert rows.dtype == np.float32
+    indices = tf.constant([5, 0, 0, 3], tf.int64)
+    np.testing.assert_array_equal(take_rows(tf.constant(rows), indices, array), array[[5, 0, 0, 3]])
+
+
+def test_what_is_no_int32_stays_as_it_is():
+    for dtype in (np.int64, np.float32, np.uint8):
+        assert as_rows(np.zeros((2, 3), dtype), on_gpus=True).dtype == dtype
+
+
+def test_a_gpu_is_sent_larger_blocks_than_a_cpu_s_cache_holds():
+    source = np.zeros((4096, 1 << 14), np.float32), np.zeros(4096, np.int32)
+
+    def block_steps(device: str) -> int:
+        strategy = Replicated("test", tf.distribute.OneDeviceStrategy(device), STREAMED)
+        return strategy.feed(source, 16, 0).order.block_steps
+
+    assert block_steps("CPU:0") == 7  # a batch is 2^20 + 64 bytes
+    assert block_steps("GPU:0") == 63
+
+
+class NoWatchdog:
+    def beat(self, *_):
+        pass
+
+
+def rows_of(device: str):
+    """What a worker alone, with a replica there, tells of a call of three steps."""
+    strategy = tf.distribute.OneDeviceStrategy(device)
+    reduction = Reduction()
+    reduction.timed = device != "GPU:0"
+
+    def step(batch, step, observed):
+        own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in reduction.figures().items()}
+        return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
+
+    feed = Replicated("test", strategy, steps_per_loop=8).feed((np.ones((32, 2), np.float32), np.zeros(32)), 4, 0)
+    loop = WorkersLoop(strategy, step, feed, worker=0, num_workers=1, arrivals=Arrivals(), watchdog=NoWatchdog())
+    result = loop(0, 3)
+    assert result.sums.read()["loss"] == (24.0, 12.0)
+    return result.workers
+
+
+@pytest.mark.parametrize(
+    ("device", "timed"), [("CPU:0", {"step_ms", "own_ms", "reduce_wait_ms"}), pytest.param("GPU:0", set())]
+)
+def test_of_gpus_no_time_is_told_that_the_host_s_clock_does_not_see(device, timed):
+    """Their work is done long after the host has handed it out. What the host itself waits for is told."""
+    window = WorkerWindow()
+    window.add(rows_of(device))
+    (figures,) = window.take()
+    assert set(figures) == timed | {"input_wait_ms", "gradient_norm"}
+
+
+def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):
+    class Moment:
+        step, workers = 3, rows_of("GPU:0")
+
+    hook = Stragglers(["worker 0"], window_seconds=0.0, windows=1)
+    hook.begin(Moment)
+    hook(Moment)
+    assert not caplog.records
+    assert rounds._reduce_seconds(Moment.workers) is None
