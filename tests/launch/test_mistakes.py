@@ -41,7 +41,7 @@ MISTAKES = {
         ["--model_arg=dropout can't be used: it has no value", "NAME=VALUE"],
     ),
     "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is no number", "like"]),
-    "a model without arguments": (["--model=logistic", "--input=digits", "--model_arg=x=1"], ["logistic takes no"]),
+    "an input without arguments": (["--model=logistic", "--input=digits", "--input_arg=x=1"], ["digits takes no"]),
     "an unknown input argument": (
         ["--model=mlp", "--input=synthetic", "--input_arg=exampels=3"],
         ["--input_arg exampels: synthetic", "did you mean examples"],
