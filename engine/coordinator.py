@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import queue
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.executor import Executor
 
 from crankshaft.engine.errors import reason
 from crankshaft.engine.health import answers
 from crankshaft.engine.health.peers import is_gone
-from crankshaft.engine.health.watchdog import LostPeerError
+from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from crankshaft.engine.strategies.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
 
 _PROBE_SECONDS = 0.5
@@ -76,7 +78,8 @@ class Closures:
       cluster: where its tasks are.
       max_inflight_per_worker: closures that are out at once, times the workers.
       max_retries: of a lease whose closure raises.
-      timeout_seconds: without any update, until those that hold it are named; 0 waits for ever.
+      timeout_seconds: without any update, until those that hold it are named; 0 waits for ever. `FIRST_CALL_FACTOR`
+        times as long for a loop of which nothing has come back: workers build and optimize its graph.
       describe: a lease and a step of it, for a message.
 
     Attributes:
@@ -106,6 +109,7 @@ class Closures:
         self._starts = [0] * slots
         self._open: dict[int, tuple[ClosureLoop, object, Lease]] = {}
         self._traced: set[ClosureLoop] = set()
+        self._built: set[ClosureLoop] = set()  # by a worker, which has run it
         self._failures: dict[int, int] = {}
         self._begun: dict[int, tuple[int, int]] = {}  # steps of a lease, and how often it was begun when they were new
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()
@@ -185,7 +189,8 @@ class Closures:
             return
 
     def _settle(self, lease: Lease, result: np.ndarray) -> Done:
-        del self._open[lease.number]
+        loop, _, _ = self._open.pop(lease.number)
+        self._built.add(loop)
         self._failures.pop(lease.number, None)
         self._begun.pop(lease.number, None)
         returned = Returned.unpacked(np.asarray(result))
@@ -235,8 +240,12 @@ class Closures:
         now = time.monotonic()
         if updates != self._moved[0]:
             self._moved = (updates, now)
-        elif self._timeout_seconds and now - self._moved[1] > self._timeout_seconds:
+        elif self._timeout_seconds and now - self._moved[1] > self._timeout_seconds * self._patience:
             raise LostPeerError(self._explain_stuck(gone))
+
+    @property
+    def _patience(self) -> float:
+        return 1.0 if all(loop in self._built for loop, _, _ in self._open.values()) else FIRST_CALL_FACTOR
 
     def _look_for_vain(self, counts: np.ndarray) -> None:
         """TensorFlow runs a closure again, and does not say so, where it takes an error for another's consequence."""
@@ -261,8 +270,9 @@ class Closures:
         # One that was stopped before it began what it was sent holds nothing yet.
         for worker in answers.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
             parts.append(f"{self._named(worker)} does not answer")
+        times = "" if self._patience == 1.0 else f"{self._patience:g} times "  # while workers build a graph
         return (
-            f"no update for --step_timeout_seconds={self._timeout_seconds:g}: "
+            f"no update for {times}--step_timeout_seconds={self._timeout_seconds:g}: "
             f"{'; '.join(parts) or 'no worker has taken what was handed out'}"
         )
 
@@ -321,3 +331,11 @@ class _InOneLine(logging.Filter):
 def quiet_tensorflow() -> None:
     """Errors that the coordinator's threads log, each with a page of details, become a line or nothing. Once."""
     tf.get_logger().addFilter(_InOneLine())
+    report = sys.unraisablehook
+
+    def report_others(raised) -> None:
+        # A lost server's, which each thread that waits meets again as it lets go of its executor; the run says it once.
+        if not (raised.object is Executor.__del__ and isinstance(raised.exc_value, tf.errors.OpError)):
+            report(raised)
+
+    sys.unraisablehook = report_others
