@@ -332,7 +332,12 @@ def _host_of(device: str) -> str:
 
 
 def _refuse_other_state(path, node) -> None:
-    """Tables, iterators and the like keep values that are no variables: better refused than silently left out."""
+    """Tables, iterators and the like keep values that are no variables: better refused than silently left out.
+
+    An empty table keeps none: Keras's lookup layers count words in one while they adapt, and empty it.
+    """
+    if isinstance(node, tf.lookup.experimental.MutableHashTable) and not node.size():
+        return
     for kind in type(node).__mro__:
         if "tensorflow.python.trackable.base" in kind.__module__:
             return

@@ -190,6 +190,29 @@ def test_text_is_fed_as_tensors_of_strings(results, flags):
     assert found[0]["eval"] == found[1]["eval"] == found[2]["eval"]
 
 
+class Adapted(Words):
+    def build_model(self):
+        words = tf.keras.layers.StringLookup(output_mode="one_hot")
+        words.adapt(WORDS)
+        text = tf.keras.layers.TextVectorization(output_mode="tf_idf")
+        text.adapt(WORDS)
+        inputs = {"word": tf.keras.Input([], dtype="string", name="word")}
+        joined = tf.keras.layers.Concatenate()([words(inputs["word"]), text(inputs["word"])])
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(joined))
+
+
+@pytest.mark.parametrize("flags", [(), TWO], ids=str)
+def test_lookup_layers_that_adapt_are_saved_and_resumed(results, tmp_path, flags):
+    def data():
+        return (({"word": WORDS}, LABELS),) * 2
+
+    run = f"--run_dir={tmp_path}/run"
+    results(data, run, *flags, trainer=Adapted)
+    resumed, _ = results(data, run, "--train_steps=8", *flags, trainer=Adapted)
+    assert resumed["resumed_from"] == 4
+    assert resumed["eval"] == results(data, "--train_steps=8", *flags, trainer=Adapted)[0]["eval"]
+
+
 def test_text_keeps_xla_away(inside, results, tmp_path):
     def data():
         return (({"word": WORDS, "number": FEATURES}, LABELS),) * 2

@@ -250,6 +250,7 @@ def test_another_type_is_another_shape(tmp_path):
 
 def test_state_that_is_no_variable_is_refused_by_name(tmp_path):
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    table.insert("word", 1)
     state = tf.train.Checkpoint(model=tf.train.Checkpoint(vocabulary=table))
     with pytest.raises(CheckpointError, match=r"model.vocabulary is a MutableHashTable, and only variables are saved"):
         make(tmp_path, state).save(1, {})
