@@ -209,7 +209,7 @@ def as_pair(pair, where: str, weights=None) -> Mean:
             f"__init__ or build, and return self.{pair.name}(labels, predictions)"
         )
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); return crankshaft.mean(values)")
+        raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); {_instead(pair)}")
     total, count = (tf.cast(part, tf.float32) for part in pair)
     for name, part in (("total", total), ("count", count)):
         if part.shape.rank not in (None, 0):
@@ -217,6 +217,16 @@ def as_pair(pair, where: str, weights=None) -> Mean:
                 f"{where}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
             )
     return RootMean(total, count) if isinstance(pair, RootMean) else Mean(total, count)
+
+
+def _instead(found) -> str:
+    """What to return in place of what is no pair."""
+    if isinstance(found, (dict, tuple, list)):  # such as a loss for each output, or two pairs that were added
+        return "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others)"
+    line = "return crankshaft.mean(values)"
+    if tf.is_tensor(found) and found.shape.rank == 0:
+        line += "; a Keras loss gives values with reduction=None, a Keras metric a pair by crankshaft.KerasMetric"
+    return line
 
 
 def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:

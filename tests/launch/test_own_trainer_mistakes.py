@@ -23,7 +23,23 @@ def test_a_loss_that_is_no_pair_is_told_what_to_return(inside):
 
     outcome = inside(*RUN, trainer=Scalar, data=data)
     assert outcome.code == 2
-    assert "Scalar.loss: a SymbolicTensor is no pair (total, count); return crankshaft.mean(values)" in outcome.error
+    assert (
+        "Scalar.loss: a SymbolicTensor is no pair (total, count); return crankshaft.mean(values); a Keras loss gives "
+        "values with reduction=None, a Keras metric a pair by crankshaft.KerasMetric" in outcome.error
+    )
+
+
+@pytest.mark.parametrize("give", [lambda pair: {"a": pair, "b": pair}, lambda pair: pair + pair], ids=["dict", "sum"])
+def test_losses_of_several_outputs_are_to_be_added_up_before(inside, give):
+    class Several(Line):
+        def loss(self, outputs, batch):
+            return give(mean(tf.square(outputs[:, 0] - batch[1])))
+
+    outcome = inside(*RUN, trainer=Several, data=data)
+    assert outcome.code == 2
+    assert "is no pair (total, count); add up what belongs to an example, and return one pair: crankshaft.mean(" in (
+        outcome.error
+    )
 
 
 @pytest.mark.parametrize(
