@@ -1,7 +1,7 @@
 """Explicit distributed training loops for TensorFlow 2: `from crankshaft import Trainer, mean, main`.
 
 Names are imported when they are first asked for, so that a mistake on a command line does not wait for TensorFlow.
-Where one of them is what imports TensorFlow, that one's notes on its start are left out; its errors are not.
+The first one that needs it imports it, and its notes on its start are left out; its errors are not.
 """
 
 import sys
@@ -50,7 +50,7 @@ __all__ = [
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOMES[name] == "crankshaft.engine" and "tensorflow" not in sys.modules:
+    if _HOMES[name] != "crankshaft.launch.errors" and "tensorflow" not in sys.modules:
         with import_module("crankshaft.launch.process").without_start_up_noise():
             import_module("tensorflow")
     return getattr(import_module(_HOMES[name]), name)
