@@ -14,8 +14,8 @@ class Holdings(tf.Module):
 
     @property
     def models(self) -> list[tf.keras.Model]:
-        """The Keras models among this object's attributes, in the order of their names."""
-        return list(held(self, tf.keras.Model).values())
+        """The Keras models among this object's attributes, by name; parts of others are left out."""
+        return [layer for layer in self.held_layers.values() if isinstance(layer, tf.keras.Model)]
 
     @property
     def held_layers(self) -> dict[str, tf.keras.layers.Layer]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import tempfile
 import zipfile
 
+import h5py
 import keras
 
 from crankshaft.engine.checkpoints import CheckpointError
@@ -58,23 +58,26 @@ def _written(shapes: list) -> str:
 
 
 def _read(path: str) -> dict[str, tuple[str, list]]:
-    """The layers of a file that have weights, by place: (name, shapes)."""
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it tells of itself
-            editor = keras.saving.KerasFileEditor(path)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
+    """The layers of a file that have weights, those within others too, by place: (name, shapes).
+
+    From the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see what a nested model holds.
+    """
     found = {}
 
-    def walk(part: dict, place: str) -> None:
-        if shapes := [part[key].shape for key in sorted(part, key=_number) if not isinstance(part[key], dict)]:
-            about = editor.object_metadata.get(place, {})
-            found[place] = (str(about.get("name", place.strip("/"))), shapes)
-        for key, inside in part.items():
-            if isinstance(inside, dict) and (place, key) != ("", "optimizer"):
-                walk(inside, f"{place}/{key}")
+    def take(place: str, part) -> None:
+        place, _, last = place.rpartition("/")
+        if last == "vars" and isinstance(part, h5py.Group) and len(part) and place.partition("/")[0] != "optimizer":
+            shapes = [part[key].shape for key in sorted(part, key=_number)]
+            found[place] = (str(part.attrs.get("name", place)), shapes)
 
-    walk(editor.weights_dict, "")
+    try:
+        with contextlib.ExitStack() as stack:
+            file = path
+            if path.endswith(".keras"):
+                file = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open("model.weights.h5"))
+            stack.enter_context(h5py.File(file)).visititems(take)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
     return found
 
 

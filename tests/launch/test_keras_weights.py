@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -64,6 +66,25 @@ def test_a_run_starts_from_a_keras_file(inside, trained, tmp_path, ending, where
     for ours, other in zip(weights(), theirs.weights, strict=True):
         if "moving" not in other.path:  # which four steps have moved on
             np.testing.assert_array_equal(ours, other)
+
+
+def test_a_backbone_that_the_trainer_keeps_too_is_a_part_of_its_model(inside, tmp_path):
+    class Kept(Line):
+        def build_model(self):
+            self.backbone = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+            return tf.keras.Sequential([self.backbone, tf.keras.layers.Dense(1)])
+
+    path = str(tmp_path / "whole.keras")
+    for width in (3, 5):
+        theirs = tf.keras.Sequential([tf.keras.Sequential([tf.keras.layers.Dense(width)]), tf.keras.layers.Dense(1)])
+        theirs(np.ones([1, 1]))
+        theirs.save(path)
+        outcome = inside(*STILL, f"--init_from={path}", trainer=Kept, data=data)
+        if width == 3:
+            assert f"4 weights taken from {path}" in outcome.ok().out
+            assert outcome.out.count('Model: "') == 1
+    assert outcome.code == 2
+    assert re.search(r"dense\S* has \[1, 3\] \[3\] here and \[1, 5\] \[5\] in the file", outcome.error)
 
 
 @pytest.mark.parametrize(
