@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "input": {"numpy", "tensorflow"},
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {
-        *("absl", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
+        *("absl", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
         *("pandas", "yaml"),  # where they are there
         *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
     },
