@@ -22,7 +22,7 @@ from crankshaft.engine.summaries import TensorBoard
 from crankshaft.engine.summaries.probe import Probe
 from crankshaft.launch import config as configs
 from crankshaft.launch import export as exports
-from crankshaft.launch import fingerprints, reading, results, weights
+from crankshaft.launch import fingerprints, reading, results, threads, weights
 from crankshaft.launch.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.files import write_of_run
@@ -239,6 +239,8 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
         else:
             _check_rules(session.config, newest)
             fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
+            if session.config.is_chief:
+                threads.warn_of_others(newest, session.checkpoints.about)
         session.checkpoints.clean()
         session.best.clean()
         if newest:

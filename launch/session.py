@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import StepOptions, Trainer, batches, cpus, whole_numbers
+from crankshaft.engine import StepOptions, Trainer, batches, whole_numbers
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.coordinator import Cluster
 from crankshaft.engine.embeddings import shards_in
@@ -29,7 +29,7 @@ from crankshaft.engine.strategies import devices, jit_choice
 from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server import ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
-from crankshaft.launch import agreement, checks, fingerprints
+from crankshaft.launch import agreement, checks, fingerprints, threads
 from crankshaft.launch import splits as datasplits
 from crankshaft.launch.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
@@ -198,8 +198,7 @@ def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
         )
     if asked or not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
         return max(1, asked)
-    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # what says how many cores this process is to use
-    cores = int(threads) if threads.isdecimal() else math.ceil(cpus.usable_cores())
+    cores = threads.given()
     examples = config.global_batch_size // config.accumulate_steps
     return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_A_PART else 1
 
@@ -326,6 +325,7 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: 
     if not config.run_dir:
         return None, None
     about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}
+    about["cpu"] = threads.of(strategy)
     folder = os.path.join(config.run_dir, "checkpoints")
     writes = strategy.is_chief
     checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writes=writes)

@@ -55,6 +55,8 @@ def assert_equal_bits(run_dir: pathlib.Path, other_dir: pathlib.Path, *splits: s
     some, others = tensors(run_dir), tensors(other_dir)
     assert some.keys() == others.keys()
     assert len(some) > 8
+    cpu, other_cpu = (manifests(folder)[-1]["about"].get("cpu") for folder in (run_dir, other_dir))
+    assert cpu == other_cpu  # other threads, other bits
     assert [name for name in some if some[name].tobytes() != others[name].tobytes()] == []
     assert manifests(run_dir)[-1]["host_state"]["state"] == manifests(other_dir)[-1]["host_state"]["state"]
     splits = splits or ("train", "eval")

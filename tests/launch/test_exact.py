@@ -1,6 +1,7 @@
 """A run that was ended and resumed gives the bits of one that was not, wherever its loops were cut. Real processes end.
 
-Runs have 60 steps of digits, 23 an epoch.
+Runs have 60 steps of digits, 23 an epoch. One that is compared with a process is a process: in this one, the first test
+that touched TensorFlow has set the threads of an operation for good, on which the bits depend.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def ended(crank, tmp_path):
     return lambda name, step, *flags: crank(name, step, *flags, script=script)
 
 
-def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, inside, crank, tmp_path):
+def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, crank, tmp_path):
     run = (*MLP, *ONE, *RUN, "--jit=on")
     outcome = ended("SIGTERM", 30, *run, f"--run_dir={tmp_path}/run")
     assert outcome.code == 143
@@ -54,11 +55,11 @@ def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, inside, crank, t
     assert manifests(tmp_path / "run")[-1]["host_state"]["state"]["jit"] is True
     resumed = crank(*run, f"--run_dir={tmp_path}/run").ok()
     assert f"resumed at step 30 of 60 from {tmp_path}/run" in resumed.out
-    inside(*run, f"--run_dir={tmp_path}/straight").ok()
+    crank(*run, f"--run_dir={tmp_path}/straight").ok()
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, inside, tmp_path):
+def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, crank, tmp_path):
     run = (*CNN, *ONE, *RUN)
     outcome = ended("SIGKILL", 40, *run, "--checkpoint_every_steps=15", f"--run_dir={tmp_path}/run")
     assert outcome.code == -signal.SIGKILL
@@ -66,32 +67,44 @@ def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, inside
     assert kept["step"] in (15, 30)  # of 30, the writing may have been under way
     jit = kept["host_state"]["state"]["jit"]
     assert jit in (True, False)
-    resumed = inside(*run, "--steps_per_loop=4", f"--run_dir={tmp_path}/run").ok()
+    resumed = crank(*run, "--steps_per_loop=4", f"--run_dir={tmp_path}/run").ok()
     assert f"resumed at step {kept['step']} of 60" in resumed.out
     assert f"XLA {'on' if jit else 'off'}, as this run began" in resumed.out
-    inside(*run, f"--jit={'on' if jit else 'off'}", f"--run_dir={tmp_path}/straight").ok()
+    crank(*run, f"--jit={'on' if jit else 'off'}", f"--run_dir={tmp_path}/straight").ok()
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_cnn_on_replicas_after_ctrl_c_within_an_epoch(ended, inside, tmp_path):
+def test_cnn_on_replicas_after_ctrl_c_within_an_epoch(ended, crank, tmp_path):
     run = (*CNN, *TWO, *RUN)
     outcome = ended("SIGINT", 31, *run, f"--run_dir={tmp_path}/run")
     assert outcome.code == 130
     assert "stopped at step 31: SIGINT" in outcome.out
     assert f"the same command resumes from {tmp_path}/run" in outcome.out
-    inside(*run, "--checkpoint_every_steps=7", f"--run_dir={tmp_path}/run").ok()
-    inside(*run, f"--run_dir={tmp_path}/straight").ok()
+    crank(*run, "--checkpoint_every_steps=7", f"--run_dir={tmp_path}/run").ok()
+    crank(*run, f"--run_dir={tmp_path}/straight").ok()
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, inside, crank, tmp_path):
+def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, crank, tmp_path):
     run = (*MLP, *TWO, *RUN, "--ema_decay=0.9", "--learning_rate_schedule=cosine", "--warmup_steps=5")
     outcome = ended("SIGKILL", 25, *run, "--checkpoint_every_steps=10", f"--run_dir={tmp_path}/run")
     assert outcome.code == -signal.SIGKILL
     crank(*run, f"--run_dir={tmp_path}/run").ok()
-    inside(*run, "--steps_per_loop=3", f"--run_dir={tmp_path}/straight").ok()
+    crank(*run, "--steps_per_loop=3", f"--run_dir={tmp_path}/straight").ok()
     assert sum("average" in name for name in tensors(tmp_path / "run")) >= 6
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_a_run_that_goes_on_with_other_threads_says_so(crank, monkeypatch, tmp_path):
+    run = (*MLP, "--input=digits", "--jit=off", f"--run_dir={tmp_path}/run")
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+    first = crank(*run, "--train_steps=5").ok()
+    again = crank(*run, "--train_steps=6").ok()
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
+    other = crank(*run, "--train_steps=7").ok()
+    assert "sums round otherwise" not in first.err + again.err
+    said = "ckpt-6 was computed with 1 thread(s) an operation and 1 part(s) a batch, and this process has 2 thread(s)"
+    assert said in other.err
 
 
 @pytest.mark.parametrize("place", [ONE, TWO], ids=["one", "two"])

@@ -65,26 +65,26 @@ def kill_again_and_again(crank, tmp_path, kills: int, every_steps: int) -> pathl
     return run_dir
 
 
-def assert_goes_on_to_the_same_bits(inside, run_dir) -> None:
+def assert_goes_on_to_the_same_bits(crank, run_dir) -> None:
     resumed_from = newest(run_dir)
     assert resumed_from > 0
     until = resumed_from + 9
     run = (*RUN, f"--train_steps={until}")
-    outcome = inside(*run, *KEPT, "--checkpoint_every_steps=3", f"--run_dir={run_dir}").ok()
+    outcome = crank(*run, *KEPT, "--checkpoint_every_steps=3", f"--run_dir={run_dir}").ok()
     assert re.search(f"resumed at step {resumed_from:,} of {until:,}", outcome.out)
     straight = run_dir.parent / "straight"
-    inside(*run, "--checkpoint_every_steps=0", "--eval_every_steps=10", f"--run_dir={straight}").ok()
+    crank(*run, "--checkpoint_every_steps=0", "--eval_every_steps=10", f"--run_dir={straight}").ok()
     assert_equal_bits(run_dir, straight)
     left = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert not [name for name in left if "_temp" in name or ".tmp" in name]
     assert len([name for name in left if name.endswith(".index")]) == 3
 
 
-def test_a_run_killed_three_times_ends_on_the_same_bits(crank, inside, tmp_path):
-    assert_goes_on_to_the_same_bits(inside, kill_again_and_again(crank, tmp_path, kills=3, every_steps=1))
+def test_a_run_killed_three_times_ends_on_the_same_bits(crank, tmp_path):
+    assert_goes_on_to_the_same_bits(crank, kill_again_and_again(crank, tmp_path, kills=3, every_steps=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every_steps", [1, 7])
-def test_a_run_killed_ten_times_ends_on_the_same_bits(crank, inside, tmp_path, every_steps):
-    assert_goes_on_to_the_same_bits(inside, kill_again_and_again(crank, tmp_path, kills=10, every_steps=every_steps))
+def test_a_run_killed_ten_times_ends_on_the_same_bits(crank, tmp_path, every_steps):
+    assert_goes_on_to_the_same_bits(crank, kill_again_and_again(crank, tmp_path, kills=10, every_steps=every_steps))

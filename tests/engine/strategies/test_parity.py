@@ -122,3 +122,26 @@ def test_where_calls_are_cut_changes_no_bit(bench, replicas, jit):
             assert other_sums == sums
             for a, b in zip(arrays, others, strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_calls_cut_at_random_change_no_bit_of_batch_normalisation_on_replicas(bench):
+    """25 runs of 25 steps, over an epoch's smaller last batch: all replicas' variables, slots and moving statistics.
+
+    Where a call ends, and whether somebody looks at that step, are drawn anew for each. Every fifth run is traced anew.
+    """
+    made = bench(Cnn(batch_norm=True), images(), 16, 2, num_classes=4)
+    put_back, draws, first = made.state.copied(), np.random.default_rng(0), None
+    for number in range(25):
+        put_back()
+        if number % 5 == 0:
+            made.strategy.bind(made.state, made.strategy.train_feed)
+        while made.state.step < 25 and number:
+            made.train(min(25, made.state.step + int(draws.integers(1, 24))), int(draws.integers(1, 24)))
+        made.train(25)
+        arrays = made.arrays()
+        first = first or arrays
+        for ours, theirs in zip(arrays, first, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        for here, there in zip(arrays[::2], arrays[1::2], strict=True):
+            np.testing.assert_array_equal(here, there)
