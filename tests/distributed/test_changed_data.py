@@ -47,7 +47,7 @@ def test_the_chiefs_data_decides_for_all(local, script, tmp_path):
     assert "evaluation at step 4" in again.output
     assert "data is not that of" not in again.output
     more = local(2, *run, "--train_steps=8", "--examples=48", run_dir=tmp_path / "run")
-    assert more.process.wait(timeout=90) == 2
+    assert more.process.wait(timeout=300) == 2
     assert more.output.count("is a run of other training data (examples: 40 -> 48)") >= 1
     assert more.starts() == 1
     allowed = local(

@@ -148,7 +148,7 @@ def test_one_preempted_worker_makes_all_save_at_one_step_and_no_step_is_lost(loc
 def train_alone(*flags) -> str:
     """Output of a run on one device."""
     done = subprocess.run(
-        [sys.executable, "-m", "crankshaft", "train", *flags], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "crankshaft", "train", *flags], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -9,7 +9,7 @@ NAMED = {**os.environ, "KERAS_BACKEND": "jax"}
 
 
 def script(source: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", source], env=NAMED, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", source], env=NAMED, capture_output=True, text=True, timeout=300)
 
 
 def test_keras_computes_by_tensorflow():

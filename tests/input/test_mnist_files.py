@@ -252,7 +252,7 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
         env={**os.environ, **proxy, "KERAS_HOME": str(tmp_path), "no_proxy": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     found, *_, message = done.stdout.splitlines()  # Keras prints a line of its own between them.

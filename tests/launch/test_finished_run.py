@@ -75,7 +75,7 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
         [sys.executable, "-c", asking, folder, tmp_path / "features.npy"],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         check=True,
     )
     served = np.array(process.stdout.split(), np.float32).reshape(5, 10)

@@ -299,7 +299,7 @@ def test_another_system_than_linux_is_told_in_one_line():
         "import sys; from crankshaft.launch import local; sys.platform = 'darwin'\n"
         "local.main(['crankshaft local', '--workers=2', '--', '--model=mlp', '--input=digits'])"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: crankshaft local needs Linux, ")

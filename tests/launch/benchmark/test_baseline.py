@@ -165,7 +165,7 @@ def test_lines_of_several_processes_stay_whole(tmp_path):
         "for n in range(50): append_json_line(sys.argv[1], {'text': sys.argv[2] * 20_000})\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, path, letter]) for letter in "ab"]
-    assert [process.wait(timeout=60) for process in running] == [0, 0]
+    assert [process.wait(timeout=300) for process in running] == [0, 0]
     found = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert sorted(found) == ["a" * 20_000] * 50 + ["b" * 20_000] * 50
 
