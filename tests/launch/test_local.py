@@ -290,7 +290,6 @@ def test_a_mistake_is_one_line(crank, arguments, error):
     outcome = crank(*arguments, command="local", tensorflow=False)
     assert outcome.code == 2
     assert outcome.error.startswith(error)
-    assert outcome.seconds < 5  # a tenth of one on an idle machine
 
 
 def test_another_system_than_linux_is_told_in_one_line():

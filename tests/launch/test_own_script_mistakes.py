@@ -209,7 +209,7 @@ def test_tpu_without_a_tpu_says_so_within_seconds(crank, address):
     outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu", f"--tpu_address={address}")
     assert outcome.code == 2
     assert f"--strategy=tpu found no TPU at {address or 'this host'}" in outcome.error
-    assert outcome.seconds < 120  # five on a quiet machine, most of them TensorFlow's start; unanswered it waits for ever
+    assert outcome.seconds < 120  # five on a quiet machine, most of them TensorFlow's start; it could wait for ever
 
 
 def test_a_layer_that_does_not_fit_is_said_in_plain_letters_with_its_place(inside):
