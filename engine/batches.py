@@ -8,6 +8,7 @@ labels, labels are `()`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -57,14 +58,60 @@ def text_parts(batch) -> list[str]:
 def check_looked_up(features, trainer) -> None:
     """Raises ValueError where a forward pass, which was traced in this graph, takes text for numbers."""
     text = text_parts((features,))
-    if not text or tf.executing_eagerly():
-        return
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    if any(each.type == "Cast" and each.get_attr("SrcT") == tf.string for each in operations):
+    if text and _casts_text():
         raise ValueError(
             f"{', '.join(text)} holds strings, and {type(trainer).__name__} computes with them as with numbers; look "
             "them up before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
         )
+
+
+def _casts_text() -> bool:
+    if tf.executing_eagerly():
+        return False
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return any(each.type == "Cast" and each.get_attr("SrcT") == tf.string for each in operations)
+
+
+@contextlib.contextmanager
+def labels_as_numbers(batch, trainer) -> Iterator[None]:
+    """Raises ValueError where a loss that is traced within takes labels that are text for numbers."""
+    names = [name for name in text_parts(batch) if name.startswith("labels")]
+    cause = None
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not names:
+            raise
+        cause = error
+    if cause or (names and _casts_text()):
+        raise ValueError(
+            f"{', '.join(names)} holds strings, and {type(trainer).__name__}.loss computes with them as with numbers; "
+            "number them before, by np.unique(labels, return_inverse=True), or look them up by "
+            "tf.keras.layers.StringLookup"
+        ) from cause
+
+
+def build(model, features, trainer) -> None:
+    """Makes a model's variables for features of the shapes and dtypes of `features`, for batches of any size.
+
+    Raises TypeError or ValueError, which say what to give, for what is no model, or takes no such features.
+    """
+    whose = type(trainer).__name__
+    if not isinstance(model, tf.keras.layers.Layer):
+        raise TypeError(f"{whose}.build_model returned a {type(model).__name__}; return a Keras model")
+    if model.built:
+        return
+    inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features)
+    try:
+        model(inputs)
+    except ValueError as error:
+        if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
+            names = ", ".join(name for name, _ in parts((features,)).named())
+            raise ValueError(
+                f"{whose}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
+                "return a tf.keras.Model with an input for each, or give (features, labels) if labels are among them"
+            ) from error
+        raise
 
 
 def check_weighed(metrics: dict, batch, trainer) -> dict:

@@ -155,8 +155,7 @@ class Trainer(Holdings):
 
     def build_layers(self, model: tf.keras.Model, features) -> None:
         """Makes a model's variables for features of the shapes and dtypes of `features`, for batches of any size."""
-        if not model.built:
-            model(tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features))
+        batches.build(model, features, self)
 
     def build_embeddings(self) -> None:
         """Makes the shards of the embeddings among this object's attributes."""
@@ -224,7 +223,8 @@ class Trainer(Holdings):
         if not self._counts_checked:
             self._counts_checked = True
             example_counts.check(self, outputs, batch)
-        loss = (self.training_loss if training else self.loss)(outputs, batches.without_weights(batch))
+        with batches.labels_as_numbers(batch, self):
+            loss = (self.training_loss if training else self.loss)(outputs, batches.without_weights(batch))
         weights = batches.parts(batch).weights
         return as_loss(loss, f"{type(self).__name__}.loss", weights, check_values=self.options.debug)
 

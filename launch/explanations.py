@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 
@@ -14,6 +15,7 @@ from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 
+_LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -67,6 +69,11 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_FAILED, (
             f"out of memory ({reason(error)}); lower --global_batch_size or --resident_data_mb, or raise "
             "--accumulate_steps"
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and (label := _LABEL.search(str(error))):
+        return EXIT_USAGE, (
+            f"the data has a label of {label[1]}, and the loss takes labels from 0 to below {label[2]}, as many as the "
+            "model has outputs; number labels from 0, and end the model in a layer of one unit for each class"
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "assertion failed" in str(error):
         return EXIT_USAGE, reason(error)

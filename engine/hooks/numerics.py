@@ -203,7 +203,10 @@ class NanGuard(Hook):
 
 def _cure(options: StepOptions) -> str:
     skip = "" if options.on_nonfinite == "skip" else "leave such updates out with on_nonfinite=skip, "
-    return f"lower the learning rate, set clip_norm, {skip}or name the op with check_numerics"
+    return (
+        f"lower the learning rate, set clip_norm, {skip}name the op with check_numerics, or look in the data for nan "
+        "and for labels out of range"
+    )
 
 
 def _steps(first: int, last: int) -> str:

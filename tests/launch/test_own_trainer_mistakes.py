@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
-from tests.launch.line import RUN, Line, data, place_of
+from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
 
 PRECISION = tf.keras.metrics.Precision(name="precision")
+
+
+class Classes(Line):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(2)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], outputs))
 
 
 def test_a_trainer_without_mistakes_trains(inside):
@@ -38,6 +47,48 @@ def test_losses_of_several_outputs_are_to_be_added_up_before(inside, give):
     outcome = inside(*RUN, trainer=Several, data=data)
     assert outcome.code == 2
     assert "is no pair (total, count); add up what belongs to an example, and return one pair: crankshaft.mean(" in (
+        outcome.error
+    )
+
+
+def test_labels_of_text_are_one_line_that_says_what_to_do(inside):
+    words = np.where(LABELS > 0, "up", "down")
+    outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, words), None))
+    assert outcome.code == 2
+    assert "labels holds strings, and Classes.loss computes with them as with numbers; number them before" in (
+        outcome.error
+    )
+    outcome = inside(*RUN, trainer=Line, data=lambda: ((FEATURES, words), None))
+    assert outcome.code == 2
+    assert "labels holds strings, and Line.loss computes with them as with numbers; number them" in outcome.error
+
+
+@pytest.mark.parametrize("label", [7, -1])
+def test_a_label_out_of_range_is_named_with_the_range(inside, label):
+    labels = np.where(LABELS > 0, label, 1).astype(np.int64)
+    outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, labels), None))
+    assert outcome.code == 2
+    assert f"the data has a label of {label}, and the loss takes labels from 0 to below 2, as many as" in outcome.error
+    outcome = inside(*RUN, "--jit=on", trainer=Classes, data=lambda: ((FEATURES, labels), None))  # where it is a nan
+    assert outcome.code == 1
+    assert "look in the data for nan and for labels out of range" in outcome.error
+
+
+def test_what_is_no_model_is_named(inside):
+    class Forgot(Line):
+        def build_model(self):
+            super().build_model()
+
+    outcome = inside(*RUN, trainer=Forgot, data=data)
+    assert outcome.code == 2
+    assert "Forgot.build_model returned a NoneType; return a Keras model" in outcome.error
+
+
+@pytest.mark.parametrize("several", [lambda x, y: {"image": x, "label": y}, lambda x, y: ((x, x), y)], ids=str)
+def test_several_features_of_a_sequential_are_named(inside, several):
+    outcome = inside(*RUN, trainer=Line, data=lambda: (several(FEATURES, LABELS), None))
+    assert outcome.code == 2
+    assert "Line's model is a tf.keras.Sequential, which takes one array, and features are several: features[" in (
         outcome.error
     )
 
