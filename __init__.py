@@ -51,8 +51,7 @@ def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name] != "crankshaft.launch.errors" and "tensorflow" not in sys.modules:
-        with import_module("crankshaft.launch.process").without_start_up_noise():
-            import_module("tensorflow")
+        import_module("crankshaft.launch.process").import_tensorflow()
     return getattr(import_module(_HOMES[name]), name)
 
 

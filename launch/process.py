@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Container, Iterator, MutableMapping
+from importlib import import_module
 from typing import NoReturn
 
 from absl import logging
@@ -191,6 +192,12 @@ def without_start_up_noise(quiet: bool = False):
             for line in lines:
                 if line.strip() and not _NOISE.search(line):
                     print(line, file=sys.stderr)
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow for a script, as noisy as in its run, whose flags nobody has read yet: a worker's is quiet."""
+    with without_start_up_noise(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
+        import_module("tensorflow")
 
 
 def leave(code: int) -> NoReturn:

@@ -38,6 +38,20 @@ def test_tensorflow_starts_without_a_word_where_crankshaft_is_imported_first(nam
     assert "cudart" not in done.stderr
 
 
+def test_a_script_of_a_worker_is_as_quiet_as_the_program():
+    """A lost peer is a line of ours; TensorFlow's pages about it are left out from its start, or not at all."""
+    code = "from crankshaft import Trainer; import os; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    for more, level in (([], "3"), (["--debug"], "1")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *more],
+            env={**environment, "TF_CONFIG": "{}"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == f"{level}\n", done.stderr
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_bare_name_in_the_checkout_is_told(room):
     done = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
