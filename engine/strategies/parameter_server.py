@@ -154,9 +154,13 @@ class ParameterServer:
             limit, addresses = self.step_timeout_seconds, self.cluster.servers
             with standstill.watched(2 * limit), answers.watched(addresses, limit, self._ask):
                 yield
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            if self._closures is not None and (line := self._closures.explain_lost_server(error)):
-                raise LostPeerError(line) from error
+        except LostPeerError:
+            raise
+        except Exception as error:
+            # That a checkpoint can't be written has it for its cause: servers write files of their own.
+            for found in filter(None, (error, error.__cause__)):
+                if self._closures is not None and (line := self._closures.explain_lost_server(found)):
+                    raise LostPeerError(line) from error
             raise
 
     def _ask(self, server: int) -> None:

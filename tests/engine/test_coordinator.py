@@ -13,9 +13,11 @@ import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
 from crankshaft.engine import coordinator
+from crankshaft.engine.checkpoints import CheckpointError
 from crankshaft.engine.coordinator import Closures, Cluster
 from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.strategies.closures import Board, Returned
+from crankshaft.engine.strategies.parameter_server import ParameterServer, ServerOptions
 
 TIMEOUT_SECONDS = 1.0
 
@@ -81,6 +83,23 @@ def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_buil
     closures.hand_out(loops[1], (), 2, 3)
     with pytest.raises(LostPeerError, match="no update for 5 times --step_timeout_seconds=1: no worker has taken"):
         closures.collect(30)
+
+
+@pytest.mark.parametrize("where", [" from remote target /job:ps/replica:0/task:0", ""])
+def test_a_checkpoint_that_is_not_written_since_a_server_is_lost_says_that_it_is_lost(closures, where):
+    """And one whose own file system is out of reach says what it says."""
+    cluster = closures[0]._cluster._replace(servers=("localhost:1",))
+    closures[0]._cluster = cluster
+    strategy = ParameterServer(None, ServerOptions(cluster))
+    strategy._closures = closures[0]
+    expected = LostPeerError if where else CheckpointError
+    with (
+        pytest.raises(expected, match=r"ps 0 \(localhost:1\) is lost" if where else "could not be written"),
+        strategy.watch(),
+    ):
+        raise CheckpointError("ckpt-1 could not be written") from tf.errors.UnavailableError(
+            None, None, f"closed{where}"
+        )
 
 
 def test_a_lost_servers_error_is_not_printed_again_by_whoever_lets_go_of_an_executor(monkeypatch):
