@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -20,22 +19,19 @@ print("went on")
 """
 
 
-def run(seconds: float, stand_still: str) -> tuple[subprocess.CompletedProcess, float]:
+def run(seconds: float, stand_still: str) -> subprocess.CompletedProcess:
     program = PROGRAM.format(path=standstill.__file__, seconds=seconds, stand_still=stand_still)
-    began = time.monotonic()
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    return found, time.monotonic() - began
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_process_in_which_no_python_runs_ends_and_shows_where():
-    found, seconds = run(2.0, "ctypes.PyDLL(None).sleep")
-    assert found.returncode == 1
+    found = run(2.0, "ctypes.PyDLL(None).sleep")
+    assert (found.returncode, found.stdout) == (1, "")
     assert "Timeout" in found.stderr
     assert "<string>" in found.stderr
-    assert seconds < 3 + 60
 
 
 @pytest.mark.parametrize(("seconds", "stand_still"), [(2.0, "time.sleep"), (0.0, "ctypes.PyDLL(None).sleep")])
 def test_one_that_waits_without_the_lock_or_is_not_watched_goes_on(seconds, stand_still):
-    found, _ = run(seconds, stand_still)
+    found = run(seconds, stand_still)
     assert (found.returncode, found.stdout) == (0, "went on\n")
