@@ -62,4 +62,7 @@ def _check_like(name: str, example, given) -> None:
         )
 
     if described(example) != described(given):
-        raise UsageError(f"{name} are {described(given)} an example; this run's are {described(example)}")
+        line = f"{name} are {described(given)} an example; this run's are {described(example)}"
+        if isinstance(given, tuple) and not isinstance(example, (tuple, dict)):
+            line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
+        raise UsageError(line)

@@ -82,6 +82,11 @@ def test_other_features_than_the_runs_are_told(plane_run, features):
         plane_run.predict(features)
 
 
+def test_a_list_of_examples_is_told_to_be_made_an_array(plane_run):
+    with pytest.raises(UsageError, match=r"this run's are float32\[3\]; a list or tuple is several inputs: give one"):
+        plane_run.predict([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
 def test_models_of_a_run_are_loaded(plane_run):
     best = min(range(4), key=lambda place: plane_run.history[place]["eval_loss"])
     for loaded in (load_model(plane_run.run_dir), load_model(plane_run.run_dir, trainer_class=Plane)):
