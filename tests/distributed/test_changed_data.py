@@ -11,18 +11,17 @@ from tests.runs import manifests
 
 _ = local  # the fixture
 
-# The second worker's arrays differ in their last bits, as another CPU's may.
+# The second worker's arrays differ in their last bits, as another CPU's may. How many there are stands in a file, since
+# a flag of the script's own would be refused as a changed configuration before.
 SCRIPT = """
-import json, os
+import json, os, pathlib
 import numpy as np
-from absl import flags
 from crankshaft.launch import train
 from tests.launch.line import Line
 
-examples = flags.DEFINE_integer("examples", 40, "To train on.")
-
 def data():
-    x = np.random.default_rng(0).random((examples.value, 3), np.float32)
+    examples = int(pathlib.Path(__file__).with_name("examples").read_text())
+    x = np.random.default_rng(0).random((examples, 3), np.float32)
     x += x * 2e-7 * json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     return (x, x[:, 0]), (x[:16], x[:16, 0])
 
@@ -34,6 +33,7 @@ train.main(Line, data=data)
 def script(tmp_path):
     path = tmp_path / "line.py"
     path.write_text(textwrap.dedent(SCRIPT))
+    path.with_name("examples").write_text("40")
     return path
 
 
@@ -46,11 +46,10 @@ def test_the_chiefs_data_decides_for_all(local, script, tmp_path):
     again = local(2, *run, "--train_steps=4", run_dir=tmp_path / "run").ok()
     assert "evaluation at step 4" in again.output
     assert "data is not that of" not in again.output
-    more = local(2, *run, "--train_steps=8", "--examples=48", run_dir=tmp_path / "run")
+    script.with_name("examples").write_text("48")
+    more = local(2, *run, "--train_steps=8", run_dir=tmp_path / "run")
     assert more.process.wait(timeout=300) == 2
     assert more.output.count("is a run of other training data (examples: 40 -> 48)") >= 1
     assert more.starts() == 1
-    allowed = local(
-        2, *run, "--train_steps=8", "--examples=48", "--allow_changed_config", run_dir=tmp_path / "run"
-    ).ok()
+    allowed = local(2, *run, "--train_steps=8", "--allow_changed_config", run_dir=tmp_path / "run").ok()
     assert allowed.output.count("the training data is not that of ckpt-4 (examples: 40 -> 48)") == 1

@@ -18,6 +18,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.distributed.conftest import ROOT
 from tests.runs import assert_equal_bits, manifests, metrics, newest
 
 STEPS = 400
@@ -37,7 +38,11 @@ class Local:
         command = [sys.executable, "-m", "crankshaft", "local", f"--workers={workers}", "--max_restarts=20", "--"]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
-                [*command, *flags, f"--run_dir={run_dir}"], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                [*command, *flags, f"--run_dir={run_dir}"],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},  # scripts import from tests, which is not installed
             )
 
     @property
