@@ -45,6 +45,8 @@ def kill_again_and_again(crank, tmp_path, kills: int, every_steps: int) -> pathl
             time.sleep(moments.uniform(0.5, 4.0))
         else:
             program.until(lambda before=before: len(steps_noted(noted)) > before)
+            if number == kills - 1:  # what is compared at the end goes on from there
+                program.until(lambda: newest(run_dir) > 0)
             time.sleep(moments.uniform(0.0, 0.8))
         program.process.kill()
         assert program.wait().code == -9
