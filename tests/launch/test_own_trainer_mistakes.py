@@ -84,7 +84,9 @@ def test_what_is_no_model_is_named(inside):
     assert "Forgot.build_model returned a NoneType; return a Keras model" in outcome.error
 
 
-@pytest.mark.parametrize("several", [lambda x, y: {"image": x, "label": y}, lambda x, y: ((x, x), y)], ids=str)
+@pytest.mark.parametrize(
+    "several", [lambda x, y: {"image": x, "label": y}, lambda x, y: ((x, x), y)], ids=["named", "pair"]
+)
 def test_several_features_of_a_sequential_are_named(inside, several):
     outcome = inside(*RUN, trainer=Line, data=lambda: (several(FEATURES, LABELS), None))
     assert outcome.code == 2
