@@ -6,7 +6,7 @@ import importlib
 import signal
 import sys
 
-from crankshaft.launch import errors
+from crankshaft.launch import errors, help
 
 # name -> the module whose `main(argv)` runs it and exits the process, and what it is for.
 COMMANDS = {
@@ -25,8 +25,7 @@ def run() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     name, arguments = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
     if name in ("", "help", "--help", "-h"):
-        print(_usage())
-        sys.exit(0)
+        help.show(_usage())
     if name not in COMMANDS:
         hint = "flags stand after it" if name.startswith("-") else errors.nearest(name, COMMANDS)
         sys.exit(errors.fail(errors.EXIT_USAGE, f"crankshaft {name} is no command of {', '.join(COMMANDS)}; {hint}"))
