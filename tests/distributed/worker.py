@@ -127,13 +127,13 @@ def evaluated(strategy: MultiWorker) -> dict:
 
 
 def curve(strategy: MultiWorker, trainer: Trainer, steps: int) -> list[float]:
-    """The loss of each step."""
+    """The loss of each step. By seed 1: by seed 0 rounding decides a tie of the CNN's pooling at step 17."""
     with strategy.scope():
         state = TrainState(trainer)
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), pictures())
-        trainer.prepare(StepOptions(), Reduction(), example, 4)
+        trainer.prepare(StepOptions(seed=1), Reduction(), example, 4)
         state.build()
-    strategy.bind(state, strategy.feed(pictures(), 12, 0))
+    strategy.bind(state, strategy.feed(pictures(), 12, 1))
     values = []
     while state.step < steps:
         total, count = strategy.run_train_steps(1).sums.read()["loss"]
