@@ -100,6 +100,7 @@ def _text(argument: str) -> str:
 
 
 def regular_expression(text: str) -> None:
+    """A rule: the text is a regular expression of Python's `re`."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
