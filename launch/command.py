@@ -6,8 +6,6 @@ import importlib
 import signal
 import sys
 
-from crankshaft.launch import errors, help
-
 # name -> the module whose `main(argv)` runs it and exits the process, and what it is for.
 COMMANDS = {
     "train": ("crankshaft.launch.train", "Train, evaluate, time or export a model."),
@@ -23,6 +21,9 @@ def run() -> None:
     quiet = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quiet:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # These import absl, a moment of waiting too on a slow disk.
+    from crankshaft.launch import errors, help
+
     name, arguments = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
     if name in ("", "help", "--help", "-h"):
         help.show(_usage())

@@ -22,7 +22,9 @@ EVERY = ("--checkpoint_every_steps=20", "--summary_every_steps=5")
 
 
 def remove(run_dir):
-    shutil.rmtree(run_dir)
+    """Moves it away first: files of a save that is being written come and go while a tree is removed."""
+    os.rename(run_dir, f"{run_dir}-taken")
+    shutil.rmtree(f"{run_dir}-taken", ignore_errors=True)
 
 
 def replace(run_dir):
