@@ -21,7 +21,7 @@ class Dense(tf.keras.layers.Dense):
     On CPUs alone. The inputs' gradient, dy W^T, is a batched product of one: TensorFlow's own for two matrices reads W
     against the grain, which takes two to three times as long. The kernel's comes after it, since an update of W while
     W is still being read would copy all of W first. The outputs are a batched product too where the CPU and the width
-    make the plain one slow (`tests/benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
+    make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
     """
 
     def call(self, inputs, training=None):

@@ -1,6 +1,6 @@
 """What stands around the steps costs: measuring, hooks, checkpoints. The same steps with and without, in turn.
 
-Run as a script: `python tests/benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
+Run as a script: `python benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
 the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps,
 progress, guards), and with a checkpoint at the start of each piece. What they cost is little beside the drift of a
 machine, so pieces of a tenth of a second to a few seconds take turns within one process, and the cost is said with an

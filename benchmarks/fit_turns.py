@@ -1,7 +1,7 @@
 """Crankshaft beside Keras fit, as people write it and at its best, in pieces that take turns. A script, not a test.
 
 `crankshaft benchmark` measures the same peers in processes one after the other; a shared machine drifts between
-them. Here all stay, and each ratio has an interval: `python tests/benchmarks/fit_turns.py --workload=cnn`.
+them. Here all stay, and each ratio has an interval: `python benchmarks/fit_turns.py --workload=cnn`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def main() -> None:
     arguments = parser.parse_args()
     name, workload = arguments.workload, WORKLOADS[arguments.workload]
     peers = {
-        setting: Process([PYTHON, "tests/benchmarks/peers/keras_fit.py", f"--workload={name}", f"--setting={setting}"])
+        setting: Process([PYTHON, "benchmarks/peers/keras_fit.py", f"--workload={name}", f"--setting={setting}"])
         for setting, given in SETTINGS.items()
         if not (workload.convolutional and given.get("jit_compile"))
     }
     ours = [*workload.flags, f"--global_batch_size={BATCH_SIZE}", f"--precision={arguments.precision}"]
-    peers["crankshaft"] = Process([PYTHON, "tests/benchmarks/bare.py", *ours])
+    peers["crankshaft"] = Process([PYTHON, "benchmarks/bare.py", *ours])
     compare(workload.title, peers, STEPS[name], arguments.turns)
 
 

@@ -2,7 +2,7 @@
 
 Two workers and two servers (or one), a process each, share this machine's cores. What is compared runs in turn (A B A B
 ...), and the tables have medians. Run it from the repository, on a machine where nothing else uses the loopback:
-`.venv/bin/python tests/benchmarks/parameter_server.py --json=parameter_server.json`.
+`.venv/bin/python benchmarks/parameter_server.py --json=parameter_server.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 from multi_worker import WorkersRace
 from race import (
     PYTHON,
-    ROOT,
     Race,
     add_arguments,
     check_arguments,
@@ -35,8 +34,6 @@ from race import (
     write_figures,
 )
 
-sys.path.insert(0, str(ROOT))
-
 from crankshaft.input import synthetic_clicks
 from crankshaft.launch.benchmark.children import Process
 from crankshaft.launch.benchmark.markdown import spread, table
@@ -46,8 +43,8 @@ from crankshaft.launch.shares import free_ports, usable_cores
 WORKERS = SERVERS = 2
 PARTS = ("speed", "tables", "bytes")
 WORKLOADS = ("mlp", "wide_deep")
-TUTORIAL = "tests/benchmarks/peers/ps_tutorial_loop.py"
-TABLE = "tests/benchmarks/peers/ps_table.py"
+TUTORIAL = "benchmarks/peers/ps_tutorial_loop.py"
+TABLE = "benchmarks/peers/ps_table.py"
 # How many servers a table is on, by what the report calls it.
 PLACES = {"1 server": 1, "2 servers": 2}
 # Steps/s, about: how many steps a first measurement has. Then its own rate says.

@@ -2,7 +2,7 @@
 
 Two workers share this machine's cores, in lockstep (multi_worker) or around a parameter server. In every second
 measurement one of them is stopped most of the time (SIGSTOP, SIGCONT), as by a neighbour that takes its core. Run it
-from the repository: `.venv/bin/python tests/benchmarks/slow_worker.py`.
+from the repository: `.venv/bin/python benchmarks/slow_worker.py`.
 """
 
 from __future__ import annotations

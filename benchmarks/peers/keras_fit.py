@@ -1,6 +1,6 @@
 """Keras fit that goes on by a piece of its steps each time it is asked: a peer of `turns.py`, a process of its own.
 
-`python tests/benchmarks/peers/keras_fit.py --workload=mlp --setting=fit_tuned`. What Keras prints goes nowhere.
+`python benchmarks/peers/keras_fit.py --workload=mlp --setting=fit_tuned`. What Keras prints goes nowhere.
 """
 
 from __future__ import annotations

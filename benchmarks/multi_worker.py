@@ -2,7 +2,7 @@
 
 Each worker is a process pinned to one core (by its affinity, which each library counts its threads by; nothing else is
 set) and takes batches of 64. The peers run in turn (A B C A B C ...), and the table has medians. Run it from the
-repository: `.venv/bin/python tests/benchmarks/multi_worker.py --torch_python=.../bin/python --json=multi_worker.json`.
+repository: `.venv/bin/python benchmarks/multi_worker.py --torch_python=.../bin/python --json=multi_worker.json`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from race import (
+    NEEDED,
     PYTHON,
-    ROOT,
     Race,
     add_arguments,
     check_arguments,
@@ -32,15 +31,13 @@ from race import (
     write_figures,
 )
 
-sys.path.insert(0, str(ROOT))
-
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process
 from crankshaft.launch.benchmark.markdown import table
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE
 from crankshaft.launch.shares import free_ports, usable_cores
 
 WORKERS = 2
-PEERS = "tests/benchmarks/peers"
+PEERS = "benchmarks/peers"
 # Crankshaft's ways to reduce, by what the tables call them.
 WIRES = {"float32": (), "bfloat16": ("--reduce_dtype=bfloat16",), "local_sgd": ("--sync_every_steps=16",)}
 ALL = ("tutorial", "ddp", "no_reduction", *WIRES)
@@ -224,8 +221,11 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--peers={','.join(sorted(unknown))} is unknown; use some of {', '.join(ALL)}")
     if arguments.torch_python is None:
         arguments.peers = [peer for peer in arguments.peers if peer != "ddp"]
-    elif "ddp" in arguments.peers and not runs_with(arguments.torch_python, "torch", "numpy"):
-        parser.error(f"--torch_python={arguments.torch_python} does not run `import torch, numpy`; pip install them")
+    elif "ddp" in arguments.peers and not runs_with(arguments.torch_python, "torch", "numpy", *NEEDED):
+        parser.error(
+            f"--torch_python={arguments.torch_python} does not run `import torch, numpy, crankshaft`; pip install the "
+            "first two, and pip install --no-deps . here"
+        )
     if len(usable_cores()) < WORKERS:
         parser.error(f"{WORKERS} workers need a core each, and this process may use {len(usable_cores())}; use taskset")
     return arguments

@@ -1,16 +1,11 @@
 """A model that is one embedding table and nothing else, to time what servers do for it. Runs in a cluster's tasks.
 
-`crankshaft local --ps=2 -- tests/benchmarks/peers/ps_table.py --input=synthetic_clicks --train_steps=100`
+`crankshaft local --ps=2 -- benchmarks/peers/ps_table.py --input=synthetic_clicks --train_steps=100`
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import tensorflow as tf
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from crankshaft.engine.embeddings import Embedding, zeros
 from crankshaft.launch import train

@@ -1,7 +1,7 @@
 """Crankshaft beside a jitted JAX scan, in pieces of a fraction of a second, in turn. A script, not a test.
 
 `jax_scan_race.py` compares processes that run one after the other, and more peers; a shared machine drifts between
-them. Here all stay, and the ratio is said with an interval: `.venv/bin/python tests/benchmarks/jax_scan_turns.py
+them. Here all stay, and the ratio is said with an interval: `.venv/bin/python benchmarks/jax_scan_turns.py
 --jax_python=.../bin/python`. Both leave out what is not steps: compilation, warm-up, the choice of `--jit`.
 """
 
@@ -11,7 +11,7 @@ import argparse
 import os
 
 from jax_scan_race import CALL, JAX
-from race import PYTHON, run_script, runs_with
+from race import NEEDED, PYTHON, run_script, runs_with
 from turns import add_turns, compare
 
 from crankshaft.launch.benchmark.children import Process
@@ -27,8 +27,11 @@ def parse_arguments() -> argparse.Namespace:
     add_turns(parser, 60)
     parser.add_argument("--jax_python", required=True, help="a Python that has jax and optax")
     arguments = parser.parse_args()
-    if not runs_with(arguments.jax_python, "jax", "optax"):
-        parser.error(f"--jax_python={arguments.jax_python} does not run `import jax, optax`; pip install jax optax")
+    if not runs_with(arguments.jax_python, "jax", "optax", *NEEDED):
+        parser.error(
+            f"--jax_python={arguments.jax_python} does not run `import jax, optax, crankshaft`; pip install jax optax, "
+            "and pip install --no-deps . here"
+        )
     return arguments
 
 
@@ -38,7 +41,7 @@ def main() -> None:
     options = [f"--workload={arguments.workload}", f"--quality_steps={CALL}", f"--warm_up_steps={CALL}", "--turns=1"]
     options += [f"--steps={steps}", f"--result_json={os.devnull}"]
     peers = {name: JAX[name].process(arguments.jax_python, options) for name in PEERS}
-    command = [PYTHON, "tests/benchmarks/bare.py", *workload.flags, f"--global_batch_size={BATCH_SIZE}"]
+    command = [PYTHON, "benchmarks/bare.py", *workload.flags, f"--global_batch_size={BATCH_SIZE}"]
     compare(workload.title, {**peers, "crankshaft": Process(command)}, steps, arguments.turns)
 
 

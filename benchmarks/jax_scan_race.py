@@ -2,7 +2,7 @@
 
 Each measurement is a process of its own; the peers run in turn (A B C A B C ...), and the table has medians. JAX runs
 as people write it and in each way that may be faster. Run it from the repository, with a Python that has jax, optax and
-keras: `.venv/bin/python tests/benchmarks/jax_scan_race.py --jax_python=.../bin/python --json=jax_scan.json`.
+keras: `.venv/bin/python benchmarks/jax_scan_race.py --jax_python=.../bin/python --json=jax_scan.json`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 from pathlib import Path
 
 from race import (
+    NEEDED,
     PYTHON,
     Race,
     add_arguments,
@@ -33,7 +34,7 @@ from crankshaft.launch.benchmark.markdown import table
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE
 from crankshaft.launch.shares import usable_cores
 
-PEERS = "tests/benchmarks/peers"
+PEERS = "benchmarks/peers"
 CALL = 50  # steps
 # glibc keeps what is freed, as Crankshaft has it do too (launch/process.py): the kernel clears no page twice.
 ALLOCATOR = (
@@ -173,9 +174,10 @@ def parse_arguments() -> argparse.Namespace:
     check_arguments(parser, arguments)
     if arguments.quality_steps % CALL or arguments.quality_steps < 1:
         parser.error(f"--quality_steps={arguments.quality_steps} is no multiple of {CALL}; use 100")
-    if not runs_with(arguments.jax_python, "jax", "optax"):
+    if not runs_with(arguments.jax_python, "jax", "optax", *NEEDED):
         parser.error(
-            f"--jax_python={arguments.jax_python} does not run `import jax, optax`; pip install jax optax keras"
+            f"--jax_python={arguments.jax_python} does not run `import jax, optax, crankshaft`; pip install "
+            "jax optax keras, and pip install --no-deps . here"
         )
     return arguments
 

@@ -1,6 +1,6 @@
 """Nothing but calls of the inner loop, for comparisons: a session as `crankshaft train` makes it, and its rate.
 
-As a program it is a peer that takes turns (`turns.py`): `python tests/benchmarks/bare.py` with flags of launch.train.
+As a program it is a peer that takes turns (`turns.py`): `python benchmarks/bare.py` with flags of launch.train.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ import os
 import sys
 import tempfile
 import time
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from absl import flags
 
