@@ -12,6 +12,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tests.waiting import PATIENCE
+
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -19,7 +21,7 @@ def run_notebook(notebook, folder: pathlib.Path):
     """Runs the cells in a kernel of this Python, in `folder`."""
     os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
     notebook.metadata.pop("kernelspec", None)
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(notebook, timeout=PATIENCE, resources={"metadata": {"path": str(folder)}})
     manager = client.create_kernel_manager()
     manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     client.execute()
@@ -55,7 +57,7 @@ def test_a_mistake_in_a_notebook_is_the_programs_line(tmp_path):
 
 def test_the_search_finds_and_prunes(tmp_path):
     shutil.copy(EXAMPLES / "search.py", tmp_path)
-    done = subprocess.run([sys.executable, "search.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "search.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     found = re.search(r"best of 10 trials, (\d+) of them pruned: (0\.\d+) by", done.stdout)
     assert found, done.stdout[-2000:]

@@ -11,6 +11,8 @@ import venv
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = """
 from crankshaft import Trainer, main, mean
@@ -70,7 +72,7 @@ def run(python, folder, *arguments):
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "run" / "result.json").read_text())
@@ -82,11 +84,11 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     built = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
-    subprocess.run(built, check=True, timeout=300, capture_output=True)
+    subprocess.run(built, check=True, timeout=PATIENCE, capture_output=True)
     (wheel,) = folder.glob("crankshaft-*.whl")
     venv.create(folder / "env", with_pip=False)
     (packages,) = (folder / "env" / "lib").glob("python*/site-packages")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(packages), str(wheel)], check=True, timeout=300)
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(packages), str(wheel)], check=True, timeout=PATIENCE)
     # What it depends on: a folder on the path, whose own .pth files, the checkout's among them, are not read.
     (packages / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return folder / "env" / "bin" / "python", packages

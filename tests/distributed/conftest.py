@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SECONDS = 400  # of a whole cluster: start and compilation are about ten seconds on two cores, 130 on busy ones
 
 
 def free_ports(count: int) -> list[int]:
@@ -54,22 +54,14 @@ class Workers:
     def send(self, worker: int, number: signal.Signals) -> None:
         self.processes[worker].send_signal(number)
 
-    def until(self, condition, seconds: float = _SECONDS) -> None:
+    def until(self, condition) -> None:
         """Waits for `condition()`; fails if a process ends before, or time does."""
-        end = time.monotonic() + seconds
-        while not condition():
-            ended = [i for i, process in enumerate(self.processes) if process.poll() is not None]
-            assert not ended, f"worker {ended} ended\n{self._outputs()}"
-            assert time.monotonic() < end, f"waited {seconds} s in vain\n{self._outputs()}"
-            time.sleep(0.01)
+        wait_until(condition, *self.processes, shows=self._outputs)
 
-    def wait(self, seconds: float = _SECONDS) -> list[int]:
+    def wait(self) -> list[int]:
         """The exit codes, once all have ended by themselves."""
-        end = time.monotonic() + seconds
-        try:
-            return [process.wait(timeout=max(0.1, end - time.monotonic())) for process in self.processes]
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"not all ended within {seconds} s\n{self._outputs()}") from None
+        wait_until(lambda: all(process.poll() is not None for process in self.processes), shows=self._outputs)
+        return [process.returncode for process in self.processes]
 
     def ok(self) -> Workers:
         """Itself, once all have ended well."""

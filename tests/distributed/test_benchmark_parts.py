@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -50,7 +52,7 @@ def test_parts_around_parameter_servers_are_timed_and_traced_on_their_tasks(tmp_
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "b.json").read_text())

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from tests import runs
+from tests.waiting import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "distributed" / "counting.py"
 LARGE = ROOT / "tests" / "distributed" / "large.py"
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 STEPS_PER_EPOCH = 16  # 1000 examples in batches of 64: the last is of 40
-_SECONDS = 300
 
 
 class Job:
@@ -47,11 +47,7 @@ class Job:
         return self._log.read_text(errors="replace")
 
     def until(self, condition) -> None:
-        end = time.monotonic() + _SECONDS
-        while not condition():
-            assert self.process.poll() is None, f"it ended\n{self.output[-4000:]}"
-            assert time.monotonic() < end, f"waited in vain\n{self.output[-4000:]}"
-            time.sleep(0.05)
+        wait_until(condition, self.process, shows=lambda: self.output[-4000:])
 
     def send(self, task: str, number: signal.Signals) -> None:
         os.kill(int(re.findall(rf"\[local\] {task} is process (\d+)", self.output)[-1]), number)
@@ -60,10 +56,8 @@ class Job:
         self.send(task, signal.SIGKILL)
 
     def wait(self) -> int:
-        try:
-            return self.process.wait(_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it did not end\n{self.output[-4000:]}") from None
+        wait_until(lambda: self.process.poll() is not None, shows=lambda: self.output[-4000:])
+        return self.process.returncode
 
     def ok(self) -> Job:
         code = self.wait()

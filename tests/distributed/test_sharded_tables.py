@@ -17,8 +17,8 @@ import pytest
 
 from tests import runs
 from tests.distributed.conftest import ROOT
+from tests.waiting import PATIENCE
 
-_SECONDS = 240
 # 8 x 1,500 rows of 17 (16 for the deep part, 1 for the wide) are 797 KiB: two shards of more than 256 KiB each.
 RUN = (
     "--model=wide_deep",
@@ -33,7 +33,7 @@ ALONE = ("-m", "crankshaft", "train")
 def launch(program, *flags) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *program, *RUN, *map(str, flags)]
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS)
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
@@ -98,7 +98,7 @@ def test_weights_on_servers_that_are_not_finite_fail_a_run_whose_loss_is(tmp_pat
     command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--ps=1", "--max_restarts=0", "--"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
-        [*command, tmp_path / "script.py", *flags], env=environment, capture_output=True, text=True, timeout=_SECONDS
+        [*command, tmp_path / "script.py", *flags], env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert ended.returncode == 1, ended.stderr[-3000:]
     assert re.search(r"error: step 40: variable mlp/dense\w*/kernel is not finite", ended.stderr), ended.stderr[-1500:]
@@ -131,7 +131,7 @@ def test_a_table_of_2_gb_on_two_servers_trains_with_a_worker_of_less_than_one(tm
     with open(tmp_path / "log", "w+", encoding="utf-8") as log:
         cluster = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
         try:
-            end = time.monotonic() + _SECONDS
+            end = time.monotonic() + PATIENCE
             while cluster.poll() is None:
                 assert time.monotonic() < end
                 for task, peak in peaks(mark).items():

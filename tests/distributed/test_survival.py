@@ -20,12 +20,12 @@ import pytest
 
 from tests.distributed.conftest import ROOT
 from tests.runs import assert_equal_bits, manifests, metrics, newest
+from tests.waiting import PATIENCE, wait_until
 
 STEPS = 400
 MLP = ("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3")
 RUN = (*MLP, "--input=digits", "--global_batch_size=66", "--progress=plain", "--steps_per_loop=2")
 OFTEN = ("--checkpoint_every_steps=20", "--eval_every_steps=110")
-_SECONDS = 240
 
 
 class Local:
@@ -58,21 +58,22 @@ class Local:
         return self.output.count("worker 0 is process")
 
     def until(self, condition) -> None:
-        end = time.monotonic() + _SECONDS
-        while not condition():
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < end, self.output
-            time.sleep(0.002)
+        """Looks often: what is awaited may be a checkpoint that is being written."""
+        wait_until(condition, self.process, shows=lambda: self.output, pause=0.002)
+
+    def wait(self) -> int:
+        wait_until(lambda: self.process.poll() is not None, shows=lambda: self.output)
+        return self.process.returncode
 
     def ok(self) -> Local:
-        assert self.process.wait(timeout=_SECONDS) == 0, self.output
+        assert self.wait() == 0, self.output
         return self
 
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(timeout=30)
+                self.process.wait(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -153,7 +154,7 @@ def test_one_preempted_worker_makes_all_save_at_one_step_and_no_step_is_lost(loc
 def train_alone(*flags) -> str:
     """Output of a run on one device."""
     done = subprocess.run(
-        [sys.executable, "-m", "crankshaft", "train", *flags], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "crankshaft", "train", *flags], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -178,7 +179,7 @@ def test_workers_may_change_in_number(local, tmp_path):
 
 def test_a_mistake_of_the_user_s_is_not_tried_again(local):
     run = local(2, "--model=mlp", "--input=digits", "--global_batch_size=65")
-    assert run.process.wait(timeout=_SECONDS) == 2
+    assert run.wait() == 2
     assert run.starts() == 1
     assert "--global_batch_size=65 does not divide over 2 replicas; use 64 or 66" in run.output
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from crankshaft.engine.health.peers import Peers
 from crankshaft.engine.health.watchdog import Watchdog, default_timeout_seconds
+from tests.waiting import PATIENCE, wait_until
 
 WORKER = pathlib.Path(__file__).with_name("stuck_worker.py")
 NEVER = 1000.0
@@ -75,7 +76,7 @@ class Job:
         self.stack.close()
 
     def first_line(self, worker: int) -> str:
-        assert self.ended.wait(20)
+        assert self.ended.wait(PATIENCE)
         return self.said[worker]
 
 
@@ -110,8 +111,10 @@ def test_worker_with_fewer_beats_is_named():
         for ahead in (0, 2):
             job.watchdogs[ahead].beat(STEP + 50)
         line = job.first_line(0)
-    assert line.startswith(f"worker 1 ({job.addresses[1]}) has not arrived at step {STEP + 50} for 1 s")
-    assert f"(it last began step {STEP})" in line
+    said = (
+        rf"worker 1 \({job.addresses[1]}\) has not arrived at step {STEP + 50} for \d+ s \(it last began step {STEP}\)"
+    )
+    assert re.match(said, line)
 
 
 def test_worker_without_data_is_named_though_it_has_as_many_beats():
@@ -123,10 +126,10 @@ def test_worker_without_data_is_named_though_it_has_as_many_beats():
 
 
 def test_stuck_worker_that_is_named_by_another_ends_too():
-    with Job(2, [0.8, 1.4]) as job:
+    with Job(2, [0.8, 1.5]) as job:
         job.watchdogs[0].beat(STEP + 50)
         assert job.first_line(0).startswith("worker 1 (")
-        time.sleep(0.5)  # before its own 1.4 s are over
+        wait_until(lambda: 1 in job.said)
         line = job.said[1]
     assert line.startswith(f"worker 1 ({job.addresses[1]}), this process, has not arrived")
     assert line.endswith(f"worker 0 ({job.addresses[0]}) noticed it")
@@ -211,9 +214,9 @@ def test_default_is_off_in_a_debugger():
         sys.settrace(before)
 
 
-def line(workers, worker: int, seconds: float) -> str:
-    """The one line with which the worker ended, by itself, within so many seconds."""
-    code = workers.processes[worker].wait(timeout=seconds)
+def line(workers, worker: int) -> str:
+    """The one line with which the worker ended, by itself."""
+    code = workers.processes[worker].wait(timeout=PATIENCE)
     lines = [line for line in workers.output(worker).splitlines() if line.startswith("error: ")]
     assert (code, len(lines)) == (1, 1), workers.output(worker)
     return lines[0].removeprefix("error: ")
@@ -225,24 +228,24 @@ def under_way(workers):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_killed_worker_is_named_and_the_other_ends_within_seconds(start_workers, victim):
+def test_killed_worker_is_named_and_the_other_ends(start_workers, victim):
     job = under_way(start_workers(2, WORKER, 60))
     job.send(victim, signal.SIGKILL)
-    assert re.match(rf"worker {victim} \(localhost:\d+\) is gone: its process has ended", line(job, 1 - victim, 8))
+    assert re.match(rf"worker {victim} \(localhost:\d+\) is gone: its process has ended", line(job, 1 - victim))
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_stopped_worker_is_named_and_the_other_ends(start_workers, victim):
     job = under_way(start_workers(2, WORKER, 3))
     job.send(victim, signal.SIGSTOP)
-    said = line(job, 1 - victim, 8)
+    said = line(job, 1 - victim)
     job.end()
-    assert re.match(rf"worker {victim} \(localhost:\d+\) has not answered for \d s .*: it is stopped", said)
+    assert re.match(rf"worker {victim} \(localhost:\d+\) has not answered for \d+ s .*: it is stopped", said)
 
 
 def test_worker_in_an_endless_input_function_is_named_and_shows_where(start_workers):
     job = start_workers(2, WORKER, 2, 1234)
-    said = [line(job, worker, 60) for worker in (0, 1)]
+    said = [line(job, worker) for worker in (0, 1)]
     # Whoever sees it first says it first; either way both know who it was.
     assert all(re.match(r"worker 1 \(localhost:\d+\)", each) for each in said), said
     assert "this process, has not arrived" in said[1]
@@ -253,7 +256,7 @@ HOLD = """
 import ctypes
 from crankshaft.engine.health.watchdog import Watchdog
 def hold_the_lock():
-    ctypes.PyDLL(None).sleep(30)  # calls through PyDLL keep Python's lock
+    ctypes.PyDLL(None).sleep(3600)  # calls through PyDLL keep Python's lock
 with Watchdog(0, ("worker 0",), ("localhost:0",), 1.0) as watchdog:
     watchdog.beat(0)
     time_for_the_thread_to_see_it = ctypes.CDLL(None).sleep(1)
@@ -263,5 +266,5 @@ with Watchdog(0, ("worker 0",), ("localhost:0",), 1.0) as watchdog:
 
 def test_library_that_never_lets_go_of_the_lock_ends_with_its_stack(start_workers):
     job = start_workers(1, "-c", HOLD)
-    assert job.processes[0].wait(timeout=25) == 1
+    assert job.processes[0].wait(timeout=PATIENCE) == 1
     assert "in hold_the_lock" in job.output(0)

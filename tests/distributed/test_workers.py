@@ -134,9 +134,9 @@ def test_all_workers_take_as_many_steps_a_call_and_stop_at_the_same_one(found):
 
 
 def test_a_slow_worker_is_named_and_its_time_is_its_own(found):
-    """The last one sleeps 20 ms a step; the others wait for it as long, and that is not theirs."""
+    """The last one sleeps 50 ms a step; the others wait for it as long, and that is not theirs."""
     *fast, slow = found[0]["slow"]["figures"]
-    assert slow["own_ms"] > 20
+    assert slow["own_ms"] > 50
     for each in fast:  # a machine that is busy adds to all of them
         assert each["own_ms"] < slow["own_ms"] / 1.5
         assert each["reduce_wait_ms"] > slow["reduce_wait_ms"] + 10

@@ -8,6 +8,7 @@ import pytest
 
 from crankshaft.engine.strategies import devices
 from crankshaft.models.cnn import Model as Cnn
+from tests.waiting import PATIENCE
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}  # sums in another order, over nine updates
 
@@ -54,5 +55,7 @@ def test_operations_have_one_thread_where_replicas_fill_the_cores(cores, expecte
         "threads = tf.config.threading; "
         "print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads())"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert [int(number) for number in found.stdout.split()] == expected

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 
+from tests.waiting import PATIENCE
+
 TRAINER = "from crankshaft.engine import Trainer\n"
 NAMED = {**os.environ, "KERAS_BACKEND": "jax"}
 
 
 def script(source: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", source], env=NAMED, capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, "-c", source], env=NAMED, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_keras_computes_by_tensorflow():

@@ -11,6 +11,7 @@ import pytest
 
 from crankshaft.input import fashion_mnist, mnist
 from crankshaft.input.splits import InputError
+from tests.waiting import PATIENCE
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 EVAL_IMAGES, EVAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -252,7 +253,7 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
         env={**os.environ, **proxy, "KERAS_HOME": str(tmp_path), "no_proxy": ""},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     found, *_, message = done.stdout.splitlines()  # Keras prints a line of its own between them.

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import crankshaft.input
+from tests.waiting import PATIENCE
 
 ROOT = os.path.dirname(os.path.dirname(crankshaft.input.__file__))
 MODULES = [
@@ -50,5 +51,5 @@ def test_importing_and_reading_does_not_start_tensorflow():
         "except ValueError: pass\n"
         "print('tensorflow' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 
 import pytest
 import tensorflow as tf
@@ -22,9 +21,9 @@ from absl import flags, logging
 from absl.testing import flagsaver
 
 from tests.launch.local_tasks import TASK
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SECONDS = 300  # a process that takes longer hangs: start and compilation are about five seconds, busy cores apart
 DIGITS = ("--input=digits", "--jit=off")
 MLP = ("--model=mlp", "--model_arg=hidden_units=16", *DIGITS)
 _WITHOUT_TENSORFLOW = "raise ImportError('TensorFlow was started')\n"
@@ -37,7 +36,6 @@ class Outcome:
     code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def error(self) -> str:
@@ -65,7 +63,6 @@ class Program:
     def __init__(self, arguments: list[str], folder: pathlib.Path, environment: dict[str, str]):
         folder.mkdir(parents=True)
         self._paths = (folder / "out", folder / "err")
-        self._started = time.monotonic()
         with open(self._paths[0], "wb") as out, open(self._paths[1], "wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -87,17 +84,12 @@ class Program:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def until(self, condition, seconds: float = _SECONDS) -> None:
+    def until(self, condition) -> None:
         """Waits for `condition()`; fails if the program ends before, or time does."""
-        end = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.err}\n{self.out}"
-            assert time.monotonic() < end, f"waited {seconds} s in vain\n{self.err}\n{self.out}"
-            time.sleep(0.01)
+        wait_until(condition, self.process, shows=lambda: f"{self.err}\n{self.out}")
 
-    def wait(self, seconds: float = _SECONDS) -> Outcome:
-        code = self.process.wait(timeout=seconds)
-        return Outcome(code, self.out, self.err, time.monotonic() - self._started)
+    def wait(self) -> Outcome:
+        return Outcome(self.process.wait(timeout=PATIENCE), self.out, self.err)
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -160,14 +152,13 @@ def inside(capfd):
         logging.get_absl_handler().python_handler.setStream(sys.stderr)  # pytest's of now, not of the import
         # TensorFlow numbers each strategy's collectives from here; two strategies of one process must not share them.
         tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
-        started = time.monotonic()
         with flagsaver.flagsaver():
             for name in flags.FLAGS:
                 flags.FLAGS[name].unparse()
             with pytest.raises(SystemExit) as exit:
                 train.main(trainer, data=data, hooks=hooks, argv=["script", *map(str, arguments)])
         out, err = capfd.readouterr()
-        return Outcome(exit.value.code or 0, out, err, time.monotonic() - started)
+        return Outcome(exit.value.code or 0, out, err)
 
     yield run
     # What a run sets for its process, and a process has for itself.
@@ -184,7 +175,7 @@ def digits_run(tmp_path_factory):
         [*command, f"--run_dir={run_dir}", f"--result_json={run_dir}/copy.json", "--summary_every_steps=10"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

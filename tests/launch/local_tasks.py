@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pathlib
 import re
-import time
+
+from tests.waiting import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOON = 15.0  # seconds; what is awaited takes a tenth of one on an idle machine
 
 # What every task's script starts with.
 TASK = """
@@ -35,11 +35,9 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def assert_dead_soon(*processes: int, seconds: float = SOON) -> None:
-    end = time.monotonic() + seconds
-    while left := [pid for pid in processes if is_alive(pid)]:
-        assert time.monotonic() < end, f"still alive: {left}"
-        time.sleep(0.01)
+def until_dead(*processes: int) -> None:
+    """Waits until these processes have ended; fails if one does not."""
+    wait_until(lambda: not any(map(is_alive, processes)), shows=lambda: [pid for pid in processes if is_alive(pid)])
 
 
 def lines_of(text: str, task: str) -> list[str]:

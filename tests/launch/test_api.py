@@ -21,6 +21,7 @@ from absl.testing import flagsaver
 import crankshaft
 from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch
+from tests.waiting import PATIENCE
 
 SCRIPT = pathlib.Path(__file__).with_name("several_runs.py")
 
@@ -231,7 +232,7 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
 
 def test_ten_runs_of_one_process_are_each_as_if_alone():
     def digests(*names: str) -> list[str]:
-        done = subprocess.run([sys.executable, SCRIPT, *names], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([sys.executable, SCRIPT, *names], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 

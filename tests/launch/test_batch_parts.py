@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 
 from crankshaft.launch import config, session
 from crankshaft.launch.errors import UsageError
+from tests.waiting import PATIENCE
 
 
 def parts(*given):
@@ -73,7 +74,7 @@ def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
     def train(run_dir, steps):
         path = tmp_path / f"{run_dir}.json"
         flags = [f"--run_dir={tmp_path / run_dir}", f"--train_steps={steps}", f"--result_json={path}"]
-        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "XLA off: each batch is computed in 2 parts, a thread each" in done.stdout
         newest = max(
             (tmp_path / run_dir / "checkpoints").glob("*.index"), key=lambda file: int(file.stem.split("-")[-1])

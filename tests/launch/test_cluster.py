@@ -16,6 +16,7 @@ import pytest
 
 from crankshaft.launch import cluster
 from crankshaft.launch.errors import UsageError
+from tests.waiting import PATIENCE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO = ["a:1", "b:2"]
@@ -172,13 +173,15 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
     mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
     cluster.check_bindable(mine := cluster.Cluster(mapped, 0))
     with cluster._listen(cluster.Cluster(tasks, 1)):
-        cluster.wait_for_peers(mine, 10)
+        cluster.wait_for_peers(mine, PATIENCE)
 
 
 WAIT = """
 import sys, time
 from crankshaft.launch import cluster
 ports, index, delay, timeout = eval(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
 time.sleep(delay)
 tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
 try:
@@ -191,11 +194,14 @@ time.sleep(1.0)
 
 
 def come(ports, delays, timeout) -> list[tuple[int, str]]:
-    """(exit code, what it said) of workers that come after so many seconds; those that never do have None."""
+    """(exit code, what it said) of workers that come after so many seconds, counted from when all are ready; those that
+    never do have None."""
     here = {
         index: subprocess.Popen(
             [sys.executable, "-c", WAIT, repr((ports, index, delay, timeout))],
             cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -203,7 +209,11 @@ def come(ports, delays, timeout) -> list[tuple[int, str]]:
         if delay is not None
     }
     try:
-        said = [process.communicate(timeout=30)[1].strip() for process in here.values()]
+        assert [process.stdout.readline() for process in here.values()] == ["ready\n"] * len(here)
+        for process in here.values():
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = [process.communicate(timeout=PATIENCE)[1].strip() for process in here.values()]
     finally:
         for process in here.values():
             process.kill()
@@ -212,7 +222,7 @@ def come(ports, delays, timeout) -> list[tuple[int, str]]:
 
 
 def test_workers_that_come_late_are_awaited():
-    assert come(free_ports(3), [0.0, 1.5, 0.7], 20) == [(0, "")] * 3
+    assert come(free_ports(3), [0.0, 1.0, 0.5], PATIENCE) == [(0, "")] * 3
 
 
 def test_workers_that_do_not_come_are_named_by_all_who_did():
@@ -245,7 +255,7 @@ import os, sys
 from crankshaft.launch import cluster
 found = cluster.from_environment(os.environ)
 import tensorflow as tf
-cluster.wait_for_peers(found, 20)
+cluster.wait_for_peers(found, 600)
 with cluster.limited(2.0):
     tf.distribute.MultiWorkerMirroredStrategy()
 """
@@ -256,7 +266,12 @@ def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process():
     jobs = {"worker": [f"localhost:{port}" for port in ports]}
     with socket.create_server(("", ports[1])):  # comes, and is no TensorFlow
         done = subprocess.run(
-            [sys.executable, "-c", STRATEGY], cwd=ROOT, env=config(jobs), capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", STRATEGY],
+            cwd=ROOT,
+            env=config(jobs),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
     assert done.returncode == 1
     assert re.search(r"Timeout \(0:00:02\)!", done.stderr)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints
 from tests import runs
 from tests.launch.conftest import DIGITS, MLP
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("which", ["latest", "best", "all", "20"])
@@ -59,7 +60,7 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
     readme = (folder / "README.md").read_text()
     assert "serving_default" in readme
     command = re.search(r"^python (-c '.*') \| curl -d @- http", readme, re.MULTILINE)[1]
-    request = subprocess.run([sys.executable, *shlex.split(command)], capture_output=True, timeout=30, check=True)
+    request = subprocess.run([sys.executable, *shlex.split(command)], capture_output=True, timeout=PATIENCE, check=True)
     assert np.shape(json.loads(request.stdout)["inputs"]["features"]) == (1, 28, 28, 1)
     snippet = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
     exec(snippet, {"FOLDER": str(folder), "print": lambda outputs: np.testing.assert_equal(outputs.shape, (1, 10))})
@@ -75,7 +76,7 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
         [sys.executable, "-c", asking, folder, tmp_path / "features.npy"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=True,
     )
     served = np.array(process.stdout.split(), np.float32).reshape(5, 10)

@@ -16,7 +16,8 @@ import pytest
 
 from crankshaft.launch import guard, shares
 from crankshaft.launch.output import Lines
-from tests.launch.local_tasks import ROOT, SOON, TASK, assert_dead_soon, lines_of, pids
+from tests.launch.local_tasks import ROOT, TASK, lines_of, pids, until_dead
+from tests.waiting import PATIENCE, wait_until
 
 # --- what a task is given
 
@@ -226,7 +227,7 @@ def test_a_reader_who_has_gone_does_not_end_the_job(local, tmp_path):
     (tmp_path / "task.py").write_text(TASK + "print('x' * 200_000); (here / 'done').touch()")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT)
     process.stdout.close()
-    assert process.wait(timeout=SOON) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert (tmp_path / "done").exists()
 
 
@@ -235,7 +236,7 @@ def test_a_reader_of_errors_who_has_gone_does_not_end_the_job(tmp_path):
     (tmp_path / "task.py").write_text(TASK + "(here / 'done').touch()")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
     process.stderr.close()
-    assert process.wait(timeout=SOON) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert (tmp_path / "done").exists()
 
 
@@ -245,17 +246,14 @@ def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
     with open(tmp_path / "err", "w") as err:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, cwd=ROOT)
     try:
-        end = time.monotonic() + SOON
-        while "worker 0 is process" not in (tmp_path / "err").read_text():
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: "worker 0 is process" in (tmp_path / "err").read_text(), process)
         time.sleep(1.0)  # for the pipes to be full
         process.terminate()
-        assert process.wait(timeout=SOON) == 143
+        assert process.wait(timeout=PATIENCE) == 143
     finally:
         process.kill()
         process.stdout.close()
-    assert_dead_soon(*map(int, re.findall(r"^\[worker 0\] (\d+)", (tmp_path / "err").read_text(), re.MULTILINE)))
+    until_dead(*map(int, re.findall(r"^\[worker 0\] (\d+)", (tmp_path / "err").read_text(), re.MULTILINE)))
 
 
 # --- mistakes
@@ -298,7 +296,7 @@ def test_another_system_than_linux_is_told_in_one_line():
         "import sys; from crankshaft.launch import local; sys.platform = 'darwin'\n"
         "local.main(['crankshaft local', '--workers=2', '--', '--model=mlp', '--input=digits'])"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: crankshaft local needs Linux, ")

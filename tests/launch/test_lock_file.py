@@ -16,6 +16,7 @@ import pytest
 from crankshaft.launch import files, lock_file, process
 from crankshaft.launch.errors import UsageError
 from tests.launch.local_tasks import ROOT
+from tests.waiting import PATIENCE
 
 # As Lustre answers where it is mounted with noflock, and FUSE where its program has no locks.
 WITHOUT_FLOCK = """
@@ -100,9 +101,9 @@ def test_of_many_that_find_a_dead_owner_one_gets_it(tmp_path, without_flock):
             try:
                 with lock_file.owned(str(tmp_path)):
                     got.append(True)
-                    end.wait(30)
+                    end.wait(PATIENCE)
             except UsageError:
-                end.wait(30)
+                end.wait(PATIENCE)
 
         threads = [threading.Thread(target=try_it) for _ in range(8)]
         for thread in threads:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 SCRIPT = pathlib.Path(__file__).parent / "mapped_run.py"
 MIB = 512
 
@@ -17,7 +19,7 @@ def peak(tmp_path, mib, *flags):
         file.truncate(mib << 20)
     command = [sys.executable, str(SCRIPT), str(mib), str(path), "--train_steps=600", "--eval_every_steps=600"]
     flags = ("--global_batch_size=128", "--jit=off", "--progress=plain", "--tune_allocator=false", *flags)
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return int(re.search(r"peak (\d+)", done.stdout)[1])
 

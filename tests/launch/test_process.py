@@ -14,6 +14,7 @@ from crankshaft.launch import explanations, process
 from crankshaft.launch.errors import UsageError
 from tests.launch.conftest import ROOT, Program
 from tests.runs import newest
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path, closed):
     )
     path = tmp_path / "file"
     command = [sys.executable, "-c", code, path]
-    subprocess.run(command, preexec_fn=lambda: [os.close(number) for number in closed], check=True, timeout=30)
+    subprocess.run(command, preexec_fn=lambda: [os.close(number) for number in closed], check=True, timeout=PATIENCE)
     assert path.read_text() == "1"
 
 
@@ -123,7 +124,7 @@ def test_what_is_used_before_tensorflow_starts_does_not_start_it():
 def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_path):
     absl = tmp_path / "absl"
     absl.mkdir()
-    (absl / "__init__.py").write_text("import time\n\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    (absl / "__init__.py").write_text("import time\n\nprint('importing', flush=True)\ntime.sleep(900)\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     program = Program(["-m", "crankshaft", "train"], tmp_path / "program", environment)
     try:
@@ -201,6 +202,6 @@ def test_a_second_signal_ends_a_process_that_is_stuck_in_a_compiled_call():
             assert stuck.poll() is None
             time.sleep(1.5 * process.SAME_REQUEST_SECONDS)
             stuck.send_signal(signal.SIGTERM)
-            assert stuck.wait(10) == 143
+            assert stuck.wait(PATIENCE) == 143
         finally:
             stuck.kill()

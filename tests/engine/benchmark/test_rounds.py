@@ -147,12 +147,7 @@ def test_real_strategy_goes_on_from_its_step_and_counts_every_example():
 
 
 class Asleep(Line):
-    """Each step sleeps, and notes for how long it did: that a busy machine wakes it late is not the benchmark's error.
-
-    So long that what such a machine adds to a step beside, some milliseconds, is under 5 %.
-    """
-
-    seconds = 0.2
+    """Each step sleeps, and notes from when to when it did: a busy machine wakes it late."""
 
     def __init__(self):
         super().__init__()
@@ -164,19 +159,18 @@ class Asleep(Line):
 
     def _sleep(self):
         before = time.perf_counter()
-        time.sleep(self.seconds)
-        self.slept.append(time.perf_counter() - before)
+        time.sleep(0.02)
+        self.slept.append((before, time.perf_counter()))
 
 
-def test_sleeping_step_is_found_within_five_percent():
+def test_what_is_timed_holds_each_steps_sleep_and_nothing_before_or_after():
     strategy, state = ready(Asleep())
     found = rounds.run(strategy, state, Length(3, rounds=2), {})
-    slept = state.trainer.slept[-6:]
-    assert min(slept) >= Asleep.seconds
-    # Within 5 %; on a machine of which others take a share, as the result itself says, what is no sleep takes longer.
-    near = 0.05 / (1 - found["noise"]["lost_share"])
-    assert found["wall_seconds"] == pytest.approx(sum(slept), rel=near)
-    assert found["steps_per_sec"] == pytest.approx(6 / sum(slept), rel=near)
-    assert found["examples_per_sec"] == pytest.approx(40 / sum(slept), rel=near)
-    assert found["step_ms"]["p50"] == pytest.approx(1e3 * np.median(slept), rel=near)
+    ended = time.perf_counter()
+    (_, warm), *slept = state.trainer.slept[-7:]
+    asleep = sum(end - start for start, end in slept)
+    assert asleep <= found["wall_seconds"] <= ended - warm
+    assert found["steps_per_sec"] == pytest.approx(6 / found["wall_seconds"])
+    assert found["examples_per_sec"] == pytest.approx(40 / found["wall_seconds"])
+    assert 20 <= found["step_ms"]["p50"] <= 1e3 * found["wall_seconds"]
     assert len(found["rounds"]) == 2

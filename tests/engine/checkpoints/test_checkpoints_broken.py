@@ -28,6 +28,7 @@ from tests.engine.checkpoints.checkpoint_cases import (
     saved,
     warnings_of,
 )
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -227,13 +228,6 @@ def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
     assert len(list(tmp_path.glob("*.manifest.json"))) == 3
 
 
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("keep", [1, 3])  # swept after the write, and before it
 def test_a_process_killed_while_it_writes_loses_no_finished_checkpoint(tmp_path, keep):
     """Ten kills at random moments of a process that does nothing but save; the next one restores and goes on."""
@@ -257,7 +251,7 @@ def test_a_process_killed_while_it_writes_loses_no_finished_checkpoint(tmp_path,
             assert (word, whole) == ("restored", "True"), f"seed {seed}"
             assert int(step) >= newest, f"seed {seed}: went back from {newest} to {step}"
             if not newest:  # on a busy machine a first write can take long, and without one nothing is tested
-                wait_until(lambda: list(tmp_path.glob("*.manifest.json")))
+                wait_until(lambda: list(tmp_path.glob("*.manifest.json")), writer)
             time.sleep(moments.uniform(0.05, 0.6))
             os.kill(child, signal.SIGKILL)
             assert writer.stdout.readline() == "ended\n"

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from crankshaft.engine.health import standstill
+from tests.waiting import PATIENCE
 
 # By its file, without TensorFlow; `PyDLL` calls C with Python's lock held.
 PROGRAM = """
@@ -21,7 +22,9 @@ print("went on")
 
 def run(seconds: float, stand_still: str) -> subprocess.CompletedProcess:
     program = PROGRAM.format(path=standstill.__file__, seconds=seconds, stand_still=stand_still)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 def test_a_process_in_which_no_python_runs_ends_and_shows_where():

@@ -16,11 +16,10 @@ from crankshaft.launch.benchmark.compare import compare, exit_code
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.files import append_json_line
 from tests.launch.local_tasks import ROOT
+from tests.waiting import PATIENCE
 
 WORK = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--jit=off")
 BENCHMARK = ("--mode=benchmark", *WORK, "--benchmark_steps=40", "--benchmark_rounds=2", "--steps_per_loop=2")
-
-PATIENCE = 300  # seconds for a run that takes a few on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
     path.write_text(json.dumps(slower(result, 1e-6)))
     lines = tmp_path / "runs.jsonl"
     flags = (f"--baseline={path}", "--fail_below=0.95", f"--result_jsonl={lines}")
-    outcome = crank.start(*BENCHMARK, *flags).wait(PATIENCE)
+    outcome = crank.start(*BENCHMARK, *flags).wait()
     assert outcome.code == 3
     assert "--fail_below=0.95: the rate is 0.0" in outcome.error
     (found,) = map(json.loads, lines.read_text().splitlines())
@@ -92,7 +91,7 @@ def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(
     flags = ("--mode=benchmark", *WORK, "--benchmark_seconds=0.5", "--benchmark_rounds=2", f"--baseline={path}")
     found = tmp_path / "found.json"
     flags = (*flags, "--fail_below=0.9", f"--result_json={found}")
-    outcome = crank.start("--workers=2", "--", *flags, command="local").wait(PATIENCE)
+    outcome = crank.start("--workers=2", "--", *flags, command="local").wait()
     assert outcome.code == 3, outcome.err
     assert "worker 0 ended with exit code 3: the benchmark is slower than --fail_below allows" in outcome.error
     workers = json.loads(found.read_text())
@@ -153,7 +152,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_none(tmp_path):
         "try: append_json_line(sys.argv[1], {'run': 'x' * 100})\n"
         "except OSError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=PATIENCE)
     assert os.fspath(path) in done.stdout, done.stderr
     assert path.read_text() == '{"run": 1}\n'
 
@@ -165,7 +164,7 @@ def test_lines_of_several_processes_stay_whole(tmp_path):
         "for n in range(50): append_json_line(sys.argv[1], {'text': sys.argv[2] * 20_000})\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, path, letter]) for letter in "ab"]
-    assert [process.wait(timeout=300) for process in running] == [0, 0]
+    assert [process.wait(timeout=PATIENCE) for process in running] == [0, 0]
     found = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert sorted(found) == ["a" * 20_000] * 50 + ["b" * 20_000] * 50
 

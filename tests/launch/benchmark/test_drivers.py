@@ -17,7 +17,7 @@ from crankshaft.launch import flags as _  # noqa: F401 (defines them)
 from crankshaft.launch import shares
 from crankshaft.launch.benchmark import scaling, sweep
 from crankshaft.launch.errors import UsageError
-from tests.launch.local_tasks import assert_dead_soon
+from tests.launch.local_tasks import until_dead
 
 # A replica takes 1 ms for each of its examples, and each replica but the first makes all of them 10 % slower.
 STAND_IN = """
@@ -173,7 +173,7 @@ def test_stopped_it_ends_the_run_and_keeps_what_was_measured(stand_in, number, c
     program.send(number)
     outcome = program.wait()
     assert outcome.code == code
-    assert_dead_soon(stand_in.pid("slowly"))
+    until_dead(stand_in.pid("slowly"))
     assert [point["settings"]["how"] for point in stand_in.result()["sweep"]] == ["well"]
     assert stand_in.result()["warnings"] == ["stopped after 1 of 3 points"]
     assert stand_in.pid("badly") is None
@@ -183,7 +183,7 @@ def test_killed_it_leaves_no_run_behind(stand_in):
     program = stand_in.start("--benchmark_sweep=how=slowly")
     program.until(lambda: stand_in.pid("slowly"))
     program.send(signal.SIGKILL)
-    assert_dead_soon(stand_in.pid("slowly"))
+    until_dead(stand_in.pid("slowly"))
 
 
 def test_launch_local_sweeps_what_its_tasks_would_run(stand_in, crank, tmp_path):
@@ -208,7 +208,7 @@ def test_a_sweep_of_the_real_program(crank, tmp_path):
     result = tmp_path / "result.json"
     small = ("--mode=benchmark", "--model=mlp", "--input=digits", "--jit=off", "--benchmark_steps=20")
     program = crank.start(*small, "--benchmark_sweep=global_batch_size=32,64", f"--result_json={result}")
-    program.wait(180).ok()  # two processes, one after the other
+    program.wait().ok()  # two processes, one after the other
     points = json.loads(result.read_text())["sweep"]
     assert [point["settings"]["global_batch_size"] for point in points] == ["32", "64"]
     for point in points:

@@ -20,6 +20,7 @@ from crankshaft.launch.benchmark import bars, charts
 from crankshaft.launch.benchmark import html as report
 from crankshaft.launch.benchmark.plot import WIDTH, Axis
 from tests.launch.benchmark.results import CALLS, MORE, RESULT
+from tests.waiting import PATIENCE
 
 WHOLE = {
     **RESULT,
@@ -306,7 +307,7 @@ def test_a_mistake_is_one_line_and_code_2(folder, arguments, line, capsys, monke
 
 def test_reports_are_made_without_starting_tensorflow():
     code = "import sys; from crankshaft.launch.benchmark import html; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 0
 
 
 def test_a_benchmark_writes_its_report(inside, tmp_path):
@@ -348,7 +349,7 @@ def test_chromium_shows_the_page_without_a_complaint(folder, scheme):
         ],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         env={**os.environ, "HOME": str(folder)},
     )
     assert done.returncode == 0, done.stderr

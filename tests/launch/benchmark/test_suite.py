@@ -11,6 +11,7 @@ import pytest
 from crankshaft.launch.benchmark import report, suite
 from crankshaft.launch.benchmark.suite import Place, Row, Suite
 from tests.launch.local_tasks import ROOT
+from tests.waiting import PATIENCE
 
 ONE = Place("one_device", 1)
 ABOUT = {
@@ -91,7 +92,7 @@ def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "crankshaft", "benchmark", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
