@@ -11,7 +11,8 @@ import re
 import select
 import selectors
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import IO
 
 from crankshaft.engine.errors import one_line, visible
 from crankshaft.engine.files import open_regular
@@ -234,10 +235,10 @@ class Output:
         """Bytes that are still to be written."""
         return sum(sink.pending for sink in set(self._sinks))
 
-    def follow(self, name: str, place: int, process) -> TaskOutput:
-        """Starts to read a task's process; `place` among the tasks gives it its colour."""
-        task = TaskOutput(name, _COLOURS[place % len(_COLOURS)], self._open_log(name, process.pid))
-        for pipe, sink in zip((process.stdout, process.stderr), self._sinks, strict=True):
+    def follow(self, name: str, place: int, pid: int, pipes: Sequence[IO[bytes]]) -> TaskOutput:
+        """Starts to read a task's two streams; `place` among the tasks gives it its colour."""
+        task = TaskOutput(name, _COLOURS[place % len(_COLOURS)], self._open_log(name, pid))
+        for pipe, sink in zip(pipes, self._sinks, strict=True):
             task.follow(pipe, sink, self._selector)
         return task
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from crankshaft.launch import shares
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
-from crankshaft.launch.guard import Guard
+from crankshaft.launch.guard import Guard, Kept
 from crankshaft.launch.output import Output, TaskOutput
 from crankshaft.launch.process import SAME_REQUEST_SECONDS
 from crankshaft.launch.restarts import Ending, Servers, Synchronous
@@ -56,18 +56,15 @@ class Task:
     """A task's process. In a session of its own: a terminal's Ctrl-C reaches the supervisor alone, and what the task
     starts can be ended with it."""
 
-    def __init__(self, name: str, process: subprocess.Popen, output: TaskOutput):
+    def __init__(self, name: str, kept: Kept, output: TaskOutput):
         self.name = name
-        self._process = process
+        self.pids = (kept.keeper.pid, kept.pid)
+        self._keeper, self._pid = kept
         self._output = output
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def code_if_dead(self) -> int | None:
-        """Its exit code or minus its signal; None while it lives."""
-        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        """Its exit code or minus its signal; None while it, or anything that it has started, lives."""
+        found = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
@@ -75,18 +72,18 @@ class Task:
     def send(self, number: signal.Signals) -> None:
         """To it alone, not to what it has started: it may need them to save."""
         for each in (number, signal.SIGCONT):  # one that is stopped hears nothing
-            os.kill(self._process.pid, each)  # Popen's own would wait for one that is dead, and forget it
+            os.kill(self._pid, each)
 
     def kill(self) -> None:
         """With its group; while it is not waited for, its number is nobody else's."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
 
     def bury(self) -> Ending:
-        """Once it is dead: ends its group, takes what is left of its output. Waits for its death if need be."""
+        """Once it is dead: takes what is left of its output. Kills it, and waits for its death, if need be."""
         self.kill()
-        last_lines = self._output.finish()
-        return Ending(self.name, self._process.wait(), last_lines)
+        code = self._keeper.wait()
+        return Ending(self.name, code, self._output.finish())
 
 
 class Supervisor:
@@ -181,19 +178,19 @@ class Supervisor:
     def _start_one(self, place: int) -> None:
         spec = self._specs[place]
         try:
-            process = self._start(spec)
+            kept = self._start(spec)
         except OSError as error:
             raise StartError(f"{spec.name} can't be started: {error}") from None
-        output = self._output.follow(spec.name, place, process)
-        self._tasks.append(Task(spec.name, process, output))
+        output = self._output.follow(spec.name, place, kept.pid, (kept.keeper.stdout, kept.keeper.stderr))
+        self._tasks.append(Task(spec.name, kept, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
         address = self._cluster[spec.kind][spec.index]
-        self._output.say(f"{spec.name} is process {process.pid} at {address}{cores}{gpus}")
+        self._output.say(f"{spec.name} is process {kept.pid} at {address}{cores}{gpus}")
 
-    def _start(self, spec: Spec) -> subprocess.Popen:
+    def _start(self, spec: Spec) -> Kept:
         task = {"type": spec.kind, "index": spec.index}
-        return subprocess.Popen(
+        return self._guard.start(
             [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -202,16 +199,13 @@ class Supervisor:
             env={
                 **self._environment,
                 **spec.environment,
-                **self._guard.environment,
                 "TF_CONFIG": json.dumps({"cluster": self._cluster, "task": task}),
             },
-            start_new_session=True,
-            preexec_fn=lambda: self._prepare(spec),  # safe: there is one thread
+            prepare=lambda: self._prepare(spec),  # safe: there is one thread
         )
 
     def _prepare(self, spec: Spec) -> None:
         """Between fork and exec, in the task's process."""
-        self._guard.bind()
         if spec.cores:
             with contextlib.suppress(OSError):  # somebody has taken the core away: then it runs on the others
                 os.sched_setaffinity(0, spec.cores)
@@ -235,7 +229,7 @@ class Supervisor:
         dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
         self._tasks = [task for task in self._tasks if task not in codes]
         endings = [task.bury() for task in dead]
-        self._guard.bury_strays([task.pid for task in self._tasks])
+        self._guard.bury_strays([pid for task in self._tasks for pid in task.pids])
         return endings
 
     def _replace(self, ending: Ending) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
-from crankshaft.launch.guard import Guard
+from crankshaft.launch.guard import Guard, Kept
 from crankshaft.launch.output import last_lines
 from crankshaft.launch.process import SAME_REQUEST_SECONDS
 
@@ -112,24 +112,22 @@ class Process:
         variables = ["env", *(f"{name}={value}" for name, value in self.variables.items())] if self.variables else []
         return shlex.join([*pinned, *variables, *self.command])
 
-    def start(self, output: Path, environment: Mapping[str, str], guard: Guard, folder: str | None) -> subprocess.Popen:
+    def start(self, output: Path, environment: Mapping[str, str], guard: Guard, folder: str | None) -> Kept:
         """Starts it at the head of a session of its own, both its streams into the file. Raises `OSError`."""
 
         def prepare() -> None:  # between fork and exec
-            guard.bind()
             if self.cores:
                 os.sched_setaffinity(0, self.cores)  # inherited before libraries count their cores
 
         with output.open("wb") as file:
-            return subprocess.Popen(
+            return guard.start(
                 self.command,
                 cwd=folder,
-                env={**environment, **self.variables, **guard.environment},
+                env={**environment, **self.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=prepare,
+                prepare=prepare,
             )
 
 
@@ -169,7 +167,7 @@ def run_together(
     """
     with tempfile.TemporaryDirectory() as outputs, Guard() as guard:  # files: a pipe that nobody reads stops its writer
         paths = [Path(outputs, str(place)) for place in range(len(processes))]
-        started: list[subprocess.Popen] = []
+        started: list[Kept] = []
         try:
             for process, path in zip(processes, paths, strict=True):
                 try:
@@ -186,13 +184,11 @@ def run_together(
     return printed
 
 
-def _wait(
-    started: Sequence[subprocess.Popen], serves: Sequence[bool], timeout_seconds: float | None
-) -> tuple[int, str] | None:
+def _wait(started: Sequence[Kept], serves: Sequence[bool], timeout_seconds: float | None) -> tuple[int, str] | None:
     """Until all but those that serve have ended well (None), or one has not: its place, and how it ended."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
-        codes = [child.poll() for child in started]
+        codes = [child.keeper.poll() for child in started]
         for place, code in enumerate(codes):
             if code:
                 return place, f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
@@ -209,19 +205,19 @@ def _with_reason(why: str, printed: Sequence[str]) -> str:
     return f"{why}: {said[1]}" if said else why
 
 
-def _end(started: Sequence[subprocess.Popen]) -> None:
-    """Asks those that still run to end, and kills what is left of any group after a while."""
-    running = [child for child in started if child.poll() is None]
+def _end(started: Sequence[Kept]) -> None:
+    """Asks those that still run to end, each with its group, and kills them after a while."""
+    running = [child for child in started if child.keeper.poll() is None]
     for child in running:
         _signal_group(child, signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_SECONDS
-    while any(child.poll() is None for child in running) and time.monotonic() < deadline:
+    while any(child.keeper.poll() is None for child in running) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-    for child in started:
-        _signal_group(child, signal.SIGKILL)  # also what a head that has ended left behind
-        child.wait()
+    for child in running:
+        _signal_group(child, signal.SIGKILL)
+        child.keeper.wait()
 
 
-def _signal_group(child: subprocess.Popen, number: signal.Signals) -> None:
+def _signal_group(child: Kept, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)
