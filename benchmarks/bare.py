@@ -5,6 +5,7 @@ As a program it is a peer that takes turns (`turns.py`): `python benchmarks/bare
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -31,8 +32,9 @@ def make(run_dir: str, *more: str) -> session.Session:
     checks.check(asked)
     strategy = session.make_strategy(asked)
     process.keep_allocator_tuned()
-    made = session.create(asked, None, load(asked), strategy)
-    print(session.choose_jit(made), file=sys.stderr)
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`turns.py`)
+        made = session.create(asked, None, load(asked), strategy)
+        print(session.choose_jit(made))
     return made
 
 
