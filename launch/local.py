@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from crankshaft.engine import cpus
-from crankshaft.launch import errors, given, help, own_network, process, restarts, rules, shares
+from crankshaft.launch import errors, given, help, listeners, own_network, process, restarts, rules, shares
 from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.cluster import SECRET, ClusterError
 from crankshaft.launch.errors import UsageError, nearest
@@ -30,7 +30,10 @@ from crankshaft.launch.supervisor import Spec, StartError, Supervisor
 
 _PROGRAM = "crankshaft local"
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
-_LISTENING = "TensorFlow's servers listen on all interfaces and trust whoever calls; --own_network keeps others out"
+_LISTENING = {  # by whether sockets can be bound to loopback once they listen
+    True: "who can log in to this machine can have TensorFlow's servers run code; --own_network keeps others out",
+    False: "TensorFlow's servers listen on all interfaces and trust whoever calls; --own_network keeps others out",
+}
 _FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
 
 
@@ -114,7 +117,7 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
         own_network.enter()
     supervisor = _supervisor(asked, environment)
     if not _FLAGS.own_network:
-        supervisor.say(_LISTENING)
+        supervisor.say(_LISTENING[listeners.can_be_closed()])
     return supervisor.run()
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from crankshaft.launch import cluster as clusters
-from crankshaft.launch import errors, process
+from crankshaft.launch import errors, listeners, process
 from crankshaft.launch.cluster import Cluster
 
 _POLL_SECONDS = 1.0
@@ -54,6 +54,7 @@ def serve(
         options.experimental.disable_thread_spinning = True  # it waits for messages: cores are others' meanwhile
         options.inter_op_parallelism_threads = _threads()
         server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)
+        listeners.close_to_other_hosts(cluster)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: it holds nothing that is not in a checkpoint, and its threads may be at work within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))

@@ -20,7 +20,19 @@ from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.launch import checks, config, errors, explanations, given, help, process, results, rules, servers
+from crankshaft.launch import (
+    checks,
+    config,
+    errors,
+    explanations,
+    given,
+    help,
+    listeners,
+    process,
+    results,
+    rules,
+    servers,
+)
 from crankshaft.launch import cluster as clusters
 from crankshaft.launch import data as datas
 from crankshaft.launch import flags as our_flags
@@ -193,6 +205,8 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
 
             numerics.enable()
         strategy = sessions.make_strategy(asked, trainer_class)
+        if asked.cluster:
+            listeners.close_to_other_hosts(asked.cluster)
         if asked.tune_allocator:
             process.keep_allocator_tuned()
     return strategy

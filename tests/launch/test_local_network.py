@@ -1,10 +1,19 @@
 """Who reaches a cluster on this machine: its tasks know each other, and a network of their own keeps others out."""
 
+import pathlib
 import re
+import shutil
+import socket
 import subprocess
 import sys
 
 import pytest
+
+from crankshaft.launch import cluster, listeners
+from tests.launch.local_tasks import ROOT
+from tests.waiting import PATIENCE
+
+NEIGHBOURS = pathlib.Path(__file__).parent / "neighbours.py"
 
 SAYS_ITS_SECRET = """
 secret = os.environ["CRANKSHAFT_JOB_SECRET"]
@@ -62,12 +71,48 @@ def test_tasks_with_a_network_of_their_own_meet_there_and_nowhere_else(local):
     assert "all interfaces" not in outcome.err
 
 
-def test_that_tasks_are_reached_from_outside_is_said_once(local):
-    assert local("").wait().ok().err.count("listen on all interfaces") == 1
+def test_who_reaches_the_tasks_is_said_once(local):
+    assert local("").wait().ok().err.count("--own_network keeps others out") == 1
+
+
+@pytest.mark.slow  # two clusters that train
+@pytest.mark.skipif(not (shutil.which("ip") and shutil.which("unshare")), reason="no tools for network namespaces")
+@pytest.mark.parametrize("tasks", [{"worker 0", "worker 1"}, {"chief", "worker 0", "ps 0"}], ids=["workers", "servers"])
+def test_another_host_does_not_reach_a_cluster_on_this_one(tasks):
+    flags = ("--workers=1", "--ps=1") if "chief" in tasks else ("--workers=2",)
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, str(NEIGHBOURS), *flags, "--"]
+    own = ("--model=mlp", "--input=digits", "--jit=off", "--train_steps=10000000", "--progress=plain")
+    done = subprocess.run([*command, *own], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this kernel or container gives no process networks of its own")
+    assert done.returncode == 0, done.stderr
+    control, *found = done.stdout.splitlines()
+    assert control == "control: host True, neighbour True"
+    assert set(found) == {f"{task}: host True, neighbour False" for task in tasks}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "device"),
+    [(("127.0.0.1:{}", "localhost:1"), b"lo"), (("127.0.0.1:{}", "10.0.0.1:1"), b"")],
+    ids=["this host", "several hosts"],
+)
+def test_listeners_at_a_tasks_port_are_bound_to_loopback_if_all_tasks_are_there(addresses, device):
+    if not listeners.can_be_closed():
+        pytest.skip("this kernel binds nobody's listeners to a device")
+    with socket.create_server(("", 0)) as its_own, socket.create_server(("", 0)) as another:
+        port = its_own.getsockname()[1]
+        names = ("worker 0", "worker 1")
+        found = cluster.Cluster(tuple(zip(names, (each.format(port) for each in addresses), strict=True)), 0)
+        listeners.close_to_other_hosts(found)
+        assert [device_of(sock) for sock in (its_own, another)] == [device, b""]
+        assert cluster.answers(f"127.0.0.1:{port}")
+
+
+def device_of(sock: socket.socket) -> bytes:
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0")
 
 
 def test_a_secret_that_can_be_guessed_is_refused(monkeypatch):
-    from crankshaft.launch import cluster
     from crankshaft.launch.errors import UsageError
 
     config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
