@@ -9,7 +9,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow lint format clean
+.PHONY: help train test test-fast test-slow lint format clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -21,6 +21,9 @@ train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume 
 
 test: $(INSTALLED) ## run the tests, but for the slow ones
 	@$(VENV_PYTHON) -m pytest -q -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+
+test-fast: $(INSTALLED) ## run the tests that start no process and build no whole run: for every save
+	@$(VENV_PYTHON) -m pytest -q -m "fast and not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(ARGS)

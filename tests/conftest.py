@@ -1,8 +1,27 @@
-"""Gives every test process four logical CPU devices, before anything touches the devices."""
+"""What holds for all tests: four logical CPU devices where there is TensorFlow, and which tests are fast."""
 
-import tensorflow as tf
+from __future__ import annotations
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * 4,
-)
+import sys
+
+import pytest
+
+# Whoever asks for one of these, itself or by another fixture, starts processes or builds whole runs.
+_COSTLY = {"bench", "crank", "digits_run", "inside", "start_workers"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that -m leaves out are
+def pytest_collection_modifyitems(items):
+    """Marks what `make test-fast` runs: tests that neither start processes nor build whole runs. A file that imports
+    `subprocess` starts some."""
+    for item in items:
+        if not _COSTLY & set(item.fixturenames) and "subprocess" not in vars(item.module):
+            item.add_marker("fast")
+
+
+def pytest_collection_finish():
+    """Not before: tests that need no TensorFlow do not wait for it."""
+    if "tensorflow" in sys.modules:
+        from tests.logical_cpus import make_four
+
+        make_four()

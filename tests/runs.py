@@ -7,7 +7,6 @@ import json
 import pathlib
 
 import numpy as np
-import tensorflow as tf
 
 
 def manifests(run_dir: pathlib.Path, folder: str = "checkpoints") -> list[dict]:
@@ -31,6 +30,8 @@ def newest(run_dir: pathlib.Path) -> int:
 
 def tensors(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
     """Every variable of the newest checkpoint."""
+    import tensorflow as tf
+
     reader = tf.train.load_checkpoint(str(run_dir / "checkpoints" / f"ckpt-{newest(run_dir)}"))
     names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
     return {name: reader.get_tensor(name) for name in names if not name.startswith("save_counter")}

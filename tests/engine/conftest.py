@@ -13,6 +13,9 @@ from crankshaft.engine.metrics import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from tests.logical_cpus import make_four
+
+make_four()
 
 
 @dataclasses.dataclass

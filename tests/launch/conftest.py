@@ -16,7 +16,6 @@ import termios
 import threading
 
 import pytest
-import tensorflow as tf
 from absl import flags, logging
 from absl.testing import flagsaver
 
@@ -145,7 +144,12 @@ def crank(tmp_path_factory):
 @pytest.fixture
 def inside(capfd):
     """`inside(*flags, trainer=, data=, hooks=)`: launch.train.main in this process, where starting costs nothing."""
+    import tensorflow as tf
+
     from crankshaft.launch import train
+    from tests.logical_cpus import make_four
+
+    make_four()
 
     def run(*arguments, trainer=None, data=None, hooks=()) -> Outcome:
         capfd.readouterr()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,7 +12,11 @@ from crankshaft.engine import Trainer, mean
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
 
-PRECISION = tf.keras.metrics.Precision(name="precision")
+
+@functools.cache
+def metric() -> tf.keras.metrics.Metric:
+    """A metric made outside of a step."""
+    return tf.keras.metrics.Precision(name="precision")
 
 
 class Classes(Line):
@@ -104,7 +110,10 @@ def test_several_features_of_a_sequential_are_named(inside, several):
         ({"loss": mean}, "Wrong.metrics: 'loss' can't be the name of a metric"),
         ({"skipped": mean}, "Wrong.metrics: 'skipped' can't be the name of a metric"),
         ({"auc:error": mean}, "Wrong.metrics: 'auc:error' can't be the name of a metric"),
-        ({"p": lambda _: PRECISION}, "a Keras metric is no pair; keep self.precision = crankshaft.KerasMetric(metric)"),
+        (
+            {"p": lambda _: metric()},
+            "a Keras metric is no pair; keep self.precision = crankshaft.KerasMetric(metric)",
+        ),
         ({1: mean}, "Wrong.metrics: 1 can't be the name of a metric"),
     ],
     ids=["none", "mean", "vector", "loss", "skipped", "kind", "keras", "number"],
@@ -115,6 +124,7 @@ def test_metrics_that_cannot_be_summed_are_named(inside, metrics, says):
             errors = tf.abs(outputs[:, 0] - batch[1])
             return metrics and {name: make(errors) for name, make in metrics.items()}
 
+    metric()
     outcome = inside(*RUN, trainer=Wrong, data=data)
     assert outcome.code == 2
     assert says in outcome.error
