@@ -9,11 +9,13 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-fast test-slow lint format clean
+.PHONY: help install train test test-fast test-slow lint format clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 	@echo 'ARGS="..." is handed on to train and the tests; PYTHON=... names the Python of a new .venv.'
+
+install: $(INSTALLED) ## set up .venv: . .venv/bin/activate finds the commands then
 
 train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume that run
 	@$(VENV_PYTHON) -m crankshaft train --model=cnn --input=digits --run_dir=runs/digits-cnn \

@@ -44,13 +44,13 @@ def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
     """A section of --help: the models or inputs, with their arguments and defaults."""
     parts = ["", f"{kind.capitalize()}s (--{kind}):"]
     for name, entry in entries.items():
-        arguments = [*entry.required, *(f"{name}={_as_given(value)}" for name, value in entry.defaults.items())]
+        arguments = [*entry.required, *(f"{name}={as_given(value)}" for name, value in entry.defaults.items())]
         about = f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
         parts.append(described(name, about))
     return parts
 
 
-def _as_given(value) -> str:
+def as_given(value) -> str:
     """A default as it would be written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 

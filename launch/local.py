@@ -34,24 +34,24 @@ _LISTENING = {  # by whether sockets can be bound to loopback once they listen
     True: "who can log in to this machine can have TensorFlow's servers run code; --own_network keeps others out",
     False: "TensorFlow's servers listen on all interfaces and trust whoever calls; --own_network keeps others out",
 }
-_FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
+FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
 
 
 def _define_flags() -> None:
     def integer(name: str, default: int | None, help: str, lower: int, upper: int = rules.INT32) -> None:
-        rules.whole(name, default, help, lower=lower, upper=upper, flag_values=_FLAGS)
+        rules.whole(name, default, help, lower=lower, upper=upper, flag_values=FLAGS)
 
     def seconds(name: str, default: float, help: str) -> None:
-        rules.number(name, default, help, lower=0, upper=1e6, flag_values=_FLAGS)
+        rules.number(name, default, help, lower=0, upper=1e6, flag_values=FLAGS)
 
     integer("workers", 2, "Processes that train together.", 1, 1000)
     integer("ps", 0, "Parameter servers: the workers then have a coordinator, called chief, for company.", 0, 1000)
-    flags.DEFINE_bool("evaluator", False, "With --ps: a process that evaluates each checkpoint.", flag_values=_FLAGS)
+    flags.DEFINE_bool("evaluator", False, "With --ps: a process that evaluates each checkpoint.", flag_values=FLAGS)
     flags.DEFINE_bool(
         "own_network",
         False,
         "Give the tasks a network that only they are in: no one else reaches their ports, and they reach no one.",
-        flag_values=_FLAGS,
+        flag_values=FLAGS,
     )
     integer("cores_per_task", None, "Logical cores of each task; all / tasks if not given.", 1)
     integer("max_restarts", 5, "Restarts after failures within --restart_window_seconds; one more failure ends it.", 0)
@@ -84,7 +84,7 @@ class _Asked:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, *self.start, f"--strategy={_STRATEGIES[bool(_FLAGS.ps)]}"]
+        return [sys.executable, *self.start, f"--strategy={_STRATEGIES[bool(FLAGS.ps)]}"]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -113,25 +113,25 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     asked = _read_command(argv[cut + 1 :])
     if asked.unknown is not None and drive.is_asked_for():
         return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
-    if _FLAGS.own_network:
+    if FLAGS.own_network:
         own_network.enter()
     supervisor = _supervisor(asked, environment)
-    if not _FLAGS.own_network:
+    if not FLAGS.own_network:
         supervisor.say(_LISTENING[listeners.can_be_closed()])
     return supervisor.run()
 
 
 def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
-    rule = restarts.Servers if _FLAGS.ps else restarts.Synchronous
+    rule = restarts.Servers if FLAGS.ps else restarts.Synchronous
     return Supervisor(
         _specs(environment, None if asked.names_gpus else shares.visible_gpus(environment)),
         asked.command,
         asked.arguments,
-        rule(_FLAGS.max_restarts, _FLAGS.restart_window_seconds, _FLAGS.grace_seconds, compares=asked.compares),
+        rule(FLAGS.max_restarts, FLAGS.restart_window_seconds, FLAGS.grace_seconds, compares=asked.compares),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
         coloured=tuple(os.isatty(stream) and _wants_colours(environment) for stream in (1, 2)),
-        grace_seconds=_FLAGS.grace_seconds,
+        grace_seconds=FLAGS.grace_seconds,
     )
 
 
@@ -139,15 +139,15 @@ def _parse(argv: list[str]) -> None:
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         help.show(_help())
     try:
-        rest = _FLAGS(argv)[1:]
+        rest = FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         name = error.flagname.removeprefix("no")
         if {name, error.flagname} & {name for names in GROUPS.values() for name in names}:
             raise UsageError(f"--{error.flagname} is a flag of the tasks; write it after --, see --help") from None
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, _names(), 'see --help')}") from None
     except flags.Error as error:
-        raise rules.explain(error, _FLAGS) from None
-    if _FLAGS.evaluator and not _FLAGS.ps:
+        raise rules.explain(error, FLAGS) from None
+    if FLAGS.evaluator and not FLAGS.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; what the tasks run stands after --, see --help")
@@ -167,7 +167,7 @@ def _read_command(arguments: list[str]) -> _Asked:
     if script and not os.path.isfile(script[0]):
         raise UsageError(f"the script {script[0]} does not exist; give its path from {os.getcwd()}")
     own, start = arguments[len(script) :], tuple(script) or program.TRAIN
-    meant = _STRATEGIES[bool(_FLAGS.ps)]
+    meant = _STRATEGIES[bool(FLAGS.ps)]
     try:
         flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
         unknown = tuple(flags.FLAGS(["task", *given.expanded(own)], known_only=True)[1:])
@@ -183,7 +183,7 @@ def _read_command(arguments: list[str]) -> _Asked:
         raise UsageError(
             f"--strategy={strategy} is not for workers; leave it out, or use crankshaft train without them"
         )
-    if _FLAGS.evaluator and not run_dir:
+    if FLAGS.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
     return _Asked(start, own, unknown, run_dir, compares, names_gpus)
 
@@ -198,7 +198,7 @@ def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[S
     kinds = [(kind, index) for kind, count in _tasks().items() for index in range(count)]
     cores, tasks = shares.usable_cores(), len(kinds)
     usable = int(max(1, min(len(cores), cpus.quota_cores())))
-    per_task = _FLAGS.cores_per_task or max(1, usable // tasks)
+    per_task = FLAGS.cores_per_task or max(1, usable // tasks)
     if per_task > usable:
         raise UsageError(f"--cores_per_task={per_task} is more than the {usable} cores there are; use fewer")
     # As many threads as cores: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
@@ -224,7 +224,7 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
     if not gpus:
         return {}
     found, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
-    if len(workers) > gpus and not _FLAGS.ps:
+    if len(workers) > gpus and not FLAGS.ps:
         print(
             f"[local] {len(workers)} workers and {gpus} GPU{'s' * (gpus > 1)}: all compute on the CPU; use "
             f"--workers={gpus} for one each",
@@ -237,10 +237,10 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
 
 def _tasks() -> dict[str, int]:
     """How many there are of each type."""
-    if not _FLAGS.ps:
-        return {"worker": _FLAGS.workers}
-    tasks = {"chief": 1, "worker": _FLAGS.workers, "ps": _FLAGS.ps}
-    return {**tasks, "evaluator": 1} if _FLAGS.evaluator else tasks
+    if not FLAGS.ps:
+        return {"worker": FLAGS.workers}
+    tasks = {"chief": 1, "worker": FLAGS.workers, "ps": FLAGS.ps}
+    return {**tasks, "evaluator": 1} if FLAGS.evaluator else tasks
 
 
 def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
@@ -257,13 +257,13 @@ def _wants_colours(environment: Mapping[str, str]) -> bool:
 
 
 def _names() -> list[str]:
-    return list(_FLAGS)
+    return list(FLAGS)
 
 
 def _help() -> str:
     parts = [__doc__.strip(), "", f"usage: {_PROGRAM} [flags] -- [script.py] [flags of crankshaft train]", ""]
     for name in _names():
-        flag = _FLAGS[name]
+        flag = FLAGS[name]
         default = "" if flag.default in (None, False) else f" [{flag.default:g}]"
         usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
         parts.append(help.described(usage, f"{flag.help}{default}"))

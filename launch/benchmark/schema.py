@@ -1,5 +1,5 @@
 """What a benchmark's result is: its version, what every result begins with, and whether one read from a file is whole.
-Host code; nothing here starts TensorFlow. BUILD.md says what each key means."""
+Host code; nothing here starts TensorFlow. docs/benchmark_result.md says what each key means."""
 
 from __future__ import annotations
 

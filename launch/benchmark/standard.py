@@ -26,12 +26,12 @@ from crankshaft.launch.benchmark.suite import STRATEGIES, Place, Row, Suite, fin
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 from crankshaft.launch.errors import UsageError, nearest
 
-_FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the measurements'
+FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the measurements'
 _QUICK_SECONDS = 1.0
 
 
 def _define_flags() -> None:
-    own = {"flag_values": _FLAGS}
+    own = {"flag_values": FLAGS}
     rules.names("workloads", list(WORKLOADS), f"Some of {', '.join(WORKLOADS)}.", known=WORKLOADS, **own)
     held = f"Some of {', '.join(STRATEGIES)}; all that this machine can hold."
     rules.names("strategies", None, held, known=STRATEGIES, **own)
@@ -60,26 +60,26 @@ def _parse(argv: list[str]) -> None:
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         help.show(_help())
     try:
-        rest = _FLAGS(argv)[1:]
+        rest = FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         raise UsageError(
-            f"--{error.flagname} is unknown; {nearest(error.flagname, list(_FLAGS), 'see --help')}"
+            f"--{error.flagname} is unknown; {nearest(error.flagname, list(FLAGS), 'see --help')}"
         ) from None
     except flags.Error as error:
-        raise rules.explain(error, _FLAGS) from None
+        raise rules.explain(error, FLAGS) from None
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
-    paths.check_writable("output_dir", _FLAGS.output_dir)
+    paths.check_writable("output_dir", FLAGS.output_dir)
 
 
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
-    places = {strategy: find_place(strategy, environment) for strategy in _FLAGS.strategies or STRATEGIES}
+    places = {strategy: find_place(strategy, environment) for strategy in FLAGS.strategies or STRATEGIES}
     left_out = {strategy: why for strategy, why in places.items() if isinstance(why, str)}
     for strategy, why in left_out.items():
         print(f"{strategy} is left out: {why}", flush=True)
     rows = _rows([place for place in places.values() if isinstance(place, Place)])
-    rounds, seconds = (1, _QUICK_SECONDS) if _FLAGS.quick else (_FLAGS.rounds, _FLAGS.seconds)
-    suite = Suite(rows, rounds, seconds, quality=not _FLAGS.quick, environment=untuned(environment))
+    rounds, seconds = (1, _QUICK_SECONDS) if FLAGS.quick else (FLAGS.rounds, FLAGS.seconds)
+    suite = Suite(rows, rounds, seconds, quality=not FLAGS.quick, environment=untuned(environment))
     about: dict[str, Any] = {
         "date": schema.heading(BATCH_SIZE)["date"],
         "command": shlex.join(["crankshaft", "benchmark", *argv[1:]]),
@@ -103,7 +103,7 @@ def _rows(places: list[Place]) -> list[Row]:
     """On one device in each precision of the workload, elsewhere in the first."""
     return [
         Row(name, place, precision)
-        for name in _FLAGS.workloads
+        for name in FLAGS.workloads
         for place in places
         for precision in WORKLOADS[name].precisions[: None if place.strategy == "one_device" else 1]
     ]
@@ -112,7 +112,7 @@ def _rows(places: list[Place]) -> list[Row]:
 def _write(text: str, figures: dict[str, Any]) -> str:
     """Both files, under a name that is free. Returns the table's path."""
     cpu = re.sub(r"[^a-z0-9]+", "-", (figures["environment"].get("cpu") or "unknown").lower()).strip("-")
-    name = path = os.path.join(_FLAGS.output_dir, f"{figures['date'][:10]}-{cpu}")
+    name = path = os.path.join(FLAGS.output_dir, f"{figures['date'][:10]}-{cpu}")
     number = 1
     while os.path.exists(f"{path}.md") or os.path.exists(f"{path}.json"):
         number += 1
@@ -124,8 +124,8 @@ def _write(text: str, figures: dict[str, Any]) -> str:
 
 def _help() -> str:
     parts = [__doc__.strip(), "", "usage: crankshaft benchmark [flags]", ""]
-    for name in sorted(_FLAGS):
-        flag = _FLAGS[name]
+    for name in sorted(FLAGS):
+        flag = FLAGS[name]
         default = f" [{flag.serializer.serialize(flag.default)}]" if flag.serializer and flag.default else ""
         usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
         parts.append(help.described(usage, f"{flag.help}{default}"))

@@ -8,6 +8,7 @@ import fcntl
 import os
 import pathlib
 import pty
+import runpy
 import signal
 import struct
 import subprocess
@@ -142,8 +143,9 @@ def crank(tmp_path_factory):
 
 
 @pytest.fixture
-def inside(capfd):
-    """`inside(*flags, trainer=, data=, hooks=)`: launch.train.main in this process, where starting costs nothing."""
+def inside(capfd, monkeypatch):
+    """`inside(*flags, trainer=, data=, hooks=)`: launch.train.main in this process, where starting costs nothing;
+    `inside.script(path, *flags)`: a script that calls it."""
     import tensorflow as tf
 
     from crankshaft.launch import train
@@ -151,7 +153,7 @@ def inside(capfd):
 
     make_four()
 
-    def run(*arguments, trainer=None, data=None, hooks=()) -> Outcome:
+    def ended(start) -> Outcome:
         capfd.readouterr()
         logging.get_absl_handler().python_handler.setStream(sys.stderr)  # pytest's of now, not of the import
         # TensorFlow numbers each strategy's collectives from here; two strategies of one process must not share them.
@@ -160,10 +162,18 @@ def inside(capfd):
             for name in flags.FLAGS:
                 flags.FLAGS[name].unparse()
             with pytest.raises(SystemExit) as exit:
-                train.main(trainer, data=data, hooks=hooks, argv=["script", *map(str, arguments)])
+                start()
         out, err = capfd.readouterr()
         return Outcome(exit.value.code or 0, out, err)
 
+    def run(*arguments, trainer=None, data=None, hooks=()) -> Outcome:
+        return ended(lambda: train.main(trainer, data=data, hooks=hooks, argv=["script", *map(str, arguments)]))
+
+    def script(path, *arguments) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [os.fspath(path), *map(str, arguments)])
+        return ended(lambda: runpy.run_path(os.fspath(path), run_name="__main__"))
+
+    run.script = script
     yield run
     # What a run sets for its process, and a process has for itself.
     tf.keras.config.set_dtype_policy("float32")

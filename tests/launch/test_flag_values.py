@@ -55,7 +55,7 @@ ACCEPTED = {
     # A command is any; one that is not there is said to be when it is its turn.
     "baseline_cmd": set(HOSTILE) - {"empty"},
 }
-ALL = (flags.FLAGS, local._FLAGS, standard._FLAGS)
+ALL = (flags.FLAGS, local.FLAGS, standard.FLAGS)
 RUN = ("--model=mlp", "--input=digits")
 # What a flag needs to have a use, where `USES` says what that is.
 NEEDED = {
@@ -139,7 +139,7 @@ def test_a_value_that_nobody_means_is_one_line(ends, name):
         assert line is None or f"--{name}" in line
 
 
-@pytest.mark.parametrize("name", list(local._FLAGS))
+@pytest.mark.parametrize("name", list(local.FLAGS))
 def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
     for kind, value in HOSTILE.items():
         line = ends(local.main, f"--{name}={value}", "--", *RUN)
@@ -147,7 +147,7 @@ def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
         assert f"--{name}" in line
 
 
-@pytest.mark.parametrize("name", list(standard._FLAGS))
+@pytest.mark.parametrize("name", list(standard.FLAGS))
 def test_a_value_for_the_standard_set_that_nobody_means_is_one_line(ends, name):
     for kind, value in HOSTILE.items():
         line = ends(standard.main, f"--{name}={value}")

@@ -49,7 +49,7 @@ def readme_script() -> str:
     """The block of README.md that calls main."""
     path = ROOT / "README.md"
     assert path.exists(), "README.md is missing: it has to show a user's whole script, which is run here"
-    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     scripts = [block for block in blocks if "    main(" in block]
     assert scripts, "README.md has no ```python block that calls main("
     return scripts[0]

@@ -1,0 +1,79 @@
+"""Writes docs/flags.md from the flags, models and inputs that there are: `python docs/make_flags.py`."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+from absl import flags
+
+from crankshaft.launch import help, local, registry
+from crankshaft.launch.benchmark import standard
+from crankshaft.launch.flags import GROUPS, HELP
+from crankshaft.launch.rules import wanted
+
+PATH = pathlib.Path(__file__).with_name("flags.md")
+
+_INTRODUCTION = """# Flags
+
+Look a flag up. This page is made from the flags by `python docs/make_flags.py`; `crankshaft train --help` says the same
+in a terminal, and `--helpshort` lists those that most runs use. Each flag has a range or a rule, checked before
+TensorFlow starts; a flag that the run would ignore is refused.
+
+Flags that belong together may stand in a file: `--flagfile=run.flags`, a flag a line as on the command line, or
+`--config=run.yaml` (by `pip install 'crankshaft[yaml]'`; JSON without it), where a run's own `config.json` may be given
+back, with another `--run_dir`. The command line wins over either where it comes later, over `--config` always:
+
+```yaml
+model: mlp
+model_arg: {hidden_units: [128, 64], dropout: 0.1}
+input: digits
+learning_rate: 0.01
+train_epochs: 5
+```
+
+In Python, `crankshaft.run` takes flags as keywords. A flag that is true or false is also written `--debug` and
+`--nodebug`.
+"""
+_LOCAL = """These stand before the `--` of `crankshaft local`; after it stand the flags above, or a script of your own
+and its flags."""
+
+
+def text() -> str:
+    """The page."""
+    parts = [_INTRODUCTION]
+    for title, names in GROUPS.items():
+        parts.append(f"## {title}\n\n{_table([_row(flags.FLAGS[name], HELP[name]) for name in names])}")
+    parts.append(f"## Models\n\n`--model=NAME`, with `--model_arg=ARGUMENT=VALUE`:\n\n{_entries(registry.models())}")
+    parts.append(f"## Inputs\n\n`--input=NAME`, with `--input_arg=ARGUMENT=VALUE`:\n\n{_entries(registry.inputs())}")
+    parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.FLAGS)}")
+    parts.append(f"## crankshaft benchmark\n\n{_command(standard.FLAGS)}")
+    return "\n".join(parts)
+
+
+def _command(values: flags.FlagValues) -> str:
+    return _table([_row(values[name], values[name].help) for name in values])
+
+
+def _row(flag: flags.Flag, about: str) -> list[str]:
+    is_given = flag.boolean or flag.default not in (None, "", [])
+    default = flag.default_as_str.strip("'") if is_given else ""
+    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", wanted(flag) or "text")
+    return [f"`--{flag.name}`", takes, default and f"`{default}`", about]
+
+
+def _entries(entries: dict[str, registry.Entry]) -> str:
+    rows = []
+    for name, entry in entries.items():
+        arguments = [f"`{key}={help.as_given(value)}`" for key, value in entry.defaults.items()]
+        rows.append([f"`{name}`", entry.summary, "<br>".join([*(f"`{key}`" for key in entry.required), *arguments])])
+    return _table(rows, ("name", "what it is", "arguments, with their defaults"))
+
+
+def _table(rows: list[list[str]], heads=("flag", "takes", "default", "what it is for")) -> str:
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")

@@ -1,0 +1,112 @@
+"""README and the guides run as they stand: their scripts, their Python and what they have one type.
+
+A page's ```bash lines and ```python blocks run in their order in a folder of their own, the cookbook's recipe by
+recipe; a block with a title is that file. `crankshaft train` and scripts run in this process, where starting costs
+nothing. What can't run in a test stands in a ```console block, whose flags test_docs.py reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from crankshaft.launch import train  # noqa: F401 (defines the flags)
+from tests.pages import GUIDES, ROOT, blocks, words
+
+COOKBOOK = ROOT / "docs" / "cookbook.md"
+RUNNING = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in GUIDES
+    if path != COOKBOOK and any(block.language in ("bash", "python") for block in blocks(path))
+}
+# What has to hold of a page's names once it has run, or a recipe's, beyond that it ran; a model that learns nothing
+# fails it.
+HOLDS = {
+    "docs/data.md": "'train' in globals()",
+    "docs/model.md": "done.result['eval']['loss'] < 0.01 and best.count_params() == 4",
+    "docs/monitoring.md": "len(rows) >= 8 and done.result['stop'] == 'good enough'",
+    "docs/resume.md": "model(tf.zeros([1, 28, 28, 1])).shape == (1, 10)",
+    "From Keras `fit`": "done.history[-1]['eval_accuracy'] > 0.85",
+    "Pretrained weights": "again.history[0]['eval_loss'] < 1.1 * first.result['eval']['loss']",
+    "A hook that stops": "stopped.result['stop'] == 'good enough' and stopped.result['step'] < 400",
+    "The model afterwards": "np.allclose(tf.keras.models.load_model(served)(points), kept.predict(points), atol=1e-5)",
+}
+RECIPES = dict.fromkeys(block.section for block in blocks(COOKBOOK) if block.section)
+
+
+class Reader:
+    """Types what a page has one type, in the current folder."""
+
+    def __init__(self, inside, names: dict):
+        self._inside, self._names = inside, names
+
+    def follow(self, path, block) -> None:
+        if block.title:
+            with open(block.title, "w", encoding="utf-8") as file:
+                file.write(block.text)
+        elif block.language == "python":
+            lines = "\n" * (block.line - 1) + block.text  # a traceback names the page's own line
+            exec(compile(lines, path, "exec"), self._names)
+        elif block.language == "bash":
+            for command in block.commands():
+                self._type(command)
+
+    def _type(self, command: str) -> None:
+        match words(command):
+            case ["make", target, *_]:  # it has made the environment that this runs in
+                assert f"\n{target}: " in (ROOT / "Makefile").read_text()
+            case ["crankshaft", "train", *flags]:
+                self._inside(*flags).ok()
+            case ["python", script, *flags]:
+                self._inside.script(script, *flags).ok()
+            case _:
+                path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+                environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+                done = subprocess.run(["bash", "-ec", command], env=environment, capture_output=True, text=True)
+                assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.fixture
+def reader(inside, tmp_path, monkeypatch):
+    """A `Reader` in a folder of its own, whose scripts can be imported there; and the names of its Python.
+
+    XLA is left out where a page does not ask for it: compiling takes longer than all else that a page does."""
+    monkeypatch.setattr(flags.FLAGS["jit"], "default", "off")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before, names = set(sys.modules), {"__name__": "guide"}
+    yield Reader(inside, names), names
+    for name, module in list(sys.modules.items()):
+        if name not in before and str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_page_runs(name, reader):
+    person, names = reader
+    for block in blocks(RUNNING[name]):
+        person.follow(RUNNING[name], block)
+    assert eval(HOLDS.get(name, "True"), names)
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_recipe_runs(title, reader, capsys):
+    person, names = reader
+    names["__name__"] = "recipe"
+    found = blocks(COOKBOOK)
+    recipe = [block for block in found if block.section == title and block.language == "python"]
+    if not recipe:
+        pytest.skip("it only names files")
+    if "KerasMetric" in recipe[0].text:
+        exec("from crankshaft import KerasMetric", names)
+    for block in [found[0], *recipe]:
+        person.follow(COOKBOOK, block)
+    assert eval(HOLDS.get(title, "True"), names)
+    assert "evaluation at step" in capsys.readouterr().out
+
+
+def test_every_check_is_of_a_page_or_a_recipe():
+    assert set(HOLDS) <= {*RUNNING, *RECIPES}
