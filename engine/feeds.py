@@ -19,7 +19,7 @@ from tensorflow.python.data.experimental.ops import distribute
 from crankshaft.engine import host_arrays
 from crankshaft.engine.order import Order, SharedOrder, replica_part
 from crankshaft.engine.randomness import epoch_seed
-from crankshaft.engine.residency import as_rows, is_on_gpus, on_each_device, take_rows
+from crankshaft.engine.residency import as_kept, is_on_gpus, on_each_device, take
 
 
 class Run(NamedTuple):
@@ -60,8 +60,8 @@ class ResidentFeed:
     def take(self, step: int, limit: int) -> Run:
         """The operands for at most `limit` steps from `step` on. Host code."""
         if self._resident is None:
-            rows = tf.nest.map_structure(lambda array: as_rows(array, self._on_gpus), self._arrays)
-            self._resident = on_each_device(self._strategy, rows)
+            kept = tf.nest.map_structure(lambda array: as_kept(array, self._on_gpus), self._arrays)
+            self._resident = on_each_device(self._strategy, kept)
         indices, start, stop = self._blocks.take(step, limit)
         return Run((self._resident, indices), start, stop)
 
@@ -86,7 +86,7 @@ class ResidentFeed:
             else:
                 mine = mine[slice(*replica_part(mine.shape[0], int(replica), context.num_replicas_in_sync))]
 
-        return tf.nest.map_structure(lambda rows, array: take_rows(rows, mine, array), arrays, self._arrays)
+        return tf.nest.map_structure(lambda kept, array: take(kept, mine, array), arrays, self._arrays)
 
     def _indices(self, first_block: int) -> tf.data.Dataset:
         return _untuned(tf.data.Dataset.counter(first_block).map(self.order.examples).prefetch(2))

@@ -6,13 +6,11 @@ copy comes on top. Here the pages are let go of after each piece; the system kee
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 
 import numpy as np
 import tensorflow as tf
 
-_HUGE_PAGE = 2 << 20  # bytes
 _PIECE_BYTES = 64 << 20
 _AROUND_BYTES = 2 << 20  # Linux may map as much around a page that is asked for, where it has it in one piece
 
@@ -62,11 +60,6 @@ class Mapped:
     def part(self, examples: slice) -> Mapped:
         return Mapped(self._array[examples], self.dtype)
 
-    def as_rows(self) -> Mapped:
-        """[examples, size], if that can be had without a copy; else itself."""
-        is_whole = self.ndim > 2 and self._array.flags.c_contiguous
-        return Mapped(self._array.reshape(len(self), -1), self.dtype) if is_whole else self
-
     def _read(self, target: np.ndarray, part, around: int = 0) -> None:
         """Fills `target`, whose examples start to end are `part(start, end)`."""
         an_example = max(1, self._array.dtype.itemsize * int(np.prod(self.shape[1:])))
@@ -99,14 +92,6 @@ def _file_of(array: np.ndarray) -> mmap.mmap | None:
     return None
 
 
-def as_rows(array):
-    """[examples, ...] as [examples, size]: XLA for CPUs copies rows of two dimensions twice as fast as images."""
-    if isinstance(array, Mapped):
-        return array.as_rows()
-    is_array = isinstance(array, np.ndarray)  # what is only like one may have no other shape to give
-    return array.reshape(len(array), -1) if is_array and array.ndim > 2 and array.size else array
-
-
 def to_gather_from(array):
     """What `gather` takes."""
     return array if isinstance(array, Mapped) else tf.convert_to_tensor(array)
@@ -121,17 +106,12 @@ def gather(array, indices: tf.Tensor) -> tf.Tensor:
         return tf.gather(array, indices)
 
 
-def on_host(array):
-    """A large array of numbers as a tensor in pages of 2 MiB: rows read in any order then miss fewer page addresses."""
-    numbers = isinstance(array, (np.ndarray, Mapped)) and array.dtype.kind in "iufc" and array.dtype.isnative
-    if not numbers or array.nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.asarray(array) if isinstance(array, Mapped) else array
-    memory = mmap.mmap(-1, array.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
-    if isinstance(array, Mapped):
-        array.copy_to(copy)
-    else:
-        copy[...] = array
-    return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())  # any other way copies it anew, to small pages
+def as_tensor(array) -> tf.Tensor:
+    """The whole array. One that lies in a file is read into memory that the tensor takes over, so there are no two."""
+    if not isinstance(array, Mapped):
+        return tf.convert_to_tensor(array)
+    if array.dtype.kind not in "iuf" or not array.dtype.isnative or not array.nbytes:
+        return tf.convert_to_tensor(array[:])
+    memory = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)  # begins with a page
+    array.copy_to(memory)
+    return tf.experimental.dlpack.from_dlpack(memory.__dlpack__())

@@ -1,4 +1,4 @@
-"""Arrays in the memory of the devices that compute, in the form that these read fastest. Host code, but `take_rows`."""
+"""Arrays in the memory of the devices that compute. Host code, but `take`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
 
 
 def on_each_device(strategy: tf.distribute.Strategy, arrays):
-    """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share large ones."""
-    on_host = tf.nest.map_structure(host_arrays.on_host, arrays)
+    """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share one copy."""
+    with tf.device("CPU:0"):
+        on_host = tf.nest.map_structure(host_arrays.as_tensor, arrays)
     copies = []
     for device in strategy.extended.worker_devices:
         with tf.device(device):
-            copies.append(tf.nest.map_structure(_here, on_host))
+            copies.append(tf.nest.map_structure(tf.identity, on_host))
     if len(copies) == 1:
         return copies[0]
 
@@ -30,24 +31,19 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
     return tf.nest.map_structure(per_replica, *copies)
 
 
-def as_rows(array, on_gpus: bool = False):
-    """`host_arrays.as_rows`, for `take_rows`. For GPUs int32 stands as the float32 of the same bits: TensorFlow keeps
+def as_kept(array, on_gpus: bool):
+    """What a device keeps of `array`, for `take`: on GPUs int32 as the float32 of the same bits, since TensorFlow keeps
     int32 in the host's memory there."""
-    rows = host_arrays.as_rows(array)
-    return rows.view(np.float32) if on_gpus and isinstance(rows, np.ndarray) and _is_int32(rows) else rows
+    is_int32 = isinstance(array, np.ndarray) and _is_int32(array)
+    return np.ascontiguousarray(array).view(np.float32) if on_gpus and is_int32 else array
 
 
-def take_rows(rows: tf.Tensor, indices: tf.Tensor, array) -> tf.Tensor:
-    """The examples of `array`, whose `as_rows` are on this device, at these indices. Replica code."""
-    found = tf.reshape(tf.gather(rows, indices), [*indices.shape, *array.shape[1:]])
+def take(kept: tf.Tensor, indices: tf.Tensor, array) -> tf.Tensor:
+    """The examples of `array`, whose `as_kept` is on this device, at these indices. Replica code."""
+    found = tf.gather(kept, indices)
     # Last: of int32 TensorFlow's GPU kernels move no byte but on the host.
-    return tf.bitcast(found, tf.int32) if rows.dtype == tf.float32 and _is_int32(array) else found
+    return tf.bitcast(found, tf.int32) if kept.dtype == tf.float32 and _is_int32(array) else found
 
 
 def _is_int32(array) -> bool:
     return getattr(array, "dtype", None) == np.int32 and array.dtype.isnative
-
-
-def _here(array):
-    """On the device of the scope, where TensorFlow puts a constant of that kind."""
-    return tf.identity(array) if tf.is_tensor(array) else tf.constant(array)

@@ -11,7 +11,7 @@ from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.metrics import Mean
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.residency import as_rows, take_rows
+from crankshaft.engine.residency import as_kept, take
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
 from crankshaft.input import synthetic_clicks
@@ -99,15 +99,15 @@ def test_int32_travels_as_float32_of_the_same_bits(shape):
     rng = np.random.default_rng(0)
     array = rng.integers(-(2**31), 2**31, shape).astype(np.int32)
     array.flat[:4] = 0x7F800001, -1, -(2**31), 0
-    rows = as_rows(array, on_gpus=True)
-    assert rows.dtype == np.float32
+    kept = as_kept(array, on_gpus=True)
+    assert kept.dtype == np.float32
     indices = tf.constant([5, 0, 0, 3], tf.int64)
-    np.testing.assert_array_equal(take_rows(tf.constant(rows), indices, array), array[[5, 0, 0, 3]])
+    np.testing.assert_array_equal(take(tf.constant(kept), indices, array), array[[5, 0, 0, 3]])
 
 
 def test_what_is_no_int32_stays_as_it_is():
     for dtype in (np.int64, np.float32, np.uint8):
-        assert as_rows(np.zeros((2, 3), dtype), on_gpus=True).dtype == dtype
+        assert as_kept(np.zeros((2, 3), dtype), on_gpus=True).dtype == dtype
 
 
 def test_a_gpu_is_sent_larger_blocks_than_a_cpu_s_cache_holds():
