@@ -9,11 +9,11 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-slow lint format clean
+.PHONY: help install train test test-fast test-slow lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
-	@echo 'ARGS="..." is handed on to train and the tests; PYTHON=... names the Python of a new .venv.'
+	@echo 'ARGS="..." is handed on to train, the tests and the guides; PYTHON=... names the Python of a new .venv.'
 
 install: $(INSTALLED) ## set up .venv: . .venv/bin/activate finds the commands then
 
@@ -38,8 +38,13 @@ format: $(INSTALLED) ## mend what ruff can mend
 	@$(VENV_PYTHON) -m ruff check --fix .
 	@$(VENV_PYTHON) -m ruff format .
 
+# The theme says at each build what will follow it one day.
+docs: $(INSTALLED) ## build the guides as a site into site/, by MkDocs; a broken link is an error
+	@$(VENV_PYTHON) docs/make_flags.py
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict -q $(ARGS)
+
 clean: ## remove caches and build outputs; .venv and runs stay
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	@rm -rf build dist site *.egg-info .pytest_cache .ruff_cache
 	@find . \( -path ./.git -o -path ./.venv -o -path ./runs \) -prune -o \
 		-type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -50,7 +55,7 @@ $(INSTALLED): setup.cfg constraints.txt pyproject.toml
 	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
 	@echo 'Installing into .venv (the first time TensorFlow is some 600 MB to download) ...'
 	@$(PIP_INSTALL) setuptools
-	@$(PIP_INSTALL) --no-build-isolation -e '.[test,examples]'
+	@$(PIP_INSTALL) --no-build-isolation -e '.[test,examples,docs]'
 	@touch $@
 
 define CHECK_PYTHON
