@@ -98,12 +98,6 @@ def _check_servers(config: Config) -> None:
             "--reduce_dtype=float16 has no room for the small gradients of a mean, which is what workers push; use "
             "bfloat16"
         )
-    for name, off in (("powersgd_rank", 0), ("sync_every_steps", 1)):
-        if (value := config.values[name]) != off:
-            raise UsageError(
-                f"--{name}={value} is for replicas that meet, and workers of --strategy=parameter_server do not; leave "
-                "it out"
-            )
 
 
 def _check_amounts(config: Config) -> None:

@@ -31,6 +31,7 @@ _SECONDS = {"lower": 0, "upper": 1e6}
 _NAME = {"wants": "a name"}
 _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", "multi_worker", "parameter_server")
+_REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 _ROUNDS = ("sync_every_steps",)
 
 ESSENTIAL = (
@@ -143,13 +144,14 @@ def _define_where() -> None:
 
 
 def _define_between_replicas() -> None:
-    between = group("Between replicas")
+    between = group("Between replicas", for_all=_REPLICAS)
     between(
         _enum,
         "reduce_dtype",
         "float32",
         "What gradients travel as between replicas; what a step pulls from and pushes to parameter servers.",
         enum_values=WIRE_DTYPES,
+        only=(*_REPLICAS, "parameter_server"),
     )
     between(
         _number,
@@ -286,7 +288,7 @@ def _define_what_else_an_update_is() -> None:
 
 
 def _define_when() -> None:
-    when = group("When (in steps; 0 is never)")
+    when, kept = (group("When (in steps; 0 is never)", for_all=use) for use in (None, ("run_dir",)))
     when(
         _integer,
         "eval_every_steps",
@@ -294,10 +296,10 @@ def _define_when() -> None:
         "Evaluate; each epoch if not given. The end is evaluated in any case.",
         **_COUNT,
     )
-    when(_integer, "checkpoint_every_steps", 1000, "Write a checkpoint. The end is written in any case.", **_COUNT)
+    kept(_integer, "checkpoint_every_steps", 1000, "Write a checkpoint. The end is written in any case.", **_COUNT)
     when(_integer, "summary_every_steps", 500, "Write scalars to TensorBoard.", **_COUNT)
-    when(_integer, "histogram_every_steps", 0, "Write histograms of weights and gradients.", **_COUNT)
-    when(_integer, "keep_checkpoints", 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT)
+    kept(_integer, "histogram_every_steps", 0, "Write histograms of weights and gradients.", **_COUNT)
+    kept(_integer, "keep_checkpoints", 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT)
     when(
         _string,
         "monitor",

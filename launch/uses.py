@@ -22,7 +22,8 @@ def check(uses: Mapping[str, Use], values: Mapping[str, Any]) -> None:
     """
     for name, (other, *choices) in uses.items():
         flag = flags.FLAGS[name]
-        if flag.value == flag.default:
+        is_never = name.endswith("_every_steps") and flag.value == 0  # which is heeded everywhere
+        if flag.value == flag.default or is_never:
             continue
         given = "".join(f"--{name}={value} " for value in _each(flag.value))
         found = values[other]

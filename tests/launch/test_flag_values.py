@@ -60,10 +60,13 @@ RUN = ("--model=mlp", "--input=digits")
 # What a flag needs to have a use, where `USES` says what that is.
 NEEDED = {
     ("strategy", "mirrored"): ("--strategy=mirrored",),
-    ("sync_every_steps",): ("--sync_every_steps=2",),
+    ("run_dir",): ("--run_dir=run",),
+    ("sync_every_steps",): ("--strategy=mirrored", "--sync_every_steps=2"),
     ("reduce_lr_patience",): ("--reduce_lr_patience=2",),
     ("early_stopping_patience",): ("--early_stopping_patience=2",),
     ("strategy", "tpu"): ("--strategy=tpu",),
+    ("strategy", "mirrored", "multi_worker", "tpu"): ("--strategy=mirrored",),
+    ("strategy", "mirrored", "multi_worker", "tpu", "parameter_server"): ("--strategy=mirrored",),
     ("strategy", "multi_worker"): ("--strategy=multi_worker",),
     ("strategy", "multi_worker", "parameter_server"): ("--strategy=multi_worker",),
     ("strategy", "parameter_server"): ("--strategy=parameter_server",),
@@ -166,13 +169,17 @@ def test_each_flag_has_a_range_or_a_rule():
 @pytest.mark.parametrize("name", USES)
 def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
     flag = flags.FLAGS[name]
-    possible = ("true", "1", "7", "0.5", "ring", "all", "keras", "9", "x=ps:0", "jit=on", "x")
+    possible = ("true", "1", "7", "bfloat16", "0.5", "ring", "all", "keras", "9", "x=ps:0", "jit=on", "x")
     value = next(each for each in possible if _takes(flag, each))
     line = ends(train.main, *RUN, "--mode=train", f"--{name}={value}")
     assert line
     assert f"--{name}=" in line
     assert f"has no use with{'' if len(USES[name]) > 1 else 'out'} --{USES[name][0]}" in line
     assert f"leave --{name} out" in line
+
+
+def test_what_is_asked_for_never_is_not_ignored(ends):
+    assert ends(train.main, *RUN, "--checkpoint_every_steps=0", "--histogram_every_steps=0") is None
 
 
 def _takes(flag: flags.Flag, value: str) -> bool:

@@ -140,8 +140,8 @@ MISTAKES = {
         ["--pull_every_steps=4", "3 updates ago", "--max_staleness_steps=2", "use 3 or"],
     ),
     "too few bits": (["--reduce_dtype=float16"], ["--reduce_dtype=float16", "use bfloat16"]),
-    "replicas that meet": (["--sync_every_steps=4"], ["--sync_every_steps=4", "parameter_server", "leave it out"]),
-    "sums of matrices": (["--powersgd_rank=2"], ["--powersgd_rank=2", "parameter_server", "leave it out"]),
+    "replicas that meet": (["--sync_every_steps=4"], ["--sync_every_steps=4 has no use", "parameter_server", "leave"]),
+    "sums of matrices": (["--powersgd_rank=2"], ["--powersgd_rank=2 has no use", "parameter_server", "leave"]),
 }
 
 
