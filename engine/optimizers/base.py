@@ -77,13 +77,7 @@ class Optimizer(tf.Module):
 
     def current_learning_rate(self):
         """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
-        return self.read_learning_rate()()
-
-    def read_learning_rate(self):
-        """Reads what the rate of the next update depends on; returns a function that computes it, now or later, in
-        any thread. Host code."""
-        iterations, scale = tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
-        return lambda: self._rate(iterations, scale)
+        return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
 
     def _rate(self, iterations, scale):
         """The rate after so many updates, float32 scalar."""

@@ -43,12 +43,6 @@ class KerasOptimizer(Optimizer):
             return super()._rate(iterations, scale)
         return tf.cast(tf.convert_to_tensor(self.keras_optimizer.learning_rate), tf.float32) * scale
 
-    def read_learning_rate(self):
-        if self._learning_rate is not None:
-            return super().read_learning_rate()
-        rate = super().read_learning_rate()()  # the object's rate is of its own variables, as they are now
-        return lambda: rate
-
     def _build_slots(self, targets):
         optimizer = self._make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):

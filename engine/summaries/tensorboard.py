@@ -175,11 +175,8 @@ class _Rates:
         return taken
 
     def _read_variables(self) -> dict:
-        """`learning_rate`, of the update that was last done or is next; by optimizer, where there are several.
-
-        Read here, computed by the thread that writes: a schedule's operations took longer than all else of a hook.
-        """
-        rates = {name: optimizer.read_learning_rate() for name, optimizer in self._optimizers.items()}
+        """`learning_rate`, of the update that was last done or is next; by optimizer, where there are several."""
+        rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
             found = {"learning_rate": next(iter(rates.values()))}
         else:
@@ -196,7 +193,7 @@ def _training_scalars(window: Sums, rates: dict, workers: WorkerWindow) -> list:
         for name, value in figures.items()
     }
     found |= window.means() | rates
-    return event_values.scalars({name: float(value() if callable(value) else value) for name, value in found.items()})
+    return event_values.scalars({name: float(value) for name, value in found.items()})
 
 
 def _spec(example) -> tf.TensorSpec:
