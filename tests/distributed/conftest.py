@@ -12,8 +12,10 @@ import sys
 
 import pytest
 
+from tests.launch.conftest import inside
 from tests.waiting import wait_until
 
+_ = inside  # the fixture
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

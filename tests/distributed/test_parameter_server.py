@@ -136,17 +136,15 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
     assert job.left == []
 
 
-def test_one_core_is_enough_for_a_task(start, monkeypatch):
-    """So many threads TensorFlow's servers take there; one would wait for the closure, which waits for the other."""
+def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothing_is(start, monkeypatch):
+    """What is handed out by then is done, and no more is.
+
+    On one core TensorFlow's servers take so many threads: one would wait for the closure, which waits for the other.
+    """
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "1")
-    job = start("run", f"--train_steps={STEPS_PER_EPOCH}", local=("--workers=1", "--ps=1")).ok()
-    check_updates(job, STEPS_PER_EPOCH)
-
-
-def test_a_hook_that_is_never_due_ends_a_run_in_which_nothing_is(start):
-    """What is handed out by then is done, and no more is."""
     never = ("--checkpoint_every_steps=0", "--summary_every_steps=0", "--steps_per_loop=4")
-    job = start("run", "--mode=train", "--train_steps=1000000", "--enough=100", *never, local=("--workers=1",)).ok()
+    flags = ("--mode=train", "--train_steps=1000000", "--enough=100", *never)
+    job = start("run", *flags, local=("--workers=1", "--ps=1")).ok()
     assert 100 <= job.result["step"] < 10_000  # a second of steps, at most, is under way when a tenth of one is read
     assert "it is enough" in job.output
     check_updates(job, job.result["step"])
@@ -154,7 +152,8 @@ def test_a_hook_that_is_never_due_ends_a_run_in_which_nothing_is(start):
 
 def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_missing(start):
     steps = 60 * STEPS_PER_EPOCH
-    job = start("run", "--mode=train", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
+    flags = ("--mode=train", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
+    job = start("run", *flags, local=("--ps=1",))
     job.until(lambda: runs.newest(job.run_dir) >= 100)
     job.kill("worker 0")
     job.ok()
@@ -167,7 +166,8 @@ def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_mis
 
 def test_a_killed_server_is_named_and_training_goes_on_from_the_last_checkpoint(start):
     steps = 25 * STEPS_PER_EPOCH
-    job = start("run", "--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
+    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
+    job = start("run", *flags, local=("--workers=1",))
     job.until(lambda: runs.newest(job.run_dir) >= 100)
     job.kill("ps 1")
     job.ok()
@@ -180,19 +180,19 @@ def test_a_killed_server_is_named_and_training_goes_on_from_the_last_checkpoint(
 def test_a_signal_saves_what_is_done_and_the_same_command_ends_the_run_exactly(start):
     steps = 30 * STEPS_PER_EPOCH
     flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
-    job = start("run", *flags)
+    job = start("run", *flags, local=("--ps=1",))
     job.until(lambda: runs.newest(job.run_dir) >= 50)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 143
     stopped = runs.newest(job.run_dir)
     assert 0 < stopped < steps
     assert f"stopped at step {stopped}: SIGTERM" in job.output
-    seen = check_updates(start("run", *flags).ok(), steps)
+    seen = check_updates(start("run", *flags, local=("--ps=1",)).ok(), steps)
     assert (seen == 30).all()
 
 
 def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for_ever(start):
-    job = start("run", "--mode=train", "--train_steps=50", "--poison", "--max_closure_retries=1", local=())
+    job = start("run", "--mode=train", "--train_steps=50", "--poison", "--max_closure_retries=1", local=("--ps=1",))
     assert job.wait() == 2
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     assert re.match(
@@ -221,7 +221,7 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
 def test_a_stopped_server_is_named(start, server):
     """The first one holds the board, by which the coordinator would know who is at what."""
     flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=2000", "--step_timeout_seconds=3")
-    job = start("run", *flags, local=("--max_restarts=0", "--grace_seconds=2"))
+    job = start("run", *flags, local=("--workers=1", "--max_restarts=0", "--grace_seconds=2"))
     job.until(lambda: runs.newest(job.run_dir) >= 2000)
     time.sleep(1.5)  # until all of the writing is over
     job.send(f"ps {server}", signal.SIGSTOP)

@@ -26,38 +26,35 @@ RUN = (
     *(f"--input_arg={arg}" for arg in ("examples=20000", "eval_examples=3000", "rows=1500")),
     *("--global_batch_size=256", "--optimizer=adagrad", "--learning_rate=0.05", "--progress=off"),
 )
-SERVERS = ("-m", "crankshaft", "local", "--workers=1", "--ps=2", "--", "--strategy=parameter_server")
-ALONE = ("-m", "crankshaft", "train")
 
 
-def launch(program, *flags) -> str:
+def on_servers(*flags, workers: int = 1) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *program, *RUN, *map(str, flags)]
+    command = [sys.executable, "-m", "crankshaft", "local", f"--workers={workers}", "--ps=2", "--", *RUN, *flags]
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
 
-def test_shards_outlive_the_cluster_that_made_them(tmp_path):
+def test_shards_outlive_the_cluster_that_made_them(inside, tmp_path):
     run_dir = f"--run_dir={tmp_path}/run"
-    out = launch(SERVERS, run_dir, "--train_steps=150")
+    out = on_servers(run_dir, "--train_steps=150")
     assert "Embedding: 'embedding', 12,000 rows x 17, 0.8 MB, shards: 2" in out
     shards = {name: x.shape for name, x in runs.tensors(tmp_path / "run").items() if "trainer/embedding" in name}
     assert sorted(shards.values()) == [(6000, 17), (6000, 17)]
     found = json.loads((tmp_path / "run" / "result.json").read_text())["eval"]
     assert found["auc"] > 0.6
-    again = launch(ALONE, run_dir, "--mode=eval", "--train_steps=150")
-    assert f"auc {found['auc']:g}" in again
-    further = launch(ALONE, run_dir, "--train_steps=170")
-    assert "shards: 2" in further
+    again = inside(*RUN, run_dir, "--mode=eval", "--train_steps=150").ok()
+    assert f"auc {found['auc']:g}" in again.out
+    further = inside(*RUN, run_dir, "--train_steps=170").ok()
+    assert "shards: 2" in further.out
     assert runs.newest(tmp_path / "run") == 170
 
 
-def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(tmp_path):
+def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, tmp_path):
     """Ids are drawn from 2^40, and most come to both workers at some time. One device then takes the table up."""
-    two = ("-m", "crankshaft", "local", "--workers=2", "--ps=2", "--", "--strategy=parameter_server")
     flags = (f"--run_dir={tmp_path}/run", "--input_arg=rows=1099511627776", "--model_arg=table_capacity=20000")
-    launch(two, *flags, "--train_steps=120", "--model_arg=admit_after=2")
+    on_servers(*flags, "--train_steps=120", "--model_arg=admit_after=2", workers=2)
     keys = {
         name: x
         for name, x in runs.tensors(tmp_path / "run").items()
@@ -68,7 +65,7 @@ def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(tmp_path
     assert len(ids) == len(set(ids))
     given = {"embedding/rows_given": len(ids), "embedding/turned_away": 0}
     assert json.loads((tmp_path / "run" / "result.json").read_text())["tables"] == given
-    launch(ALONE, *flags, "--train_steps=130", "--model_arg=admit_after=2")
+    inside(*RUN, *flags, "--train_steps=130", "--model_arg=admit_after=2").ok()
     further = json.loads((tmp_path / "run" / "result.json").read_text())["tables"]
     assert further["embedding/rows_given"] > len(ids) > 1000
 
@@ -125,7 +122,7 @@ def test_a_table_of_2_gb_on_two_servers_trains_with_a_worker_of_less_than_one(tm
     """TensorFlow alone is about 0.6 GiB in each process. A server has its half of the table, and little beside."""
     mark = uuid.uuid4().hex
     flags = ("--model=dlrm", "--model_arg=hash_buckets=32000000", "--optimizer=sgd", "--train_steps=150")
-    command = [sys.executable, *SERVERS, *RUN[1:], *flags]
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--ps=2", "--", *RUN[1:], *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": mark}
     seen: dict[str, float] = {}
     with open(tmp_path / "log", "w+", encoding="utf-8") as log:

@@ -151,26 +151,18 @@ def test_one_preempted_worker_makes_all_save_at_one_step_and_no_step_is_lost(loc
     assert_equal_bits(run.run_dir, straight)
 
 
-def train_alone(*flags) -> str:
-    """Output of a run on one device."""
-    done = subprocess.run(
-        [sys.executable, "-m", "crankshaft", "train", *flags], capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_workers_may_change_in_number(local, tmp_path):
+def test_workers_may_change_in_number(local, inside, tmp_path):
     """Two, then three, then one device: the same examples at the same steps, so the same run within rounding."""
     steps = 60
     # Without dropout, whose masks are each replica's own.
     run = (*RUN, "--model_arg=dropout=0", "--checkpoint_every_steps=0", "--jit=off")
     one = tmp_path / "one" / "run"
-    train_alone(*run, f"--train_steps={steps}", f"--run_dir={one}")
+    inside(*run, f"--train_steps={steps}", f"--run_dir={one}").ok()
     changed = tmp_path / "changed" / "run"
     local(2, *run, "--train_steps=20", run_dir=changed).ok()
     local(3, *run, "--train_steps=40", run_dir=changed).ok()
-    assert f"resumed at step 40 of {steps}" in train_alone(*run, f"--train_steps={steps}", f"--run_dir={changed}")
+    last = inside(*run, f"--train_steps={steps}", f"--run_dir={changed}").ok()
+    assert f"resumed at step 40 of {steps}" in last.out
     assert [each["about"]["strategy"]["replicas"] for each in manifests(changed)] == [2, 3, 1]
     for name, value in metrics(one, "eval")["eval"].items():
         # 60 steps of Adam, float32 sums in three orders: 1e-7 a step.

@@ -6,6 +6,7 @@ that touched TensorFlow has set the threads of an operation for good, on which t
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -37,6 +38,30 @@ train.main(hooks=[every_steps(int(step), end)], argv=[sys.argv[0], *flags])
 """
 
 
+# The launcher, time after time in one process, whose threads are those of a process of its own.
+RUNS = """
+import json, sys
+import tensorflow as tf
+from crankshaft.launch import train
+
+for flags in json.loads(sys.argv[1]):
+    try:
+        tf.distribute.MirroredStrategy._collective_key_base += 1 << 16  # see `inside`
+        train.main(argv=[sys.argv[0], *flags])
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+@pytest.fixture
+def runs(crank, tmp_path):
+    """`runs(flags, ...)`: the output of these runs, one after the other in one process."""
+    script = tmp_path / "runs.py"
+    script.write_text(RUNS)
+    return lambda *runs: crank(json.dumps(runs), script=script).ok()
+
+
 @pytest.fixture
 def ended(crank, tmp_path):
     """`ended(signal, step, *flags)`: how a process ended that got this signal after that step of its run."""
@@ -45,7 +70,7 @@ def ended(crank, tmp_path):
     return lambda name, step, *flags: crank(name, step, *flags, script=script)
 
 
-def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, crank, tmp_path):
+def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, runs, tmp_path):
     run = (*MLP, *ONE, *RUN, "--jit=on")
     outcome = ended("SIGTERM", 30, *run, f"--run_dir={tmp_path}/run")
     assert outcome.code == 143
@@ -54,13 +79,12 @@ def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, crank, tmp_path)
     assert "error: " not in outcome.err
     assert newest(tmp_path / "run") == 30
     assert manifests(tmp_path / "run")[-1]["host_state"]["state"]["jit"] is True
-    resumed = crank(*run, f"--run_dir={tmp_path}/run").ok()
-    assert f"resumed at step 30 of 60 from {tmp_path}/run" in resumed.out
-    crank(*run, f"--run_dir={tmp_path}/straight").ok()
+    both = runs([*run, f"--run_dir={tmp_path}/run"], [*run, f"--run_dir={tmp_path}/straight"])
+    assert both.out.count(f"resumed at step 30 of 60 from {tmp_path}/run") == 1
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, crank, tmp_path):
+def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, runs, tmp_path):
     run = (*CNN, *ONE, *RUN)
     outcome = ended("SIGKILL", 40, *run, "--checkpoint_every_steps=15", f"--run_dir={tmp_path}/run")
     assert outcome.code == -signal.SIGKILL
@@ -68,30 +92,31 @@ def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, crank,
     assert kept["step"] in (15, 30)  # of 30, the writing may have been under way
     jit = kept["host_state"]["state"]["jit"]
     assert jit in (True, False)
-    resumed = crank(*run, "--steps_per_loop=4", f"--run_dir={tmp_path}/run").ok()
-    assert f"resumed at step {kept['step']} of 60" in resumed.out
-    assert f"XLA {'on' if jit else 'off'}, as this run began" in resumed.out
-    crank(*run, f"--jit={'on' if jit else 'off'}", f"--run_dir={tmp_path}/straight").ok()
+    jit = "on" if jit else "off"
+    both = runs(
+        [*run, "--steps_per_loop=4", f"--run_dir={tmp_path}/run"],
+        [*run, f"--jit={jit}", f"--run_dir={tmp_path}/straight"],
+    )
+    assert f"resumed at step {kept['step']} of 60" in both.out
+    assert f"XLA {jit}, as this run began" in both.out
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_cnn_on_replicas_after_ctrl_c_within_an_epoch(ended, crank, tmp_path):
+def test_cnn_on_replicas_after_ctrl_c_within_an_epoch(ended, runs, tmp_path):
     run = (*CNN, *TWO, *RUN)
     outcome = ended("SIGINT", 31, *run, f"--run_dir={tmp_path}/run")
     assert outcome.code == 130
     assert "stopped at step 31: SIGINT" in outcome.out
     assert f"the same command resumes from {tmp_path}/run" in outcome.out
-    crank(*run, "--checkpoint_every_steps=7", f"--run_dir={tmp_path}/run").ok()
-    crank(*run, f"--run_dir={tmp_path}/straight").ok()
+    runs([*run, "--checkpoint_every_steps=7", f"--run_dir={tmp_path}/run"], [*run, f"--run_dir={tmp_path}/straight"])
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, crank, tmp_path):
+def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, runs, tmp_path):
     run = (*MLP, *TWO, *RUN, "--ema_decay=0.9", "--learning_rate_schedule=cosine", "--warmup_steps=5")
     outcome = ended("SIGKILL", 25, *run, "--checkpoint_every_steps=10", f"--run_dir={tmp_path}/run")
     assert outcome.code == -signal.SIGKILL
-    crank(*run, f"--run_dir={tmp_path}/run").ok()
-    crank(*run, "--steps_per_loop=3", f"--run_dir={tmp_path}/straight").ok()
+    runs([*run, f"--run_dir={tmp_path}/run"], [*run, "--steps_per_loop=3", f"--run_dir={tmp_path}/straight"])
     assert sum("average" in name for name in tensors(tmp_path / "run")) >= 6
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 

@@ -271,9 +271,9 @@ def test_an_unknown_checkpoint_is_answered_with_those_there_are(crank, tmp_path)
     assert "--eval_checkpoint=11 is none of latest, best, all, 9, 10" in outcome.error
 
 
-def test_a_run_dir_of_another_configuration_names_the_differences(crank, tmp_path):
+def test_a_run_dir_of_another_configuration_names_the_differences(crank, inside, tmp_path):
     run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
-    crank(*run, "--train_steps=1").ok()
+    inside(*run, "--train_steps=1").ok()
     changed = [*run, "--seed=1", "--optimizer_arg=beta_1=0.8"]
     outcome = crank(*changed, tensorflow=False)
     assert outcome.code == 2
@@ -281,7 +281,7 @@ def test_a_run_dir_of_another_configuration_names_the_differences(crank, tmp_pat
     assert "optimizer_arg beta_1: None -> 0.8" in outcome.error
     assert "hidden_units" not in outcome.error  # 4, as before
     assert "--allow_changed_config" in outcome.error
-    outcome = crank(*changed, "--allow_changed_config", "--train_steps=2").ok()
+    outcome = inside(*changed, "--allow_changed_config", "--train_steps=2").ok()
     assert "resumed at step 1 of 2" in outcome.out
     # From now on, this is what the run is.
     assert "seed: 1 -> 0" in crank(*run, tensorflow=False).error
