@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crankshaft.engine.keras_metrics import KerasMetric
-    from crankshaft.engine.metrics import Mean, auc, mean, root_mean_square
+    from crankshaft.engine.metrics.keras_metrics import KerasMetric
+    from crankshaft.engine.metrics.means import Mean, auc, mean, root_mean_square
     from crankshaft.engine.trainer import Trainer
     from crankshaft.launch.api import Run, load_model, run
     from crankshaft.launch.errors import RunError, UsageError
@@ -51,7 +51,7 @@ def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name] != "crankshaft.launch.errors" and "tensorflow" not in sys.modules:
-        import_module("crankshaft.launch.process").import_tensorflow()
+        import_module("crankshaft.launch.host.process").import_tensorflow()
     return getattr(import_module(_HOMES[name]), name)
 
 

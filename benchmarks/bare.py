@@ -14,8 +14,10 @@ import time
 
 from absl import flags
 
-from crankshaft.launch import checks, config, process, session
-from crankshaft.launch.data import load
+from crankshaft.launch.command_line import checks, config
+from crankshaft.launch.host import process
+from crankshaft.launch.run import session
+from crankshaft.launch.run.data import load
 
 
 def tune() -> None:

@@ -32,11 +32,11 @@ from race import (
 from crankshaft.launch.benchmark.children import Process
 from crankshaft.launch.benchmark.markdown import table
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE
-from crankshaft.launch.shares import usable_cores
+from crankshaft.launch.cluster.shares import usable_cores
 
 PEERS = "benchmarks/peers"
 CALL = 50  # steps
-# glibc keeps what is freed, as Crankshaft has it do too (launch/process.py): the kernel clears no page twice.
+# glibc keeps what is freed, as Crankshaft has it do too (launch/host/process.py): the kernel clears no page twice.
 ALLOCATOR = (
     "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=2147483647:glibc.malloc.top_pad=67108864"
 )

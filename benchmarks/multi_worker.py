@@ -34,7 +34,7 @@ from race import (
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process
 from crankshaft.launch.benchmark.markdown import table
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE
-from crankshaft.launch.shares import free_ports, usable_cores
+from crankshaft.launch.cluster.shares import free_ports, usable_cores
 
 WORKERS = 2
 PEERS = "benchmarks/peers"

@@ -19,10 +19,10 @@ import bare
 import turns
 
 from crankshaft.engine import loop
-from crankshaft.engine.benchmark.rounds import timed_round
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
-from crankshaft.launch import modes, session
 from crankshaft.launch.benchmark.live import Live
+from crankshaft.launch.benchmark.measure.rounds import timed_round
+from crankshaft.launch.run import modes, session
 
 # Name: hidden units; steps of a piece and pieces of a round for benchmark mode, and the same for hooks and checkpoints.
 WORKLOADS = {

@@ -38,7 +38,7 @@ from crankshaft.input import synthetic_clicks
 from crankshaft.launch.benchmark.children import Process
 from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE
-from crankshaft.launch.shares import free_ports, usable_cores
+from crankshaft.launch.cluster.shares import free_ports, usable_cores
 
 WORKERS = SERVERS = 2
 PARTS = ("speed", "tables", "bytes")

@@ -9,7 +9,7 @@ import time
 
 import tensorflow as tf
 
-from crankshaft.launch import process
+from crankshaft.launch.host import process
 
 BATCH, WIDTH, ROUNDS, CALLS = 64, 2048, 7, 10
 

@@ -20,7 +20,7 @@ from race import ROOT, cpu_model
 from crankshaft.launch.benchmark import children
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process
 from crankshaft.launch.benchmark.markdown import spread, table
-from crankshaft.launch.shares import usable_cores
+from crankshaft.launch.cluster.shares import usable_cores
 
 _READY = "ready"
 _SECONDS_TO_END = 10.0

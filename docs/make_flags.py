@@ -7,10 +7,11 @@ import re
 
 from absl import flags
 
-from crankshaft.launch import help, local, registry
+from crankshaft.launch import local
 from crankshaft.launch.benchmark import standard
-from crankshaft.launch.flags import GROUPS, HELP
-from crankshaft.launch.rules import wanted
+from crankshaft.launch.command_line import help, registry
+from crankshaft.launch.command_line.flags import GROUPS, HELP
+from crankshaft.launch.command_line.rules import wanted
 
 PATH = pathlib.Path(__file__).with_name("flags.md")
 

@@ -23,13 +23,13 @@ if _keras is not None and _keras.backend() != "tensorflow":
     )
 
 _HOMES = {
-    "KerasMetric": "crankshaft.engine.keras_metrics",
-    "Mean": "crankshaft.engine.metrics",
-    "StepOptions": "crankshaft.engine.options",
+    "KerasMetric": "crankshaft.engine.metrics.keras_metrics",
+    "Mean": "crankshaft.engine.metrics.means",
+    "StepOptions": "crankshaft.engine.step.options",
     "Trainer": "crankshaft.engine.trainer",
-    "auc": "crankshaft.engine.metrics",
-    "mean": "crankshaft.engine.metrics",
-    "root_mean_square": "crankshaft.engine.metrics",
+    "auc": "crankshaft.engine.metrics.means",
+    "mean": "crankshaft.engine.metrics.means",
+    "root_mean_square": "crankshaft.engine.metrics.means",
 }
 
 __all__ = ["KerasMetric", "Mean", "StepOptions", "Trainer", "auc", "mean", "root_mean_square"]

@@ -12,7 +12,7 @@ from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.trainer import Trainer
 
 # By which rules a run's numbers come about. A change that alters bits takes the next number, so that no run goes on
-# with other bits than it began with, unnoticed. 1 is what checkpoints have that name none. Since 2 `engine.order` mixes
+# with other bits than it began with, unnoticed. 1 is what checkpoints have that name none. Since 2 `data.order` mixes
 # an epoch's key and shuffles in eight rounds; since 3 what averages are corrected by, in Adam, RMSprop and the weights'
 # average, is no difference of float32 numbers; since 4 float16's losses are of the range of means on replicas too; an
 # AUC's buckets are by the logit since 5.

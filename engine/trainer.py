@@ -10,18 +10,20 @@ import numbers
 
 import tensorflow as tf
 
-from crankshaft.engine import batches, example_counts, layer_state, optimizers, randomness
-from crankshaft.engine.accumulation import accumulate, side_by_side
-from crankshaft.engine.gradients import Gradients, check_reached
-from crankshaft.engine.holdings import Holdings
-from crankshaft.engine.metrics import Mean, as_loss, checked
+from crankshaft.engine import optimizers
+from crankshaft.engine.internals.variables import assign_local, path_of
+from crankshaft.engine.layers import layer_state
+from crankshaft.engine.metrics.means import Mean, as_loss, checked
 from crankshaft.engine.optimizers import schedules
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
-from crankshaft.engine.options import StepOptions
-from crankshaft.engine.pull import Values
 from crankshaft.engine.reduction import ByReplica, Reduction
-from crankshaft.engine.variables import assign_local, path_of
+from crankshaft.engine.step import batches, example_counts, randomness
+from crankshaft.engine.step.accumulation import accumulate, side_by_side
+from crankshaft.engine.step.gradients import Gradients, check_reached
+from crankshaft.engine.step.holdings import Holdings
+from crankshaft.engine.step.options import StepOptions
+from crankshaft.engine.strategies.parameter_server.pull import Values
 
 _HALVES = (tf.bfloat16, tf.float16)
 _FIRST_SALT_OF_EVALUATION = -(1 << 20)  # those of training go down from -1
@@ -39,7 +41,7 @@ class Trainer(Holdings):
       num_classes: of the input's labels, or None.
       vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
       num_servers: that variables live on, when the run began; tables are cut into as many shards.
-      example: a batch of one example, zeros: shapes and dtypes, in the form of the data (`engine.batches`).
+      example: a batch of one example, zeros: shapes and dtypes, in the form of the data (`engine.step.batches`).
 
     Attributes that the engine sets while a step is traced, of training or of evaluation:
       step: scalar int64, steps of training done before this one.

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import checks, config, explanations, given, train
-from crankshaft.launch import flags as our_flags
+from crankshaft.launch import train
 from crankshaft.launch.benchmark import drive
+from crankshaft.launch.command_line import checks, config, given
+from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
-from crankshaft.launch.history import Rows
+from crankshaft.launch.host import explanations
+from crankshaft.launch.run.history import Rows
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -115,7 +117,7 @@ class Run:
           features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples. They are
             computed `eval_batch_size` at a time, with the weights that evaluations use.
         """
-        from crankshaft.launch import predictions
+        from crankshaft.launch.run import predictions
 
         if self._forward is None:
             self._forward = predictions.forward(self._session)
@@ -123,13 +125,13 @@ class Run:
 
     def evaluate(self, data) -> dict[str, float]:
         """The metrics' means over a split, (features, labels) or a `tf.data.Dataset` of single examples."""
-        from crankshaft.launch import predictions
+        from crankshaft.launch.run import predictions
 
         return predictions.evaluate(self._session, data)
 
     @property
     def _weights(self):
-        from crankshaft.launch import weights
+        from crankshaft.launch.run import weights
 
         return weights
 
@@ -145,6 +147,6 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
 
     Raises `UsageError` for a folder that holds no such checkpoint, or a model that can't be made.
     """
-    from crankshaft.launch import weights
+    from crankshaft.launch.run import weights
 
     return weights.load(os.fspath(run_dir), str(which), trainer_class)

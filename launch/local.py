@@ -20,13 +20,16 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from crankshaft.engine import cpus
-from crankshaft.launch import errors, given, help, listeners, own_network, process, restarts, rules, shares
+from crankshaft.engine.machine import cpus
+from crankshaft.launch import errors
 from crankshaft.launch.benchmark import drive, program
-from crankshaft.launch.cluster import SECRET, ClusterError
+from crankshaft.launch.cluster import listeners, own_network, restarts, shares
+from crankshaft.launch.cluster.supervisor import Spec, StartError, Supervisor
+from crankshaft.launch.cluster.tf_config import SECRET, ClusterError
+from crankshaft.launch.command_line import given, help, rules
+from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.flags import GROUPS
-from crankshaft.launch.supervisor import Spec, StartError, Supervisor
+from crankshaft.launch.host import process
 
 _PROGRAM = "crankshaft local"
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps

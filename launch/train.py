@@ -20,25 +20,16 @@ from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.launch import (
-    checks,
-    config,
-    errors,
-    explanations,
-    given,
-    help,
-    listeners,
-    process,
-    results,
-    rules,
-    servers,
-)
-from crankshaft.launch import cluster as clusters
-from crankshaft.launch import data as datas
-from crankshaft.launch import flags as our_flags
+from crankshaft.launch import errors
 from crankshaft.launch.benchmark import drive, program
+from crankshaft.launch.cluster import listeners, servers, tf_config
+from crankshaft.launch.command_line import checks, config, given, help, rules
+from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.files import write_of_run
+from crankshaft.launch.host import explanations, process
+from crankshaft.launch.host.files import write_of_run
+from crankshaft.launch.run import data as datas
+from crankshaft.launch.run import results
 
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
@@ -185,19 +176,19 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
 def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
     """The strategy; TensorFlow starts here, and where there are several processes they meet. `run` ends with it."""
     if asked.cluster and not asked.looks_on:
-        clusters.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
+        tf_config.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
         if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
             logging.warning(
                 "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
                 "text for all of them",
-                clusters.SECRET,
+                tf_config.SECRET,
             )
     with contextlib.ExitStack() as stack:
         if asked.cluster:
-            stack.enter_context(clusters.limited(asked.cluster_timeout_seconds + _START_SECONDS))
+            stack.enter_context(tf_config.limited(asked.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug))
-        from crankshaft.launch import isolation
-        from crankshaft.launch import session as sessions
+        from crankshaft.launch.host import isolation
+        from crankshaft.launch.run import session as sessions
 
         run.enter_context(isolation.isolated())
         if asked.check_numerics:
@@ -214,21 +205,21 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
 
 def _create(asked: config.Config, trainer_class, splits, strategy):
     """Everything up to the first step. The devices are split by now, so that the user's data may use TensorFlow."""
-    from crankshaft.launch import session as sessions
+    from crankshaft.launch.run import session as sessions
 
     return sessions.create(asked, trainer_class, splits, strategy)
 
 
 def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
-    from crankshaft.launch import sidecar
+    from crankshaft.launch.cluster import sidecar
 
     return sidecar.watch(_create(asked, trainer_class, splits, strategy))
 
 
 def _work(session, hooks, held: process.Held | None) -> Done:
-    from crankshaft.launch import modes
     from crankshaft.launch.benchmark import mode as benchmark_mode
-    from crankshaft.launch.session import user_hooks
+    from crankshaft.launch.run import modes
+    from crankshaft.launch.run.session import user_hooks
 
     mode = session.config.mode
     if mode in ("train", "train_and_eval"):

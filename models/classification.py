@@ -7,7 +7,7 @@ import math
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean
-from crankshaft.engine.metrics import scaled
+from crankshaft.engine.metrics.means import scaled
 
 
 class Classifier(Trainer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import embeddings
+from crankshaft.engine.layers import embeddings
 from crankshaft.models.tabular import Tabular, relu_layers
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine import batches
 from crankshaft.engine.layers import BatchNormalization
+from crankshaft.engine.step import batches
 from crankshaft.models.classification import Classifier
 
 # Blocks in each stage.

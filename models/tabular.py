@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, batches, mean
-from crankshaft.engine.embeddings import Embedding
-from crankshaft.engine.metrics import auc, root_mean_square
+from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine.layers.embeddings import Embedding
+from crankshaft.engine.metrics.means import auc, root_mean_square
+from crankshaft.engine.step import batches
 
 TASKS = ("auto", "clicks", "ratings")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from crankshaft.engine import embeddings
-from crankshaft.engine.embeddings import Embedding
+from crankshaft.engine.layers import embeddings
+from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.models.tabular import Tabular, relu_layers
 
 

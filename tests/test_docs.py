@@ -11,7 +11,7 @@ import pytest
 
 from crankshaft.launch import local
 from crankshaft.launch.benchmark import standard
-from crankshaft.launch.flags import GROUPS
+from crankshaft.launch.command_line.flags import GROUPS
 from tests.pages import GUIDES, PAGES, ROOT, blocks, words
 
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]

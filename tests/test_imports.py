@@ -187,7 +187,7 @@ def test_files_and_functions_stay_short():
 @pytest.mark.parametrize(
     ("path", "source", "name"),
     [
-        ("engine/a.py", "import crankshaft.launch.flags\n", "crankshaft.launch.flags"),
+        ("engine/a.py", "import crankshaft.launch.command_line.flags\n", "crankshaft.launch.command_line.flags"),
         ("engine/a.py", "from crankshaft.models import cnn\n", "crankshaft.models.cnn"),
         ("engine/a.py", "def late():\n    import crankshaft.input.digits\n", "crankshaft.input.digits"),
         ("engine/a.py", "import rich\n", "rich"),

@@ -23,7 +23,7 @@ from race import parse_peer_arguments, write_result
 from crankshaft.input.planted import auc
 from crankshaft.launch.benchmark import keras_models
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
-from crankshaft.launch.cluster import answers
+from crankshaft.launch.cluster.tf_config import answers
 
 POLL_SECONDS = 0.2
 SHUFFLED = 60_032

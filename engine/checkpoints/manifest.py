@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable
 
-from crankshaft.engine import files
+from crankshaft.engine.machine import files
 
 FORMAT = 2  # 1 had no digest of its own
 SUFFIX = ".manifest.json"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints.manifest import CheckpointError
-from crankshaft.engine.embeddings import Embedding
+from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import per_replica
 
 _LISTED = 8

@@ -23,12 +23,12 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import environment, files
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints import snapshot
 from crankshaft.engine.checkpoints.catalogue import Catalogue
 from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
-from crankshaft.engine.errors import reason
+from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.machine import environment, files
 
 # Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
 _NICENESS = 15

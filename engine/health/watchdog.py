@@ -18,9 +18,9 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 
-from crankshaft.engine.errors import one_line
 from crankshaft.engine.health import standstill
 from crankshaft.engine.health.peers import Peers
+from crankshaft.engine.internals.errors import one_line
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 FIRST_CALL_FACTOR = 5.0  # it compiles

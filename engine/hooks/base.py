@@ -11,7 +11,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from crankshaft.engine.metrics import LoopSums, Sums
+from crankshaft.engine.metrics.means import LoopSums, Sums
 from crankshaft.engine.state import TrainState
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from crankshaft.engine.hooks.base import Moment, Windowed
-from crankshaft.engine.metrics import Sums
+from crankshaft.engine.metrics.means import Sums
 
 # Those that steer Keras's own loop, and what does the same here.
 _INSTEAD = {

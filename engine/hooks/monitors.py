@@ -7,7 +7,7 @@ import math
 from absl import logging
 
 from crankshaft.engine.hooks.base import Moment, Periodic
-from crankshaft.engine.metrics import Sums
+from crankshaft.engine.metrics.means import Sums
 
 _ROUNDING = 1e-6  # of a float32, which a scale is kept as
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}

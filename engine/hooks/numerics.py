@@ -11,9 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.hooks.base import Hook, Moment
-from crankshaft.engine.metrics import LoopSums
-from crankshaft.engine.options import StepOptions
-from crankshaft.engine.variables import own_copy, path_of, tf_variable
+from crankshaft.engine.internals.variables import own_copy, path_of, tf_variable
+from crankshaft.engine.metrics.means import LoopSums
+from crankshaft.engine.step.options import StepOptions
 
 _PIECE_BYTES = 64 << 20
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.variables import at_home, path_of, tf_variable
+from crankshaft.engine.internals.variables import at_home, path_of, tf_variable
 
 
 class WeightAverage(tf.Module):

@@ -6,8 +6,8 @@ import re
 
 import tensorflow as tf
 
-from crankshaft.engine.gradients import Gradients, sum_duplicate_rows
-from crankshaft.engine.variables import assign_local, at_home, path_of, read_local, tf_variable
+from crankshaft.engine.internals.variables import assign_local, at_home, path_of, read_local, tf_variable
+from crankshaft.engine.step.gradients import Gradients, sum_duplicate_rows
 
 
 class Optimizer(tf.Module):

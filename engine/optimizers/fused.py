@@ -4,10 +4,10 @@ too. Built on the host in a strategy's scope, applied in replica code."""
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import wire
-from crankshaft.engine.gradients import sum_duplicate_rows
+from crankshaft.engine.internals.variables import server_of
 from crankshaft.engine.optimizers.base import Optimizer
-from crankshaft.engine.variables import server_of
+from crankshaft.engine.reduction import wire
+from crankshaft.engine.step.gradients import sum_duplicate_rows
 
 
 class FusedOptimizer(Optimizer):

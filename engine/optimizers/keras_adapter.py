@@ -3,8 +3,8 @@ host in a strategy's scope, applied in replica code."""
 
 import tensorflow as tf
 
-from crankshaft.engine.gradients import sum_duplicate_rows
 from crankshaft.engine.optimizers.base import Optimizer
+from crankshaft.engine.step.gradients import sum_duplicate_rows
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
 _THE_ENGINES_OWN = {

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.gradients import Gradients
+from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.reduction import ByReplica
-from crankshaft.engine.variables import assign_local
+from crankshaft.engine.step.gradients import Gradients
 
 
 class NoLossScale(tf.Module):

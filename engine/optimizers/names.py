@@ -3,7 +3,7 @@
 import difflib
 import inspect
 
-from crankshaft.engine import ranges
+from crankshaft.engine.step import ranges
 
 
 def unknown(kind, found, known):

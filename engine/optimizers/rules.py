@@ -8,7 +8,7 @@ from crankshaft.engine.optimizers import names
 from crankshaft.engine.optimizers.base import Optimizer
 from crankshaft.engine.optimizers.fused import FusedOptimizer
 from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
-from crankshaft.engine.ranges import OPTIMIZER_ARGUMENTS
+from crankshaft.engine.step.ranges import OPTIMIZER_ARGUMENTS
 
 
 class SGD(FusedOptimizer):

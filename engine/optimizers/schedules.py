@@ -6,7 +6,7 @@ import itertools
 import tensorflow as tf
 
 from crankshaft.engine.optimizers import names
-from crankshaft.engine.ranges import SCHEDULE_ARGUMENTS
+from crankshaft.engine.step.ranges import SCHEDULE_ARGUMENTS
 
 _keras = tf.keras.optimizers.schedules
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.gradients import Gradients
 from crankshaft.engine.reduction import collectives
-from crankshaft.engine.wire import from_halves, to_halves
+from crankshaft.engine.reduction.wire import from_halves, to_halves
+from crankshaft.engine.step.gradients import Gradients
 
 # Of 16-bit values each replica holds what all have sent, until they are summed: this much at once, and summed twice.
 GATHERED_BYTES = 64 << 20

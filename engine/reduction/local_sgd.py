@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.gradients import Gradients
+from crankshaft.engine.internals.variables import assign_local, path_of, tf_variable
 from crankshaft.engine.optimizers import Momentum
 from crankshaft.engine.optimizers.base import Target
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.reduction.all_reduce import ByReplica, Item, Reduction, assign_means, weighted
-from crankshaft.engine.variables import assign_local, path_of, tf_variable
+from crankshaft.engine.step.gradients import Gradients
 
 
 class LocalSgd(Reduction):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from crankshaft.engine.internals.variables import read_local, tf_variable
 from crankshaft.engine.reduction import collectives
-from crankshaft.engine.variables import read_local, tf_variable
 
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
 _VALUE = "VARIABLE_VALUE"

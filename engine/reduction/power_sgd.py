@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.gradients import Gradients
+from crankshaft.engine.internals.variables import assign_local, tf_variable
 from crankshaft.engine.optimizers.base import Target
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, weighted
-from crankshaft.engine.variables import assign_local, tf_variable
+from crankshaft.engine.step.gradients import Gradients
 
 
 class PowerSgd(Reduction):

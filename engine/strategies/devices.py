@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import cpus
-from crankshaft.engine.errors import reason
-from crankshaft.engine.strategies import gpus as graphics
-from crankshaft.engine.strategies import parameter_server
-from crankshaft.engine.strategies.gpus import DeviceError
+from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.machine import cpus
+from crankshaft.engine.machine import gpus as graphics
+from crankshaft.engine.machine.gpus import DeviceError
 from crankshaft.engine.strategies.multi_worker import MultiWorker, Place, connect
-from crankshaft.engine.strategies.parameter_server import ParameterServer, ServerOptions
+from crankshaft.engine.strategies.parameter_server import strategy as parameter_server
+from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 
 _CONNECT_SECONDS = 5

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import graphs
-from crankshaft.engine.metrics import LoopSums, row_names, stack
-from crankshaft.engine.residency import is_on_gpus
+from crankshaft.engine.data.residency import is_on_gpus
+from crankshaft.engine.internals import graphs
+from crankshaft.engine.metrics.means import LoopSums, row_names, stack
 from crankshaft.engine.strategies.rounds import Rounds
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
@@ -56,7 +56,7 @@ class InnerLoop:
       strategy: the `tf.distribute.Strategy`.
       step: replica code, (batch, step, observed) -> metrics; `step` scalar int64, `observed` scalar bool, true at a
         step at which something is due.
-      feed: one of `engine.feeds`.
+      feed: one of `engine.data.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 but where the device has none.
       rounds: where replicas train by themselves and meet again; None where they are always in step.

@@ -8,8 +8,8 @@ import time
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import graphs
-from crankshaft.engine.errors import reason
+from crankshaft.engine.internals import graphs
+from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.state import TrainState
 
 _TIMED_SECONDS = 0.25

@@ -8,10 +8,10 @@ import dataclasses
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from crankshaft.engine.data.residency import is_on_gpus
 from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
-from crankshaft.engine.metrics import Mean
+from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.reduction import collectives
-from crankshaft.engine.residency import is_on_gpus
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated, Stop

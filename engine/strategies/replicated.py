@@ -10,8 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.batches import check_weighed, text_parts
-from crankshaft.engine.feeds import (
+from crankshaft.engine.data.feeds import (
     DatasetFeed,
     FilesFeed,
     RepeatedFeed,
@@ -19,14 +18,15 @@ from crankshaft.engine.feeds import (
     StreamedFeed,
     share_of_files,
 )
-from crankshaft.engine.metrics import Sums
-from crankshaft.engine.order import Order, SharedOrder
-from crankshaft.engine.pacing import Pace
-from crankshaft.engine.residency import is_on_gpus, on_each_device
+from crankshaft.engine.data.order import Order, SharedOrder
+from crankshaft.engine.data.residency import is_on_gpus, on_each_device
+from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.batches import check_weighed, text_parts
+from crankshaft.engine.step.stand_in import only_if, with_stand_in
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
+from crankshaft.engine.strategies.pacing import Pace
 from crankshaft.engine.strategies.rounds import Rounds
-from crankshaft.engine.strategies.stand_in import only_if, with_stand_in
 
 # Of a streamed block, by where it goes. Of a CPU larger ones leave the last-level cache before they are used. A GPU is
 # sent each as a whole, and a call ends with it, so there it is to last: at 10 GB/s, PCIe's, 64 MiB travel for 7 ms.

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from crankshaft.launch import config as configs
 from crankshaft.launch.benchmark import schema
-from crankshaft.launch.config import Config
+from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 
 # What is measured: two rates of different work say nothing about each other.

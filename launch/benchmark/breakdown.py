@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from crankshaft.engine.benchmark import checkpointing, communication, cost, machine, parts, roofline, trace
-from crankshaft.launch.session import Session
+from crankshaft.launch.benchmark.measure import checkpointing, communication, cost, machine, parts, roofline, trace
+from crankshaft.launch.run.session import Session
 
 _PART_SECONDS = 1.5  # of each part where all are timed
 _SETTING_SECONDS = 0.5  # of each dtype and pack of the reduction

@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from crankshaft.launch.cluster.guard import Guard, Kept
+from crankshaft.launch.cluster.output import last_lines
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
-from crankshaft.launch.guard import Guard, Kept
-from crankshaft.launch.output import last_lines
-from crankshaft.launch.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
 
 _GRACE_SECONDS = 10.0  # from SIGTERM, which TensorFlow may swallow, to SIGKILL
 _POLL_SECONDS = 0.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crankshaft.engine.benchmark import intervals
 from crankshaft.launch import errors
+from crankshaft.launch.benchmark.measure import intervals
 
 
 def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
 
     Returns:
       ratio: our rate over theirs; of several pairs the geometric mean. interval: its 95 % interval, [low, high], see
-      `engine.benchmark.intervals.ratio_interval`; None where a run was a single call. verdict: "faster" or "slower" if
+      `measure.intervals.ratio_interval`; None where a run was a single call. verdict: "faster" or "slower" if
       1 is outside the interval, else "no difference can be shown". rounds: of each pair {ours, theirs, ratio}, in
       examples per second.
     """

@@ -10,15 +10,18 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import checks, errors, explanations, paths, results, uses
-from crankshaft.launch import config as configs
+from crankshaft.launch import errors
 from crankshaft.launch.benchmark import program as programs
 from crankshaft.launch.benchmark import scaling, schema, sweep, table, turns
 from crankshaft.launch.benchmark.children import Stopped, stoppable
 from crankshaft.launch.benchmark.program import Program
 from crankshaft.launch.benchmark.series import Series
+from crankshaft.launch.command_line import checks, paths, uses
+from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line.flags import USES
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.flags import USES
+from crankshaft.launch.host import explanations
+from crankshaft.launch.run import results
 
 _DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run, "baseline_cmd": turns.run}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from absl import flags
 
-from crankshaft.launch import rules
-from crankshaft.launch.groups import group
+from crankshaft.launch.command_line import rules
+from crankshaft.launch.command_line.groups import group
 
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 

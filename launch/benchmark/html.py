@@ -21,7 +21,7 @@ from crankshaft.launch.benchmark.charts import Figure
 from crankshaft.launch.benchmark.markup import Element, append, document, element
 from crankshaft.launch.benchmark.sections import Section, between, bound, number, percent, sections, settings
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.files import write_text
+from crankshaft.launch.host.files import write_text
 
 # The charts that stand with a section, by its title.
 _CHARTS: dict[str, tuple[Callable[[Mapping[str, Any]], Figure | None], ...]] = {

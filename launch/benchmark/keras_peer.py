@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from crankshaft.launch import files
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch.host import files
 
 STEPS_PER_EXECUTION = 50
 _WARM_UP_SECONDS = 0.5

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crankshaft.engine.benchmark.rounds import Watcher
+from crankshaft.launch.benchmark.measure.rounds import Watcher
 from crankshaft.launch.benchmark.sections import number
-from crankshaft.launch.progress import Bar, as_shown, duration
+from crankshaft.launch.run.progress import Bar, as_shown, duration
 
 _REDRAW_SECONDS = 1.0  # within a round; a drawing takes about a millisecond, so that is 0.1 % of what is timed
 
@@ -61,7 +61,7 @@ class Live:
 
     @property
     def watcher(self) -> Watcher:
-        """For `engine.benchmark.rounds.run`: itself; within a round only where there is a bar to draw."""
+        """For `launch.benchmark.measure.rounds.run`: itself; within a round only where there is a bar to draw."""
         return Watcher(self.at_round, self._at_call if self.mode == "bar" else None)
 
     def _at_call(self, steps: int, seconds: float) -> None:

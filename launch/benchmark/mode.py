@@ -6,15 +6,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from crankshaft.engine.benchmark import parts, rounds
-from crankshaft.engine.benchmark.length import Length
-from crankshaft.launch import guard, modes
 from crankshaft.launch.benchmark import baseline, schema, table
 from crankshaft.launch.benchmark.breakdown import Breakdown
 from crankshaft.launch.benchmark.compare import compare, exit_code
 from crankshaft.launch.benchmark.live import Live
-from crankshaft.launch.config import Config
-from crankshaft.launch.session import Session, choose_jit
+from crankshaft.launch.benchmark.measure import parts, rounds
+from crankshaft.launch.benchmark.measure.length import Length
+from crankshaft.launch.cluster import guard
+from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.run import modes
+from crankshaft.launch.run.session import Session, choose_jit
 
 
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:

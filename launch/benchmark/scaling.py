@@ -14,10 +14,10 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch import shares
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
 from crankshaft.launch.benchmark.program import Program
 from crankshaft.launch.benchmark.series import RATES, Series, summary
+from crankshaft.launch.cluster import shares
 from crankshaft.launch.errors import EXIT_FAILED, UsageError
 
 KINDS = ("weak", "strong")

@@ -19,12 +19,14 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch import errors, files, help, paths, rules
+from crankshaft.launch import errors
 from crankshaft.launch.benchmark import report, schema
 from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
 from crankshaft.launch.benchmark.suite import STRATEGIES, Place, Row, Suite, find_place
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from crankshaft.launch.command_line import help, paths, rules
 from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.host import files
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the measurements'
 _QUICK_SECONDS = 1.0

@@ -13,8 +13,8 @@ from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Sto
 from crankshaft.launch.benchmark.program import Program
 from crankshaft.launch.benchmark.sections import settings as described
 from crankshaft.launch.benchmark.series import RATES, Series, summary
+from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.errors import EXIT_FAILED, UsageError, nearest
-from crankshaft.launch.flags import GROUPS
 
 _FORM = "write NAME=VALUE,VALUE;NAME=VALUE,VALUE"
 # What a point can't differ in: what it is that is done, and what is written where.

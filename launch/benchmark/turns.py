@@ -13,13 +13,14 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch import config as configs
-from crankshaft.launch import errors, process
+from crankshaft.launch import errors
 from crankshaft.launch.benchmark import baseline, schema
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
 from crankshaft.launch.benchmark.program import Program
 from crankshaft.launch.benchmark.series import Series
+from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.errors import EXIT_FAILED, UsageError
+from crankshaft.launch.host import process
 
 _ONE_ROUND = {"benchmark_rounds": "1"}
 
@@ -90,7 +91,7 @@ def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     What has no sum is the first's (environment, warm-up), or that of the turn that was disturbed most (noise).
     """
-    from crankshaft.engine.benchmark import intervals, statistics
+    from crankshaft.launch.benchmark.measure import intervals, statistics
 
     rounds = [calls for turn in turns for calls in _rounds(turn["calls"])]
     timed = statistics.columns(rounds)
@@ -108,7 +109,7 @@ def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _rounds(calls: Mapping[str, Any]) -> list[list]:
     """The timed calls of a result, by round."""
-    from crankshaft.engine.benchmark.statistics import Call
+    from crankshaft.launch.benchmark.measure.statistics import Call
 
     columns = [calls[name] or itertools.repeat(None) for name in Call._fields]
     rows = zip(calls["round"], *columns, strict=False)  # what is not known has no column

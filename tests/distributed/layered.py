@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl import flags
 
 import crankshaft
-from crankshaft.engine import wire
+from crankshaft.engine.reduction import wire
 from crankshaft.launch import train
 
 EXAMPLES = 600

@@ -17,17 +17,17 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import Trainer, hooks, loop, mean
-from crankshaft.engine.health.stragglers import Stragglers
-from crankshaft.engine.health.sync_check import OutOfSyncError, SyncCheck
-from crankshaft.engine.options import StepOptions
+from crankshaft.engine.hooks.stragglers import Stragglers
+from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
+from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.reduction import Reduction, collectives
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.options import StepOptions
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.multi_worker import MultiWorker, Place
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.engine.strategies.workers import WorkerWindow
-from crankshaft.engine.summaries import TensorBoard
-from crankshaft.launch import cluster as clusters
+from crankshaft.launch.cluster import tf_config
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 
@@ -234,7 +234,7 @@ def out_of_step(strategy: MultiWorker) -> str:
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
-    cluster = clusters.from_environment(os.environ)
+    cluster = tf_config.from_environment(os.environ)
     place = Place(cluster.index, *zip(*cluster.addresses, strict=True))
     plain = devices.create("multi_worker", place=place)
     found = {"feeds": {}}

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer
-from crankshaft.engine.metrics import Sums
+from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated

@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer, mean
-from crankshaft.engine.embeddings import Embedding
+from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp

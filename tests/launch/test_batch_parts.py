@@ -10,8 +10,9 @@ import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import config, session
+from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.run import session
 from tests.waiting import PATIENCE
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, host_arrays, mean
-from crankshaft.launch import splits
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.data import host_arrays
+from crankshaft.launch.run import splits
 from tests.launch.line import FEATURES, LABELS, RUN, Line
 
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")

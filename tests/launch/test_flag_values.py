@@ -13,11 +13,13 @@ from absl.testing import flagsaver
 
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
-from crankshaft.launch import errors, local, process, registry, rules, train
+from crankshaft.launch import errors, local, train
 from crankshaft.launch.benchmark import drive, standard
+from crankshaft.launch.cluster.supervisor import Supervisor
+from crankshaft.launch.command_line import registry, rules
+from crankshaft.launch.command_line.flags import GROUPS, USES
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.flags import GROUPS, USES
-from crankshaft.launch.supervisor import Supervisor
+from crankshaft.launch.host import process
 
 HOSTILE = {
     "empty": "",

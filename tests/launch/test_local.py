@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from crankshaft.launch import guard, shares
-from crankshaft.launch.output import Lines
+from crankshaft.launch.cluster import guard, shares
+from crankshaft.launch.cluster.output import Lines
 from tests.launch.local_tasks import ROOT, TASK, lines_of, pids, until_dead
 from tests.waiting import PATIENCE, wait_until
 

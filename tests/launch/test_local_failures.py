@@ -14,9 +14,9 @@ import time
 
 import pytest
 
+from crankshaft.launch.cluster.restarts import Ending, Synchronous
 from crankshaft.launch.errors import EXIT_SLOWER
-from crankshaft.launch.process import SAME_REQUEST_SECONDS
-from crankshaft.launch.restarts import Ending, Synchronous
+from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
 from tests.launch.local_tasks import ROOT, TASK, is_alive, lines_of, pids, says, until_dead
 from tests.waiting import wait_until
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from crankshaft.launch import cluster, listeners
+from crankshaft.launch.cluster import listeners, tf_config
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
@@ -36,7 +36,7 @@ time.sleep(1)  # for the other to come
 
 
 def _is_allowed() -> bool:
-    code = "from crankshaft.launch import own_network; own_network.enter()"
+    code = "from crankshaft.launch.cluster import own_network; own_network.enter()"
     return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
@@ -102,10 +102,10 @@ def test_listeners_at_a_tasks_port_are_bound_to_loopback_if_all_tasks_are_there(
     with socket.create_server(("", 0)) as its_own, socket.create_server(("", 0)) as another:
         port = its_own.getsockname()[1]
         names = ("worker 0", "worker 1")
-        found = cluster.Cluster(tuple(zip(names, (each.format(port) for each in addresses), strict=True)), 0)
+        found = tf_config.Cluster(tuple(zip(names, (each.format(port) for each in addresses), strict=True)), 0)
         listeners.close_to_other_hosts(found)
         assert [device_of(sock) for sock in (its_own, another)] == [device, b""]
-        assert cluster.answers(f"127.0.0.1:{port}")
+        assert tf_config.answers(f"127.0.0.1:{port}")
 
 
 def device_of(sock: socket.socket) -> bytes:
@@ -117,7 +117,7 @@ def test_a_secret_that_can_be_guessed_is_refused(monkeypatch):
 
     config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     with pytest.raises(UsageError, match="CRANKSHAFT_JOB_SECRET has 5 characters"):
-        cluster.from_environment({"TF_CONFIG": config, "CRANKSHAFT_JOB_SECRET": "12345"})
-    found = cluster.from_environment({"TF_CONFIG": config, "CRANKSHAFT_JOB_SECRET": "1234567890123456"})
+        tf_config.from_environment({"TF_CONFIG": config, "CRANKSHAFT_JOB_SECRET": "12345"})
+    found = tf_config.from_environment({"TF_CONFIG": config, "CRANKSHAFT_JOB_SECRET": "1234567890123456"})
     assert found.secret == b"1234567890123456"
     assert "1234567890123456" not in repr(found)

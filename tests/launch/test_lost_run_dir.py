@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from crankshaft.engine.hooks import every_steps
-from crankshaft.launch import process
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host import process
 from tests.runs import newest
 
 RUN = (

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from crankshaft.launch import checks
+from crankshaft.launch.command_line import checks
 from crankshaft.launch.errors import UsageError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -309,7 +309,7 @@ def test_a_broken_configuration_is_named(crank, tmp_path, text):
 
 
 def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
-    holding = f"from crankshaft.launch import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
+    holding = f"from crankshaft.launch.host import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
     holder = subprocess.Popen(
         [sys.executable, "-c", holding],
         cwd=ROOT,
@@ -330,7 +330,7 @@ def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
 
 
 def test_help_names_every_flag_once_by_group(crank):
-    from crankshaft.launch.flags import GROUPS
+    from crankshaft.launch.command_line.flags import GROUPS
 
     outcome = crank("--help", tensorflow=False).ok()
     lines = outcome.out.splitlines()
@@ -343,7 +343,7 @@ def test_help_names_every_flag_once_by_group(crank):
 
 
 def test_help_names_every_model_and_input_with_its_arguments(crank):
-    from crankshaft.launch import registry
+    from crankshaft.launch.command_line import registry
 
     out = " ".join(crank("--help", tensorflow=False).ok().out.split())
     models, inputs = out.split("Models (--model):")[1].split("Inputs (--input):")
@@ -374,8 +374,8 @@ def test_help_may_be_cut_short_by_its_reader():
 def test_every_flag_that_launch_defines_is_in_a_group():
     from absl import flags
 
-    from crankshaft.launch import flags as ours
     from crankshaft.launch.benchmark import flags as of_benchmarks
+    from crankshaft.launch.command_line import flags as ours
 
     by_module = flags.FLAGS.flags_by_module_dict()
     defined = by_module[ours.__name__] + by_module[of_benchmarks.__name__]

@@ -8,10 +8,13 @@ import os
 
 import pytest
 
-from crankshaft.launch import checks, config, output, process, registry, results
+from crankshaft.launch.cluster import output
+from crankshaft.launch.command_line import checks, config, registry
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.files import write_of_run
-from tests.launch.test_config import asked
+from crankshaft.launch.host import process
+from crankshaft.launch.host.files import write_of_run
+from crankshaft.launch.run import results
+from tests.launch.command_line.test_config import asked
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
 OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, load_weights
-from crankshaft.engine.variables import tf_variable
+from crankshaft.engine.internals.variables import tf_variable
 from tests.engine.checkpoints.checkpoint_cases import bits, fill, variables_of
 
 layers = tf.keras.layers

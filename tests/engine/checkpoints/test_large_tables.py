@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, snapshot
-from crankshaft.engine.embeddings import Embedding
+from crankshaft.engine.layers.embeddings import Embedding
 
 
 class Slots(tf.Module):

@@ -12,7 +12,7 @@ from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
 from crankshaft.engine.hooks.monitors import EarlyStopping
 from crankshaft.engine.hooks.numerics import NanGuard, NonfiniteError
-from crankshaft.engine.metrics import LoopSums
+from crankshaft.engine.metrics.means import LoopSums
 from crankshaft.models.mlp import Model
 
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples

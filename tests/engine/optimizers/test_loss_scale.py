@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.gradients import Gradients
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.power_sgd import PowerSgd
+from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import Hook, Periodic
+from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.variables import assign_local
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints
-from crankshaft.engine.gradients import Gradients
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.power_sgd import PowerSgd
+from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 

@@ -12,7 +12,7 @@ import functools
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-from crankshaft.engine import graphs
+from crankshaft.engine.internals import graphs
 
 HOST, GPU = "host", "gpu"
 

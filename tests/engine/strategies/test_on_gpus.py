@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.benchmark import rounds
-from crankshaft.engine.health.stragglers import Stragglers
+from crankshaft.engine.data.residency import as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
-from crankshaft.engine.metrics import Mean
+from crankshaft.engine.hooks.stragglers import Stragglers
+from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.residency import as_kept, take
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
 from crankshaft.input import synthetic_clicks
+from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from crankshaft.models.wide_deep import Model as WideDeep

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean
-from crankshaft.engine.accumulation import accumulate
+from crankshaft.engine.step.accumulation import accumulate
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 

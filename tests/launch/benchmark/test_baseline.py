@@ -14,7 +14,7 @@ from crankshaft.launch import errors
 from crankshaft.launch.benchmark import baseline, schema
 from crankshaft.launch.benchmark.compare import compare, exit_code
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.files import append_json_line
+from crankshaft.launch.host.files import append_json_line
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
@@ -147,7 +147,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_none(tmp_path):
     path = tmp_path / "runs.jsonl"
     append_json_line(path, {"run": 1})
     script = (
-        "import resource, signal, sys; from crankshaft.launch.files import append_json_line\n"
+        "import resource, signal, sys; from crankshaft.launch.host.files import append_json_line\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
         "try: append_json_line(sys.argv[1], {'run': 'x' * 100})\n"
         "except OSError as error: print(error)\n"
@@ -160,7 +160,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_none(tmp_path):
 def test_lines_of_several_processes_stay_whole(tmp_path):
     path = tmp_path / "runs.jsonl"
     script = (
-        "import sys; from crankshaft.launch.files import append_json_line\n"
+        "import sys; from crankshaft.launch.host.files import append_json_line\n"
         "for n in range(50): append_json_line(sys.argv[1], {'text': sys.argv[2] * 20_000})\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, path, letter]) for letter in "ab"]

@@ -13,9 +13,9 @@ import signal
 import pytest
 from absl import flags
 
-from crankshaft.launch import flags as _  # noqa: F401 (defines them)
-from crankshaft.launch import shares
 from crankshaft.launch.benchmark import scaling, sweep
+from crankshaft.launch.cluster import shares
+from crankshaft.launch.command_line import flags as _  # noqa: F401 (defines them)
 from crankshaft.launch.errors import UsageError
 from tests.launch.local_tasks import until_dead
 

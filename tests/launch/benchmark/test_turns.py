@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from crankshaft.engine.benchmark.statistics import Call, columns, describe_round, summarize
 from crankshaft.launch.benchmark import children, schema, turns
-from crankshaft.launch.process import SAME_REQUEST_SECONDS
-from crankshaft.launch.restarts import Ending
+from crankshaft.launch.benchmark.measure.statistics import Call, columns, describe_round, summarize
+from crankshaft.launch.cluster.restarts import Ending
+from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
 
 BENCHMARK = ("--mode=benchmark", "--model=mlp", "--input=synthetic")
 

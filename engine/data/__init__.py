@@ -1,0 +1,1 @@
+"""Where examples come from, and in which order they reach the replicas."""

@@ -1,5 +1,0 @@
-"""Tables of rows found by ids, cut into shards."""
-
-from crankshaft.engine.embeddings.tables import Embedding, none_admitted, normal, shards_in, uniform, zeros
-
-__all__ = ["Embedding", "none_admitted", "normal", "shards_in", "uniform", "zeros"]

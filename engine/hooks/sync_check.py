@@ -1,0 +1,81 @@
+"""That replicas hold the same values, looked at now and then: one that does not is named before it spoils a run. Host
+code around replica code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.hooks import Moment, Periodic
+from crankshaft.engine.internals.variables import path_of, read_local
+from crankshaft.engine.reduction import collectives, per_replica
+
+_BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
+
+
+class OutOfSyncError(Exception):
+    """Replicas hold different values of a variable. One line: which replica, which variable, what to do."""
+
+
+class SyncCheck(Periodic):
+    """Compares a checksum of every variable over all replicas, and raises `OutOfSyncError` where one differs.
+
+    Variables that are meant to differ by replica are left out: those of `engine.reduction.per_replica`. The checksum is
+    the sum of the values' bits as integers, modulo 2**64: it finds a single value that has changed in any bit, not
+    values that have changed places.
+
+    Args:
+      every_steps: the period; 0 is never.
+      replica_names: what the message calls each replica; None numbers them.
+    """
+
+    name = "sync_check"
+
+    def __init__(self, every_steps: int, replica_names: Sequence[str] | None = None):
+        super().__init__(every_steps)
+        self._replica_names = replica_names
+        self._variables: list[tf.Variable] = []
+        self._sums = None
+
+    def begin(self, moment: Moment) -> None:
+        distribution = moment.strategy.distribution
+        self._variables = [v for v in moment.state.variables() if not per_replica.differs(v)]
+
+        def checksums():
+            sums = tf.stack([_checksum(variable) for variable in self._variables])
+            return collectives.all_gather(tf.distribute.get_replica_context(), sums)
+
+        def on_all():
+            return distribution.experimental_local_results(distribution.run(checksums))[0]
+
+        self._sums = tf.function(on_all, autograph=False)
+
+    def act(self, moment: Moment) -> None:
+        sums = self._sums().numpy()
+        for place in np.flatnonzero((sums != sums[0]).any(axis=0)):
+            column = sums[:, place].tolist()
+            ((most, _),) = Counter(column).most_common(1)  # of two alike the first
+            odd = [self._called(replica) for replica, value in enumerate(column) if value != most]
+            variable = self._variables[place]
+            raise OutOfSyncError(
+                f"step {moment.step}: {', '.join(odd)} of {len(column)} replicas holds other values of "
+                f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for code that "
+                "changes it on one replica only, or for a faulty device, and start again from the last checkpoint"
+            )
+
+    def _called(self, replica: int) -> str:
+        return (
+            f"replica {replica}"
+            if self._replica_names is None
+            else f"replica {replica} ({self._replica_names[replica]})"
+        )
+
+
+def _checksum(variable: tf.Variable) -> tf.Tensor:
+    """Of this replica's copy, scalar int64. Replica code."""
+    value = read_local(variable)
+    bits = tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, _BITS[value.dtype.size])
+    return tf.reduce_sum(tf.cast(bits, tf.int64))

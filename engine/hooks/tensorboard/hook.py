@@ -1,0 +1,200 @@
+"""TensorBoard: a hook that writes what a run does to `train/` and `eval/` below a directory. Host code."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine.hooks import Moment, Windowed
+from crankshaft.engine.hooks.tensorboard import event_values
+from crankshaft.engine.hooks.tensorboard.event_files import EventFiles
+from crankshaft.engine.hooks.tensorboard.probe import Probe
+from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.internals.variables import path_of
+from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.step import batches
+from crankshaft.engine.strategies.workers import WorkerWindow
+
+_PICTURES = 9
+_HISTOGRAM_BYTES = 64 << 20  # no histogram of a larger table, which may live on another host
+
+
+class TensorBoard(Windowed):
+    """Writes scalars every so many steps and at the last one, and evaluations where there are any.
+
+    `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
+    examples_per_sec, input_wait_fraction, of tables that give rows to ids `tables/...`, and of each of several workers
+    `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`; once, the model's graph and, if
+    they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each evaluation, and
+    once, for TensorBoard to set beside them, the hyper-parameters.
+
+    A resumed run goes on in the same folders; what a killed process wrote after the checkpoint is taken out first, so
+    that no step is there twice.
+
+    Args:
+      directory: `run_dir/tensorboard`.
+      every_steps: of scalars; 0 is never, but for the last step and evaluations.
+      histogram_every_steps: of histograms; 0 is never.
+      config: the hyper-parameters, {name: value}.
+      probe: for gradients and images; None leaves them out.
+    """
+
+    name = "tensorboard"
+
+    def __init__(
+        self,
+        directory: str | None,
+        every_steps: int,
+        histogram_every_steps: int = 0,
+        config: dict | None = None,
+        probe: Probe | None = None,
+    ):
+        super().__init__(every_steps, at_end=True)
+        self.histogram_every_steps = histogram_every_steps
+        self.config = config or {}
+        self.probe = probe
+        self._files = EventFiles(directory)
+        self._rates = _Rates()
+        self._workers = WorkerWindow()
+        self._restored = False
+        self._weights = None
+
+    def begin(self, moment: Moment) -> None:
+        self._files.open(moment.step if self._restored or moment.step else None)
+        trainer = moment.state.trainer
+        self._rates.build(trainer)
+        if not self._restored:
+            if self.config:
+                self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
+                self._files.put("train", 0, lambda: event_values.table("configuration", self.config))
+            if about := dict(enumerate(moment.strategy.about())):
+                self._files.put("train", 0, lambda: event_values.table("strategy", about))
+            self._put_graph(trainer)
+            self._put_images(moment.step)
+
+    def next_due(self, step: int, moment: Moment) -> int | None:
+        due = super().next_due(step, moment)
+        if not self.histogram_every_steps:
+            return due
+        histograms = (step // self.histogram_every_steps + 1) * self.histogram_every_steps
+        return histograms if due is None else min(due, histograms)
+
+    def __call__(self, moment: Moment) -> None:
+        self._rates.count(moment)
+        if moment.workers is not None:
+            self._workers.add(moment.workers)
+        super().__call__(moment)
+        if moment.evaluation is not None:
+            found = dict(moment.evaluation)
+            self._files.put("eval", moment.step, lambda: event_values.scalars(found))
+        if self.histogram_every_steps and moment.step % self.histogram_every_steps == 0:
+            self._put_histograms(moment)
+
+    def act(self, moment: Moment) -> None:
+        tables = {f"tables/{name}": value for name, value in moment.state.trainer.table_figures().items()}
+        window, rates = self.window, self._rates.take(moment) | moment.strategy.figures() | tables
+        workers, self._workers = self._workers, WorkerWindow()
+        # The thread reads the sums, and so it is the one that waits for the device.
+        self._files.put("train", moment.step, lambda: _training_scalars(window, rates, workers))
+
+    def settle(self, moment: Moment) -> None:
+        self._files.flush()  # so that a run which is resumed from this checkpoint has no gap
+
+    def end(self, moment: Moment) -> None:
+        self._files.close()
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        self._restored = True
+
+    def _put_histograms(self, moment: Moment) -> None:
+        trainer = moment.state.trainer
+        if self._weights is None:
+            variables = [v for v in trainer.all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
+            self._weights = tf.function(
+                lambda: {path_of(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
+                autograph=False,
+            )
+        found = {f"weights/{path}": made for path, made in self._weights().items()}
+        if self.probe is not None:
+            gradients = self.probe.gradients(moment.step)
+            found |= {f"gradients/{path}": made for path, made in gradients.items()}
+        self._files.put("train", moment.step, lambda: event_values.histograms(found))
+
+    def _put_graph(self, trainer) -> None:
+        """The forward pass, of the first model where there are several. One that can't be traced has no graph here."""
+        if not trainer.models:
+            return
+        model = trainer.models[0]
+        alone = getattr(trainer, "model", None) is model
+        forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
+        try:
+            graph = forward.get_concrete_function(tf.nest.map_structure(_spec, batches.features(trainer.example))).graph
+        except (TypeError, ValueError, tf.errors.OpError) as error:  # it takes other inputs than the features
+            logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
+            return
+        self._files.put_graph("train", lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
+
+    def _put_images(self, step: int) -> None:
+        if self.probe is None or not event_values.looks_like_images(self.probe.example_features):
+            return
+        pictures = np.asarray(self.probe.features(step)[:_PICTURES])
+        if len(pictures):
+            self._files.put("train", 0, lambda: event_values.images("inputs", pictures))
+
+
+class _Rates:
+    """Figures of the run that are no metrics: learning rates, the loss scale, and speeds since they were last taken."""
+
+    def __init__(self):
+        self._steps = self._examples = 0
+        self._seconds = self._input_seconds = 0.0
+
+    def build(self, trainer) -> None:
+        self._optimizers = trainer.optimizers
+        self._loss_scale = getattr(trainer.loss_scale, "value", None)
+
+    def count(self, moment: Moment) -> None:
+        self._steps += moment.steps
+        self._examples += moment.examples
+        self._seconds += moment.seconds
+        self._input_seconds += moment.input_seconds
+
+    def take(self, moment: Moment) -> dict:
+        seconds = max(self._seconds, 1e-9)
+        taken = {
+            **self._read_variables(),
+            "epoch": moment.step / moment.steps_per_epoch,
+            "steps_per_sec": self._steps / seconds,
+            "examples_per_sec": self._examples / seconds,
+            "input_wait_fraction": self._input_seconds / seconds,
+        }
+        self._steps = self._examples = 0
+        self._seconds = self._input_seconds = 0.0
+        return taken
+
+    def _read_variables(self) -> dict:
+        """`learning_rate`, of the update that was last done or is next; by optimizer, where there are several."""
+        rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
+        if len(rates) == 1:
+            found = {"learning_rate": next(iter(rates.values()))}
+        else:
+            found = {f"learning_rate/{name}": rate for name, rate in rates.items()}
+        if self._loss_scale is not None:
+            found["loss_scale"] = tf.convert_to_tensor(self._loss_scale)
+        return found
+
+
+def _training_scalars(window: Sums, rates: dict, workers: WorkerWindow) -> list:
+    found = {
+        f"workers/{place}/{name}": value
+        for place, figures in enumerate(workers.take())
+        for name, value in figures.items()
+    }
+    found |= window.means() | rates
+    return event_values.scalars({name: float(value) for name, value in found.items()})
+
+
+def _spec(example) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *np.shape(example)[1:]], np.asarray(example).dtype)

@@ -1,0 +1,92 @@
+"""A look at what a step computes, for TensorBoard, that changes nothing in the run. Host code around replica code."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from crankshaft.engine.hooks.tensorboard.event_values import Histogram, histogram
+from crankshaft.engine.internals.variables import assign_local, path_of, read_local, tf_variable
+from crankshaft.engine.layers.embeddings import none_admitted
+from crankshaft.engine.step import batches
+from crankshaft.engine.step.stand_in import with_stand_in
+
+
+class Probe:
+    """Computes the gradients that the next step would, and shows its batch, without doing it.
+
+    Of a user's dataset, whose iterator is training's, it takes one batch and keeps it: each look is at that one.
+
+    Args:
+      strategy: the run's, of this package, bound to its data.
+      trainer: built.
+    """
+
+    def __init__(self, strategy, trainer):
+        self._strategy = strategy
+        self._distribution = strategy.distribution
+        self._kept = None
+        self._trainer = trainer
+        self._gradients = tf.function(self._replicated_gradients, autograph=False)
+        self._batch = tf.function(self._replicated_batch, autograph=False)
+
+    def gradients(self, step: int) -> dict[str, Histogram]:
+        """Histograms of the loss's gradients over the global batch of a step, by the variable's path.
+
+        Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train.
+        """
+        if not self._trainer.trainable_variables:
+            return {}
+        operands, place, _ = self._feed.take(step, 1)
+        with none_admitted(self._trainer.embedding_tables.values()):  # while it is traced
+            found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
+        paths = [path_of(v) for v in self._trainer.trainable_variables]
+        return {path: found[path] for path in paths if path in found}
+
+    @property
+    def example_features(self):
+        """Features of one example, zeros: their shapes and dtypes."""
+        return batches.features(self._trainer.example)
+
+    def features(self, step: int):
+        """The features of one replica's part of the batch of a step, as tensors."""
+        operands, place, _ = self._feed.take(step, 1)
+        return self._batch(operands, tf.constant(place, tf.int64))
+
+    @property
+    def _feed(self):
+        feed = self._strategy.train_feed
+        if feed.random_access:  # which training asks for the same step next
+            return feed
+        if self._kept is None:
+            self._kept = self._strategy.repeated_batch()
+        return self._kept
+
+    def _replicated_batch(self, operands, place):
+        batch = self._feed.next_operands(operands, place)
+        features = self._distribution.run(lambda *b: batches.features(self._feed.batch(*b)), args=batch)
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
+
+    def _replicated_gradients(self, operands, place, step):
+        batch = self._feed.next_operands(operands, place)
+        found = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], found)
+
+    def _replica_gradients(self, batch, step):
+        """Replica code: what a forward pass in training moves (statistics, seeds) is put back, on each replica."""
+        trainer = self._trainer
+        moved = [tf_variable(v) for layer in trainer.held_layers.values() for v in layer.non_trainable_variables]
+        kept = [read_local(v) for v in moved]
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        batch, present = with_stand_in(batch)
+        trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True), present)
+        gradients, metrics = trainer.summed_gradients(batch)
+        gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
+        gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
+        for variable, value in zip(moved, kept, strict=True):
+            assign_local(variable, value)
+        paths = [path_of(v) for v in trainer.trainable_variables]
+        return {
+            path: histogram(g.values if isinstance(g, tf.IndexedSlices) else g)
+            for path, g in zip(paths, gradients, strict=True)
+            if g is not None
+        }

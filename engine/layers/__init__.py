@@ -1,0 +1,5 @@
+"""Layers for models: Keras's with less work on CPUs, and in a room of their own embedding tables cut into shards."""
+
+from crankshaft.engine.layers.keras_layers import BatchNormalization, Conv2DMaxPool, Dense
+
+__all__ = ["BatchNormalization", "Conv2DMaxPool", "Dense"]

@@ -1,0 +1,198 @@
+"""Which id has which row, where rows are given out as training meets ids: a hash table in plain variables, beside the
+rows of a shard. Replica code, run by the host that has the shard; made on the host, in a strategy's scope."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from crankshaft.engine.internals.variables import own_copy, path_of, server_of
+from crankshaft.engine.layers.embeddings import hashing
+
+MAX_ADMIT_AFTER = 255  # more would not be reached between two halvings of a small table's counts
+_BUCKET = 16  # rows: keys of 128 bytes, which are read at once
+_FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of rows that may be given, and that may not
+_SKETCH_DEPTH = 4
+_SKETCH_CELLS = 2  # a row of the shard; int32, since workers cannot begin with the same values of a smaller kind
+_LEAST_CELLS = 1024
+
+
+class Tally(NamedTuple):
+    """What a shard counts, int64 scalars.
+
+    Attributes:
+      given: rows that have an id.
+      turned_away: how often an id that was to have a row found none free.
+      sighted: ids counted since the counts were halved.
+    """
+
+    given: tf.Tensor
+    turned_away: tf.Tensor
+    sighted: tf.Tensor
+
+
+class Admission(tf.Module):
+    """Rows of one shard for ids, any int64. A row that was given stays given.
+
+    An id's row is one of the 32 in two buckets that hashes choose; it gets one in the emptier of them (Azar et al.
+    1999, Balanced Allocations). Ids begin to find none when more than eight rows of ten are given. So a lookup reads 32
+    keys, whatever the table holds, and there is nothing to move or to grow: all is in variables of fixed size, which
+    are saved as any others.
+
+    Ids that have no row yet are counted in a count-min sketch (Cormode, Muthukrishnan 2005; updated conservatively:
+    Estan, Varghese 2002) of 32 bytes a row. It never counts too few; too many sometimes, when it is full. So that it is
+    not, all counts are halved after 2 sightings a row of the shard (TinyLFU: Einziger et al. 2017): what counts is how
+    often an id was seen lately.
+
+    Args:
+      admit_after: sightings until an id gets a row; 1 counts nothing.
+    """
+
+    def __init__(self, admit_after: int):
+        super().__init__(name="admission")
+        self.admit_after = admit_after
+
+    def build(self, shard: tf.Variable, reserved: int) -> None:
+        """Makes the variables, beside a shard [rows, width]. Its first `reserved` rows are given to nobody."""
+        rows, path = shard.shape[0], path_of(shard)
+        self._buckets = -(-rows // _BUCKET)
+        self._cells = max(_LEAST_CELLS, _SKETCH_CELLS * rows)
+        if "GPU" in (shard.device or ""):
+            raise ValueError(
+                f"{path} is on {shard.device}, and admit_after needs its table in a host's memory; train on CPUs, on "
+                "parameter servers, or with hashed ids"
+            )
+        # Workers share what is on a server, and find and take rows there one after the other.
+        self._server = server_of(shard)
+
+        def keys() -> tf.Tensor:
+            parts = [(reserved, _NOBODYS), (rows - reserved, _FREE), (self._buckets * _BUCKET - rows, _NOBODYS)]
+            parts = [tf.fill([length], tf.constant(key, tf.int64)) for length, key in parts]
+            return tf.reshape(tf.concat(parts, 0), [self._buckets, _BUCKET])
+
+        with tf.distribute.get_strategy().extended.colocate_vars_with(shard):
+            self.keys = _variable(keys, f"{path}/keys")
+            self.tally = _variable(lambda: tf.zeros([len(Tally._fields)], tf.int64), f"{path}/tally")
+            if self.admit_after > 1:
+                cells = _SKETCH_DEPTH * self._cells
+                self.counts = _variable(lambda: tf.zeros([cells], tf.int32), f"{path}/counts")
+        with self._beside_shard():
+            self._turn = tf.CriticalSection(name="turn") if self._server else None
+
+    def look_up(self, ids: tf.Tensor) -> tf.Tensor:
+        """[n] int64: the row of each id [n] in this shard, -1 where it has none."""
+        with self._beside_shard():
+            return self._find(ids)
+
+    def let_in(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+        """As `look_up`, once ids that were seen often enough have rows.
+
+        Args:
+          ids: [n] int64, each once.
+          sightings: [n] int64, how often each was seen now; 0 leaves it as it is.
+        """
+        with self._beside_shard():
+            found = self._find(ids)
+            new = (found < 0) & (sightings > 0)
+
+            def give() -> tf.Tensor:
+                self._in_turn(lambda: self._give(tf.boolean_mask(ids, new), tf.boolean_mask(sightings, new)))
+                return self._find(ids)
+
+            return tf.cond(tf.reduce_any(new), give, lambda: found)
+
+    def read_tally(self) -> Tally:
+        """The counts, for people."""
+        return Tally(*tf.unstack(own_copy(self.tally).read_value()))
+
+    def _find(self, ids: tf.Tensor) -> tf.Tensor:
+        buckets = self._buckets_of(ids)
+        same = tf.reshape(tf.equal(self._keys_in(buckets), ids[:, None, None]), [-1, 2 * _BUCKET])
+        place = tf.argmax(same, 1)
+        bucket = tf.where(place < _BUCKET, buckets[:, 0], buckets[:, 1])
+        return tf.where(tf.reduce_any(same, 1), bucket * _BUCKET + place % _BUCKET, -1)
+
+    def _give(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+        """Rows to those of the ids that are to have one. Returns how many rows are given then."""
+        still = self._find(ids) < 0  # another worker may have been before
+        ids, sightings = tf.boolean_mask(ids, still), tf.boolean_mask(sightings, still)
+        if self.admit_after > 1:
+            ids = tf.boolean_mask(ids, self._count(ids, sightings) >= self.admit_after)
+        anybody = tf.TensorShape([None])
+        tf.while_loop(lambda ids: tf.size(ids) > 0, lambda ids: [self._place(ids)], [ids], [anybody], 1)
+        return self.read_tally().given
+
+    def _place(self, ids: tf.Tensor) -> tf.Tensor:
+        """One row of a bucket to one of the ids that come to it, so that all go by what the others left. Returns those
+        that may yet find one."""
+        buckets = self._buckets_of(ids)
+        free = tf.cast(tf.equal(self._keys_in(buckets), _FREE), tf.int32)
+        emptier = tf.argmax(tf.reduce_sum(free, 2), 1)
+        bucket, free = (tf.gather(x, emptier, batch_dims=1) for x in (buckets, free))
+        room = tf.reduce_any(free > 0, 1)
+        ids, bucket, free = (tf.boolean_mask(x, room) for x in (ids, bucket, free))
+        chosen, positions = tf.unique(bucket)
+        places = tf.range(tf.size(ids))
+        first = tf.math.unsorted_segment_min(places, positions, tf.size(chosen))
+        tf.raw_ops.ResourceScatterNdUpdate(
+            ref=own_copy(self.keys).handle,
+            indices=tf.stack([chosen, tf.argmax(tf.gather(free, first), 1)], 1),
+            updates=tf.gather(ids, first),
+        )
+        self._add_to_tally(Tally(tf.size(first), tf.math.count_nonzero(~room), 0))
+        return tf.boolean_mask(ids, tf.gather(first, positions) != places)
+
+    def _count(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+        """[n] int64: how often each id has been seen, at most 255."""
+        starts = self._cells * tf.range(_SKETCH_DEPTH, dtype=tf.int64)
+        cells = hashing.several(ids, [1, *[self._cells] * _SKETCH_DEPTH])[:, 1:] + starts
+        counts = own_copy(self.counts).handle
+        before = tf.raw_ops.ResourceGather(resource=counts, indices=cells, dtype=tf.int32)
+        seen = tf.minimum(tf.cast(tf.reduce_min(before, 1), tf.int64) + sightings, MAX_ADMIT_AFTER)
+        updates = tf.broadcast_to(tf.cast(seen, tf.int32)[:, None], tf.shape(cells))
+        tf.raw_ops.ResourceScatterMax(resource=counts, indices=cells, updates=updates)
+        self._add_to_tally(Tally(0, 0, tf.reduce_sum(sightings)))
+        sighted = self.read_tally().sighted
+
+        def halve() -> None:
+            all_counts = tf.raw_ops.ReadVariableOp(resource=counts, dtype=tf.int32)
+            tf.raw_ops.AssignVariableOp(resource=counts, value=all_counts // 2)
+            self._add_to_tally(Tally(0, 0, -(sighted // 2)))
+
+        tf.cond(sighted > self._cells, halve, lambda: None)
+        return seen
+
+    def _add_to_tally(self, more: Tally) -> None:
+        value = tf.stack([tf.cast(x, tf.int64) for x in more])
+        tf.raw_ops.AssignAddVariableOp(resource=own_copy(self.tally).handle, value=value)
+
+    def _buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
+        return hashing.several(ids, [self._buckets] * 2)
+
+    def _keys_in(self, buckets: tf.Tensor) -> tf.Tensor:
+        """[..., 16] of buckets [...]."""
+        return tf.raw_ops.ResourceGather(resource=own_copy(self.keys).handle, indices=buckets, dtype=tf.int64)
+
+    def _in_turn(self, function: Callable[[], tf.Tensor]) -> None:
+        if self._turn is None:
+            function()
+        else:
+            self._turn.execute(function)
+
+    def _beside_shard(self):
+        return tf.device(self._server) if self._server else contextlib.nullcontext()
+
+
+def as_key(ids: tf.Tensor) -> tf.Tensor:
+    """int64 of ids, integers or strings, for `Admission`. Of integers, the three least are one; of strings, two are one
+    with a chance of 1 in 2^63."""
+    if ids.dtype == tf.string:
+        return hashing.bucket(ids, 2**63 - 1)
+    return tf.maximum(tf.cast(ids, tf.int64), _NOBODYS + 1)
+
+
+def _variable(initial_value: Callable, name: str) -> tf.Variable:
+    return tf.Variable(initial_value, trainable=False, name=name)

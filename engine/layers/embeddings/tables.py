@@ -1,0 +1,367 @@
+"""Embedding tables, sharded by rows: each id is looked up once, and gradients hold the touched rows alone. Made on the
+host, in a strategy's scope; called in replica code. Nothing here is of a table's size but the table."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from crankshaft.engine.internals.variables import own_copy
+from crankshaft.engine.layers.embeddings import admission, hashing
+from crankshaft.engine.layers.embeddings.admission import Admission
+from crankshaft.engine.layers.embeddings.combiners import COMBINERS, Leaf, combine, flat_values, pairs
+from crankshaft.engine.reduction import ByReplica
+from crankshaft.engine.reduction.wire import fetch
+from crankshaft.engine.step.gradients import each_once
+
+_PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
+UNKNOWN = ("row_0", "error")
+
+
+def uniform(limit: float = 0.05) -> Callable:
+    """An initializer: even in [-limit, limit). The default one is Keras's."""
+    return lambda draws: (2.0 * draws - 1.0) * limit
+
+
+def normal(stddev: float = 0.05) -> Callable:
+    """An initializer: Gaussian, of mean 0."""
+    return lambda draws: tf.math.ndtri(draws) * stddev
+
+
+def zeros() -> Callable:
+    """An initializer: all 0."""
+    return tf.zeros_like
+
+
+class Embedding(tf.Module):
+    """A table [rows, width], float32, looked up by ids.
+
+    Row r is row r // n of shard r % n. Ids follow a power law, and vocabularies put the frequent ones first: contiguous
+    shards would send most of the traffic to the first server, and here neighbours live on different ones.
+
+    Args:
+      name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
+      rows, width: of the table. `rows` may be None with a `vocabulary`, which says it.
+      combiner: how the rows of an example with several ids become one, "sum", "mean" or "sqrtn", as in
+        `tf.nn.embedding_lookup_sparse`; None keeps them apart.
+      hash_ids: ids are any integers or strings, and a hash chooses their row. Two ids may share one.
+      vocabulary: ids are these integers or strings; the first has row 1, and row 0 is for those that it lacks.
+      unknown: ids out of range, or not in the vocabulary: "row_0" sends them there, "error" ends the step.
+      admit_after: ids are any integers or strings, and one gets a row of its own once training has seen it so many
+        times (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it
+        a row at once. None gives out no rows: each has its id.
+      padding_id: this one stands for no id; needs a combiner.
+      initializer: float32 [n, width] of some of the rows, from as many draws even in (0, 1): of any other distribution
+        its quantile function. Draws depend on the row, so that each shard can make its own rows.
+      num_shards: None makes as many as there are servers, but none smaller than `min_shard_bytes`.
+      min_shard_bytes: of a shard; 256 KiB is what TensorFlow's MinSizePartitioner has.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: int | None,
+        width: int,
+        *,
+        combiner: str | None = None,
+        hash_ids: bool = False,
+        vocabulary: Sequence | None = None,
+        unknown: str = "row_0",
+        admit_after: int | None = None,
+        padding_id: int | str | None = None,
+        initializer: Callable | None = None,
+        num_shards: int | None = None,
+        min_shard_bytes: int = 256 << 10,
+    ):
+        super().__init__(name=name)
+        self.rows = len(vocabulary) + 1 if rows is None and vocabulary is not None else rows
+        self.width = width
+        self.combiner = combiner
+        self.hash_ids = hash_ids
+        self.unknown = unknown
+        self.admit_after = admit_after
+        self.admits = True  # while False, no id gets a row, nor is it counted
+        self.padding_id = padding_id
+        self.initializer = initializer or uniform()
+        self.num_shards = num_shards
+        self.min_shard_bytes = min_shard_bytes
+        self.shards: list[tf.Variable] = []
+        self.wire_dtype = tf.float32  # what looked-up rows travel as from parameter servers
+        self._vocabulary = None if vocabulary is None else tuple(vocabulary)
+        self._row_of = None
+        self.admissions: list[Admission] = []
+        self._present = ByReplica()
+        self._check()
+
+    def _check(self) -> None:
+        known = self._vocabulary
+        for name, value in {"rows": self.rows, "width": self.width, "num_shards": self.num_shards or 1}.items():
+            if value is None or value < 1:
+                raise ValueError(f"embedding {self.name}: {name}={value} is no size; use 1 or more")
+        if self.combiner not in COMBINERS:
+            raise ValueError(f"embedding {self.name}: combiner={self.combiner} is unknown; use sum, mean or sqrtn")
+        if self.unknown not in UNKNOWN:
+            raise ValueError(f"embedding {self.name}: unknown={self.unknown} is no way; use row_0 or error")
+        if self.padding_id is not None and self.combiner is None:
+            raise ValueError(f"embedding {self.name}: padding_id={self.padding_id} needs a combiner; use e.g. sum")
+        if known is not None and (self.hash_ids or self.rows != len(known) + 1):
+            raise ValueError(
+                f"embedding {self.name}: rows={self.rows}, hash_ids={self.hash_ids} do not go with a vocabulary of "
+                f"{len(known)}; leave hash_ids out and use rows={len(known) + 1} or None"
+            )
+        try:
+            inspect.signature(self.initializer).bind(None)
+        except TypeError:
+            raise ValueError(
+                f"embedding {self.name}: initializer takes {inspect.signature(self.initializer)}, and is given draws "
+                "[n, width], even in (0, 1), to make rows of; use e.g. lambda draws: 0.1 * tf.math.ndtri(draws)"
+            ) from None
+        if self.admit_after is not None:
+            self._check_admission()
+
+    def _check_admission(self) -> None:
+        if not 1 <= self.admit_after <= admission.MAX_ADMIT_AFTER:
+            raise ValueError(
+                f"embedding {self.name}: admit_after={self.admit_after} is out of range; use 1 to "
+                f"{admission.MAX_ADMIT_AFTER}"
+            )
+        others = {"hash_ids": self.hash_ids, "vocabulary": bool(self._vocabulary), "unknown": self.unknown != "row_0"}
+        if given := [name for name, is_given in others.items() if is_given]:
+            raise ValueError(
+                f"embedding {self.name}: {given[0]} does not go with admit_after={self.admit_after}, by which training "
+                "gives out the rows; leave one of them out"
+            )
+
+    def check_accumulation(self, steps: int) -> None:
+        """Raises ValueError where `accumulate_steps` is not for this table. Host code, in the strategy's scope."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if self.admit_after and steps > 1 and replicas > 1:
+            raise ValueError(
+                f"embedding {self.name}: replicas tell each other of ids to be admitted once a step, and there are "
+                f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
+            )
+
+    def build(self, seed: int, num_servers: int = 1) -> None:
+        """Makes and fills the shards. Host code, in the strategy's scope, once.
+
+        The values depend on the seed, the table's name and the row, not on the number of shards. Each shard's rows, and
+        no others, are drawn on its own device, piece by piece.
+        """
+        most = max(1, 4 * self.rows * self.width // max(1, self.min_shard_bytes))
+        number = min(self.rows, self.num_shards or min(num_servers, most))
+        for shard in range(number):
+            shape = [len(range(shard, self.rows, number)), self.width]
+            variable = tf.Variable(
+                lambda shape=shape: tf.raw_ops.Empty(shape=shape, dtype=tf.float32),
+                shape=shape,
+                dtype=tf.float32,
+                name=f"{self.name}/shard_{shard}",
+            )
+            if number > 1 and isinstance(variable, tf.distribute.DistributedValues):
+                raise ValueError(
+                    f"embedding {self.name}: num_shards={number}, and each replica has a copy of all; "
+                    "leave it out, or use one device"
+                )
+            for copy in tf.distribute.get_strategy().experimental_local_results(variable):
+                self._fill(copy, shard, number, seed)
+            self.shards.append(variable)
+            if self.admit_after is not None:
+                self.admissions.append(Admission(self.admit_after))
+                self.admissions[-1].build(variable, reserved=int(shard == 0))
+        if self._vocabulary is not None:
+            keys = tf.convert_to_tensor(self._vocabulary)
+            keys = tf.cast(keys, tf.int64) if keys.dtype.is_integer else keys
+            values = tf.range(1, self.rows, dtype=tf.int64)
+            self._row_of = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 0)
+
+    def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
+        with tf.device(copy.device):
+            step = max(1, _PIECE_BYTES // (4 * self.width))
+            for first in range(0, copy.shape[0], step):
+                places = tf.range(first, min(first + step, copy.shape[0]), dtype=tf.int64)
+                draws = hashing.draws(places * number + shard, self.width, seed, zlib.crc32(self.name.encode()))
+                tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=places, updates=self.initializer(draws))
+
+    @property
+    def variables_for_gradients(self) -> list[tf.Variable]:
+        """The shards: what a tape is asked for, and what an optimizer updates."""
+        return list(self.shards)
+
+    def begin_step(self, present: tf.Tensor | None) -> None:
+        """Before a train step: scalar bool, whether this replica has examples; None if it always has. Replica code."""
+        self._present.note(present)
+
+    def figures(self) -> dict[str, tf.Tensor]:
+        """With `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
+        if not self.admissions:
+            return {}
+        tallies = [each.read_tally() for each in self.admissions]
+        return {
+            "rows_given": tf.add_n([tally.given for tally in tallies]),
+            "turned_away": tf.add_n([tally.turned_away for tally in tallies]),
+        }
+
+    def __call__(self, ids, weights=None, *, training: bool | None = None):
+        """Looks ids up, each different one once. Replica code.
+
+        Args:
+          ids: integers or strings: a tensor [batch] or [batch, k], or a `tf.RaggedTensor` of one ragged axis; or a nest
+            of such (a dictionary by feature, say): features that share the table, and the one lookup.
+          weights: None, or float32 of the same structure and shapes, for the combiner.
+          training: with `admit_after`, whether these ids may get rows; without, it changes nothing.
+
+        Returns:
+          float32 in the structure of `ids`: [batch, width], and without a combiner [batch, k, width] for [batch, k].
+
+        Raises:
+          tf.errors.InvalidArgumentError: an unknown id, with `unknown="error"`.
+        """
+        if training is None and self.admissions:
+            raise ValueError(
+                f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
+                "call it with training=training, as forward has it"
+            )
+        leaves = [self._flat(*pair, training and self.admits) for pair in pairs(ids, weights)]
+        found = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
+        parts = tf.split(found, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [found]
+        combined = [combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
+        return tf.nest.pack_sequence_as(ids, combined)
+
+    def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
+        """The row of each id, int64; what is not `there`, a bool each, may be anything. `admits` may give them rows."""
+        if self.admissions:
+            return self._given_rows(ids, there, admits)
+        if self.hash_ids:
+            return hashing.bucket(ids, self.rows)
+        if ids.dtype == tf.string and self._row_of is None:
+            raise ValueError(f"embedding {self.name}: ids are strings; use hash_ids=True or a vocabulary")
+        ids = ids if ids.dtype == tf.string else tf.cast(ids, tf.int64)
+        if self._row_of is not None:
+            rows = self._row_of.lookup(ids)
+            outside, lacks = tf.equal(rows, 0), "the vocabulary lacks an id"
+        else:
+            outside = (ids < 0) | (ids >= self.rows)
+            rows, lacks = tf.where(outside, tf.zeros_like(ids), ids), f"an id is not in 0..{self.rows - 1}"
+        if self.unknown == "row_0":
+            return rows
+        outside = outside if there is None else outside & there
+        message = f"embedding {self.name}: {lacks}; mend the data, or use unknown=row_0"
+        with tf.control_dependencies(
+            [tf.debugging.Assert(~tf.reduce_any(outside), [message, tf.boolean_mask(ids, outside)], summarize=3)]
+        ):
+            return tf.identity(rows)
+
+    def _given_rows(self, ids: tf.Tensor, there: tf.Tensor | None, admits: bool) -> tf.Tensor:
+        keys = admission.as_key(ids)
+        context = tf.distribute.get_replica_context()
+        if admits:
+            seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
+            if context.num_replicas_in_sync == 1:
+                return self._sharded(keys, seen)
+            if (present := self._present.noted()) is not None:
+                seen *= tf.cast(present, tf.int64)
+            # All replicas give the same rows to the same ids, so that their tables stay equal.
+            self._sharded(*context.all_gather([keys, seen], axis=0))
+        return self._sharded(keys)
+
+    def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:
+        """The row of each key, 0 for those without; `seen`, 0 or 1 each, lets them in."""
+        unique, positions = tf.unique(keys)
+        number = len(self.shards)
+
+        def ask(shard: int, keys: tf.Tensor, *sightings: tf.Tensor) -> tf.Tensor:
+            asked = self.admissions[shard]
+            rows = asked.let_in(keys, *sightings) if sightings else asked.look_up(keys)
+            return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
+
+        # Hashed once more: within a shard, hashes have to be even again.
+        owner = hashing.bucket(tf.bitcast(hashing.mixed(unique), tf.int64), number)
+        sightings = [] if seen is None else [tf.math.unsorted_segment_sum(seen, positions, tf.size(unique))]
+        return tf.gather(self._on_shards(owner, ask, unique, *sightings), positions)
+
+    def _read(self, rows: tf.Tensor) -> tf.Tensor:
+        """[n, width] of rows [n], any of which may occur several times."""
+        if not self.shards:
+            raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
+        if isinstance(self.shards[0], tf.distribute.DistributedValues):
+            # It is here, so nothing is saved by looking up once. And replicas exchange gradients of a known size only:
+            # TensorFlow 2.21's collectives take the shape of a loop's first step for that of all.
+            return own_copy(self.shards[0]).sparse_read(rows)
+        unique, positions = tf.unique(rows)
+        return _expand(self._gather(unique), positions)
+
+    def _gather(self, rows: tf.Tensor, note: Callable = each_once) -> tf.Tensor:
+        """[n, width] of rows [n]: each server is asked for its own. `note` hears of those of each shard."""
+        number = len(self.shards)
+
+        def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
+            found = self.shards[shard]
+            return fetch(found.sparse_read(note(rows)), found.device, self.wire_dtype)
+
+        return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
+
+    def _on_shards(self, owner: tf.Tensor, ask: Callable, *tensors: tf.Tensor) -> tf.Tensor:
+        """What `ask(shard, *parts)` gives for each shard's parts of tensors [n, ...], in their order; `owner` [n]."""
+        number = len(self.shards)
+        if number == 1:
+            return ask(0, *tensors)
+        owner = tf.cast(owner, tf.int32)
+        parts = zip(*(tf.dynamic_partition(x, owner, number) for x in tensors), strict=True)
+        places = tf.dynamic_partition(tf.range(tf.size(owner)), owner, number)
+        return tf.dynamic_stitch(places, [ask(shard, *part) for shard, part in enumerate(parts)])
+
+    def _flat(self, ids, weights, admits) -> Leaf:
+        flat = tf.reshape(flat_values(ids), [-1])
+        w = None if weights is None else tf.reshape(tf.cast(flat_values(weights), tf.float32), [-1, 1])
+        if self.padding_id is None:
+            rows = self.rows_of(flat, None, admits)
+        else:
+            there = tf.not_equal(flat, tf.constant(self.padding_id, flat.dtype))
+            rows = self.rows_of(flat, there, admits)
+            # In the place of no id stands one that is looked up anyway, with no weight: it adds nothing, and no row is
+            # touched for it.
+            first = tf.concat([tf.boolean_mask(rows, there)[:1], [0]], 0)[0]
+            rows = tf.where(there, rows, first)
+            w = tf.where(there[:, None], 1.0 if w is None else w, 0.0)
+        return Leaf(ids, rows, w)
+
+
+@contextlib.contextmanager
+def none_admitted(tables: Iterable[Embedding]):
+    """What is traced within gives no rows to ids, though it is for training: a look that changes nothing. Host code."""
+    tables = list(tables)
+    for table in tables:
+        table.admits = False
+    try:
+        yield
+    finally:
+        for table in tables:
+            table.admits = True
+
+
+def shards_in(keys: Iterable[str]) -> int:
+    """How many shards the most divided table of a checkpoint has, by the keys of its variables; 0 without tables.
+
+    As `num_servers`, it divides all tables as they were: who restores must not go by the servers that there are now.
+    """
+    found = (re.search(r"/shards/(\d+)/\.ATTRIBUTES/", key) for key in keys)
+    return max((1 + int(match[1]) for match in found if match), default=0)
+
+
+@tf.custom_gradient
+def _expand(rows: tf.Tensor, positions: tf.Tensor):
+    """`tf.gather(rows, positions)`, whose gradient is a row for each row at once, not slices to be added up."""
+    number = tf.shape(rows)[0]
+
+    def gradient(upstream):
+        return tf.math.unsorted_segment_sum(upstream, positions, number), None
+
+    return tf.gather(rows, positions), gradient

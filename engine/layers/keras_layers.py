@@ -1,0 +1,168 @@
+"""Keras layers for models here, with the same mathematics and less work, above all on CPUs. Replica code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from crankshaft.engine.machine import cpus
+
+# Kernels of fewer values gain nothing: their products take microseconds either way.
+_LARGE = 1 << 18
+# Rows that lie this far apart, or a multiple of it, get into each other's way in the caches of some CPUs. Bytes.
+_COLLIDING_STRIDE = 8 << 10
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Dense(tf.keras.layers.Dense):
+    """`tf.keras.layers.Dense`, whose gradients take less time where kernels are large. The values differ by rounding.
+
+    On CPUs alone. The inputs' gradient, dy W^T, is a batched product of one: TensorFlow's own for two matrices reads W
+    against the grain, which takes two to three times as long. The kernel's comes after it, since an update of W while
+    W is still being read would copy all of W first. The outputs are a batched product too where the CPU and the width
+    make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
+    """
+
+    def call(self, inputs, training=None):
+        kernel = tf.convert_to_tensor(self.kernel)
+        is_large = kernel.shape.num_elements() >= _LARGE and inputs.shape.rank == 2
+        if not (training and is_large) or tf.config.get_visible_devices("GPU"):
+            return super().call(inputs, training=training)
+        outputs = _matmul(inputs, kernel)
+        if self.bias is not None:
+            outputs = tf.nn.bias_add(outputs, tf.convert_to_tensor(self.bias))
+        return outputs if self.activation is None else self.activation(outputs)
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Conv2DMaxPool(tf.keras.layers.Conv2D):
+    """`Conv2D` and then `MaxPooling2D`, with fewer passes over what lies between them.
+
+    A maximum commutes with what is added to all values of a channel and with a function that never falls, such as
+    ReLU, rounding included: the values are those of the two layers, to the bit. So gradients of the bias and the
+    activation are taken after the pooling, of a fraction of the values, as such passes are bound by memory. Forward,
+    ReLU is left before it, where TensorFlow makes it part of the convolution; any other activation comes after it.
+
+    Args:
+      filters, kernel_size: as `Conv2D`'s, whose further arguments may be given too.
+      pool_size: side of the square that is pooled, and the step from one to the next.
+      activation: non-decreasing, elementwise.
+    """
+
+    def __init__(self, filters, kernel_size, pool_size: int = 2, **arguments):
+        super().__init__(filters, kernel_size, **arguments)
+        self.pool_size = pool_size
+
+    def call(self, inputs):
+        outputs = self.convolution_op(inputs, self.kernel)
+        if self.use_bias and self.activation is tf.keras.activations.relu:
+            return _relu_max_pool(outputs, tf.cast(self.bias, outputs.dtype), self.pool_size)
+        outputs = tf.nn.max_pool2d(outputs, self.pool_size, self.pool_size, "VALID")
+        if self.use_bias:
+            outputs = tf.nn.bias_add(outputs, tf.cast(self.bias, outputs.dtype))
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def compute_output_shape(self, input_shape):
+        batch, height, width, channels = super().compute_output_shape(input_shape)
+        return batch, *(size and size // self.pool_size for size in (height, width)), channels
+
+    def get_config(self):
+        return {**super().get_config(), "pool_size": self.pool_size}
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class BatchNormalization(tf.keras.layers.BatchNormalization):
+    """`tf.keras.layers.BatchNormalization` (Ioffe, Szegedy 2015) of images [batch, height, width, channels].
+
+    By TensorFlow's fused kernel, where Keras's layer computes moments and the rest by passes of their own, in float32
+    whatever the inputs are. Moving statistics are Keras's too: the variance is that of the batch, not its unbiased
+    estimate.
+
+    Args:
+      total: sums a float32 tensor over replicas, and its gradient likewise: `Reduction.sum_statistics`. The statistics
+        are then those of all replicas' examples, as if one device had them; None takes this replica's own.
+      arguments: as Keras's; `axis` is the last, and `synchronized` is what `total` is for.
+    """
+
+    def __init__(self, total: Callable[[tf.Tensor], tf.Tensor] | None = None, **arguments):
+        super().__init__(**arguments)
+        self.total = total
+
+    def call(self, inputs, training=None):
+        if not (training and self.trainable):
+            return self._fused(inputs, tf.identity(self.moving_mean), tf.identity(self.moving_variance), False)[0]
+        if self.total is None:
+            none = tf.zeros([0])
+            outputs, mean, variance = self._fused(inputs, none, none, True)
+            values = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
+            variance *= (values - 1) / values  # the kernel gives the unbiased estimate
+        else:
+            outputs, mean, variance = self._of_all_replicas(inputs)
+        for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(moving * self.momentum + new * (1 - self.momentum))
+        return outputs
+
+    def _fused(self, inputs, mean, variance, training: bool):
+        kernel = tf.raw_ops.FusedBatchNormV3(
+            x=inputs,
+            scale=tf.convert_to_tensor(self.gamma),
+            offset=tf.convert_to_tensor(self.beta),
+            mean=mean,
+            variance=variance,
+            epsilon=self.epsilon,
+            is_training=training,
+        )
+        return kernel.y, kernel.batch_mean, kernel.batch_variance
+
+    def _of_all_replicas(self, inputs):
+        x = tf.cast(inputs, tf.float32)
+        # One sum gives both moments. About the moving mean, the same on all replicas, the difference of squares below
+        # is not one of large numbers.
+        shift = tf.identity(self.moving_mean)
+        shifted = x - shift
+        moments = [tf.reduce_sum(power, [0, 1, 2]) for power in (tf.ones_like(x), shifted, tf.square(shifted))]
+        values, first, second = tf.unstack(self.total(tf.stack(moments)))
+        mean = first / values
+        variance = tf.maximum(second / values - tf.square(mean), 0.0)
+        outputs = tf.nn.batch_normalization(shifted, mean, variance, self.beta, self.gamma, self.epsilon)
+        return tf.cast(outputs, inputs.dtype), mean + shift, variance
+
+
+def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
+    """max_pool(relu(x + bias)), and its gradients: those that ReLU lets through are known from the outputs alone."""
+    window = {"ksize": [1, size, size, 1], "strides": [1, size, size, 1], "padding": "VALID"}
+
+    @tf.custom_gradient
+    def pooled(x, bias):
+        active = tf.nn.relu(tf.nn.bias_add(x, bias))  # which TensorFlow fuses with the convolution
+        outputs = tf.raw_ops.MaxPool(input=active, **window)
+
+        def gradient(dy):
+            dy = tf.raw_ops.ReluGrad(gradients=dy, features=outputs)
+            dx = tf.raw_ops.MaxPoolGrad(orig_input=active, orig_output=outputs, grad=dy, **window)
+            return dx, tf.raw_ops.BiasAddGrad(out_backprop=dy)
+
+        return outputs, gradient
+
+    return pooled(x, bias)
+
+
+@tf.custom_gradient
+def _matmul(x: tf.Tensor, w: tf.Tensor):
+    """x [batch, in] times w [in, out]."""
+
+    def gradient(dy: tf.Tensor):
+        dx = _batched(dy, w, transpose_b=True)
+        with tf.control_dependencies([dx]):  # which keeps no dx in a graph that has no other use for it
+            dw = tf.matmul(x, dy, transpose_a=True)
+        return dx, dw
+
+    collides = w.dtype == tf.float32 and w.shape[1] * w.dtype.size % _COLLIDING_STRIDE == 0
+    # Intel's CPUs from Sapphire Rapids on. An AMD EPYC was found to be near its peak at the plain one.
+    return (_batched if collides and "amx_tile" in cpus.features() else tf.matmul)(x, w), gradient
+
+
+def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
+    """The product of two matrices as a batch of one, for which TensorFlow takes another of oneDNN's kernels."""
+    return tf.matmul(a[tf.newaxis], b[tf.newaxis], transpose_b=transpose_b)[0]

@@ -1,0 +1,122 @@
+"""The machine and the software that a measurement was made on, as the host process finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.machine import cpus
+
+# What changes how fast TensorFlow runs, by the beginning of its name.
+_TUNING_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "DNNL_",
+    "GLIBC_TUNABLES",
+    "KMP_",
+    "LD_PRELOAD",
+    "MALLOC_",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_",
+    "ONEDNN_",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_GPU_",
+    "TF_NUM_",
+    "TF_XLA_FLAGS",
+    "XLA_FLAGS",
+)
+_MEBIBYTE = 2**20
+
+
+def describe(variables: Mapping[str, str]) -> dict:
+    """What a measurement's reader has to know. Plain JSON.
+
+    Args:
+      variables: the process's environment variables.
+
+    Returns:
+      cpu: the model's name. usable_cores: as `cpus.usable_cores`. memory_mb: of the machine, in 2**20 bytes; None where
+      the system does not tell. gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
+      platform: the system and its version.
+      versions: of python, tensorflow, keras, numpy, crankshaft (None where it is not installed). threads: inter_op
+      and intra_op, where 0 leaves the number to TensorFlow. flags: the variables that are set for XLA, oneDNN, the
+      allocator and the like.
+    """
+    return {
+        "cpu": cpu_model(),
+        "usable_cores": cpus.usable_cores(),
+        "memory_mb": memory_mb(),
+        "gpus": gpu_names(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "platform": platform.platform(),
+        "versions": versions(),
+        "threads": {
+            "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
+            "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
+        },
+        "flags": {name: variables[name] for name in sorted(variables) if name.startswith(_TUNING_VARIABLES)},
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions by name; None for crankshaft where it runs from its sources."""
+    try:
+        crankshaft = importlib.metadata.version("crankshaft")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        crankshaft = None
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": tf.keras.__version__,
+        "numpy": np.__version__,
+        "crankshaft": crankshaft,
+    }
+
+
+def gpu_names() -> list[str]:
+    """The names of the GPUs that this process uses, as their driver gives them."""
+    gpus = tf.config.get_visible_devices("GPU")
+    return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it, else its kind."""
+    for line in cpus.lines(Path("/proc/cpuinfo")):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_mb() -> int | None:
+    """The memory of the machine, in 2**20 bytes; None where /proc does not say."""
+    for line in cpus.lines(Path("/proc/meminfo")):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024 // _MEBIBYTE
+    return None
+
+
+def peak_rss_mb() -> float:
+    """The most resident memory that this process has had, in 2**20 bytes."""
+    # Not getrusage where there is a choice: across exec it keeps the peak of the process that started this one.
+    for line in cpus.lines(Path("/proc/self/status")):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / _MEBIBYTE
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / _MEBIBYTE
+
+
+def device_peak_mb() -> float | None:
+    """The most memory that one of this process's GPUs has held for it, in 2**20 bytes; None without a GPU."""
+    peaks = []
+    for device in tf.config.list_logical_devices("GPU"):
+        with contextlib.suppress(ValueError):  # in a cluster, another host's
+            peaks.append(tf.config.experimental.get_memory_info(device.name)["peak"] / _MEBIBYTE)
+    return max(peaks, default=None)

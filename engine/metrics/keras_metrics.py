@@ -1,0 +1,161 @@
+"""Keras's metrics as sums that merge: replica code gives what a batch adds to a metric's state, host code its value."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.metrics.means import KerasSums, combined, weighable
+
+_EXAMPLES = (5, 3)  # of the two batches that a metric is tried on
+_TRIALS = 3
+
+
+class KerasMetric:
+    """A `tf.keras.metrics.Metric`, as it is, for `Trainer.metrics`:
+
+        def __init__(self):
+            super().__init__()
+            self.f1 = KerasMetric(tf.keras.metrics.F1Score(average="macro"))
+
+        def metrics(self, outputs, batch):
+            return {"f1": self.f1(batch[1], tf.nn.softmax(outputs))}
+
+    Its value is Keras's over all examples, however they were cut into batches and over replicas. That holds where the
+    metric's state is made of sums, as of F1Score, AUC, Precision, Recall, MeanIoU and all that average over examples;
+    another is refused at its first batch. Which it is shows in trying it: two small batches of random numbers have to
+    add to a state of zeros, and to each other's, what they add together. The metric's own variables play no part.
+
+    A value that is a vector (`F1Score(average=None)`) is shown as NAME_0, NAME_1, ...; a dictionary's as NAME_KEY.
+
+    Raises: TypeError for what is no Keras metric, ValueError where it is made within a step.
+    """
+
+    def __init__(self, metric: tf.keras.metrics.Metric):
+        if not isinstance(metric, tf.keras.metrics.Metric):
+            raise TypeError(f"{metric!r} is no tf.keras.metrics.Metric; give one, e.g. tf.keras.metrics.AUC()")
+        if tf.inside_function():
+            raise ValueError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
+        self._metric = metric
+        self._tried = set()  # shapes and types
+        # TensorFlow takes tuples with names apart and makes them anew by their class: so that knows the metric.
+        self._kind = type("KerasSums", (KerasSums,), {"value": lambda sums: self._value(sums)})
+
+    def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:
+        """What this batch adds to the metric's state. Replica code; arguments as those of Keras's `update_state`.
+
+        Raises: ValueError for a metric whose state is not made of sums.
+        """
+        arguments = [tf.convert_to_tensor(x) for x in (y_true, y_pred, sample_weight) if x is not None]
+        form = tuple((x.dtype, tuple(x.shape[1:].as_list())) for x in arguments if x.shape.rank)
+        if len(form) < len(arguments):
+            raise ValueError(f"KerasMetric of {self._metric.name} was given a single number; give one entry an example")
+        if form not in self._tried:
+            _in_a_thread(lambda: self._try(form))
+            self._tried.add(form)
+        state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
+
+        def weigh(examples):
+            if sample_weight is None:  # a number an example, which Keras's metrics take whatever the shape of y_true
+                return self(y_true, y_pred, examples)
+            return self(y_true, y_pred, combined(sample_weight, examples, tf.convert_to_tensor(sample_weight)))
+
+        return weighable(self._kind(state, tf.ones_like(state)), weigh, sample_weight is not None)
+
+    def _added(self, *arguments) -> list[tf.Tensor]:
+        """A state of zeros after a batch."""
+        return self._updated([tf.zeros(v.shape, v.dtype) for v in self._metric.variables], *arguments)
+
+    def _updated(self, state: list, *arguments) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(x) for x in self._metric.stateless_update_state(state, *arguments)]
+
+    def _value(self, sums: KerasSums):
+        """The metric's, of its state as it was read: a number, or a dictionary of numbers; None where no batch was."""
+        if not np.any(sums.count):
+            return None
+        with tf.device("CPU:0"):
+            state = self._state(sums.total)
+            result = self._metric.stateless_result(state)
+        # A result may be a variable itself, which holds nothing.
+        held = {id(variable): value for variable, value in zip(self._metric.variables, state, strict=True)}
+        result = tf.nest.map_structure(lambda x: held.get(id(x), x), result)
+        if isinstance(result, dict):
+            return {key: float(value) for key, value in result.items()}
+        result = np.asarray(result)
+        return {str(i): float(x) for i, x in enumerate(result.ravel())} if result.ndim else float(result)
+
+    def _state(self, total) -> list[tf.Tensor]:
+        state, start = [], 0
+        for variable in self._metric.variables:
+            dtype, size = tf.as_dtype(variable.dtype), int(np.prod(variable.shape))
+            values = np.asarray(total[start : start + size], np.float64).reshape(variable.shape)
+            state.append(tf.constant(np.rint(values) if dtype.is_integer else values, dtype))
+            start += size
+        return state
+
+    def _try(self, form) -> None:
+        """Raises ValueError unless the metric's state is made of sums. Makes its variables, if they are yet to be."""
+        random, name = np.random.default_rng(0), self._metric.name
+        try:
+            with tf.device("CPU:0"):
+                if not self._metric.variables:  # some of Keras's wait for the shapes of a batch
+                    self._metric.update_state(*_drawn(form, 1, random))
+                sums = all(self._adds_up(form, random) for _ in range(_TRIALS))
+        except Exception as error:  # of the metric's own code, which may be anybody's
+            raise ValueError(
+                f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; give it labels "
+                "and predictions as its update_state takes them"
+            ) from error
+        if not sums:
+            raise ValueError(
+                f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
+                "examples, so it can't be merged over batches and replicas; return pairs of crankshaft.mean, or "
+                "compute it in a hook"
+            )
+
+    def _adds_up(self, form, random) -> bool:
+        first, second = (_drawn(form, examples, random) for examples in _EXAMPLES)
+        both = [tf.concat(pair, 0) for pair in zip(first, second, strict=True)]
+        whole, one, other = (self._added(*batch) for batch in (both, first, second))
+        after = self._updated(one, *second)
+        return all(_alike(a, b + c) and _alike(a, d) for a, b, c, d in zip(whole, one, other, after, strict=True))
+
+
+def _drawn(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
+    """A batch for a metric: whole numbers are 0 or 1, which are classes of any metric; labels too; the rest is in
+    (0, 1), as probabilities and weights are."""
+
+    def draw(place, dtype, shape):
+        shape = [examples, *(size or 2 for size in shape)]
+        whole = place == 0 or not dtype.is_floating
+        return tf.cast(random.integers(0, 2, shape) if whole else random.uniform(0, 1, shape), dtype)
+
+    return [draw(place, *each) for place, each in enumerate(form)]
+
+
+def _alike(a, b) -> bool:
+    return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-5))
+
+
+def _written(form) -> str:
+    return " and ".join(f"{dtype.name} {[None, *shape]}" for dtype, shape in form)
+
+
+def _in_a_thread(function) -> None:
+    """Calls it where no graph, strategy or scope of Keras's is: they are a thread's own."""
+    errors = []
+
+    def call():
+        try:
+            function()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="keras_metric")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,387 @@
+"""Metrics as (total, count) pairs: values that merge, so they are exact on uneven batches, whoever counted what.
+
+Replica code makes pairs; the inner loop adds them up on the device; host code merges the sums and finishes once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+AUC_BUCKETS = 4096
+# Buckets are even in asinh(logit / _AUC_EVEN): 0.001 wide at 0, and from about 1 on 0.4 % of the logit, to _AUC_LAST.
+# They tell rare positives apart, and scores that are all near 1, as well as those in the middle.
+_AUC_EVEN, _AUC_LAST = 0.25, 256.0
+SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums up: `engine.step.example_counts` looks for it
+
+
+class Pair(NamedTuple):
+    """What all kinds of pairs have: a sum and a count.
+
+    Attributes:
+      weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where it
+        is not known what the examples' values were.
+      has_weights: whether it was made with weights. Those and the examples' are multiplied.
+    """
+
+    total: tf.Tensor
+    count: tf.Tensor
+
+
+class Mean(Pair):
+    """A sum and the number of things summed, both scalar float32 tensors. Its value is total / count."""
+
+    weigh, has_weights = None, False
+
+    def value(self) -> float | None:
+        """Of a pair that was read; None where nothing was counted."""
+        return self.total / self.count if self.count else None
+
+
+class RootMean(Pair):
+    """A pair as `Mean`'s, of squares: its value is the root of their mean."""
+
+    weigh, has_weights = None, False
+
+    def value(self) -> float | None:
+        # math.sqrt refuses what is negative, which a sum of squares never is, and gives nan for nan.
+        return math.sqrt(self.total / self.count) if self.count else None
+
+
+class Auc(Pair):
+    """Two histograms over the logit, float32 [AUC_BUCKETS]: positives, and all examples.
+
+    Its value is the area under the ROC curve: the share of (positive, negative) pairs that are in the right order,
+    those within one bucket counting half. So it is wrong by no more than half the share of pairs within one bucket, and
+    in practice by far less, since about half of those pairs are in order: by less than 1e-4 where the logits' standard
+    deviation is a tenth of their mean or more.
+    """
+
+    weigh, has_weights = None, False
+
+    def value(self) -> float | None:
+        """Of a pair that was read; None where there is one class only."""
+        positives = np.asarray(self.total, np.float64)
+        negatives = np.asarray(self.count, np.float64) - positives
+        pairs = positives.sum() * negatives.sum()
+        if not pairs > 0:
+            return None
+        below = np.cumsum(negatives) - negatives / 2
+        return float(np.dot(positives, below) / pairs)
+
+
+class KerasSums(Pair):
+    """The state of a Keras metric that is made of sums, float32 [values], and how often it was updated, as often.
+
+    One is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
+    """
+
+    weigh, has_weights = None, False
+
+    def value(self) -> None:
+        """None: nobody knows any more which metric's state it is."""
+        return
+
+
+# Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
+_KINDS = {"root_mean": RootMean, "auc": Auc, "keras": KerasSums}
+_VECTORS = (Auc, KerasSums)
+_ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics
+_ONE_NUMBER = (
+    "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
+    "one value an example (Keras losses: reduction=None), or say crankshaft.Mean(number, 1.0) if that is what is meant"
+)
+
+
+def mean(values, weights=None) -> Mean:
+    """The pair for a tensor of per-example values.
+
+    Where the data has weights (`step.batches`), what `Trainer.loss` and `Trainer.metrics` return is made anew with
+    them: each example's values count by its weight.
+
+    Args:
+      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel). A step whose
+        entries are pairs of examples, as [n] and [n, 1] make them, is refused where it is traced.
+      weights: None, or a tensor that broadcasts to `values`; an entry of weight 0 does not count.
+
+    Returns:
+      Mean(sum of values, number of values), or the weighted sum and the sum of weights. Both are 0 for an empty
+      batch, which therefore weighs nothing.
+    """
+    values = tf.cast(values, tf.float32)
+
+    def weigh(examples):
+        return mean(values, combined(weights, examples, values))
+
+    if weights is None:
+        if values.shape.rank == 0:
+            logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
+        pair = Mean(tf.reduce_sum(values, name=SUM_OF_VALUES), tf.cast(tf.size(values), tf.float32))
+        return weighable(pair, weigh)
+    given = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
+    # What has no weight may be anything, NaN too: padding often is.
+    pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, given), name=SUM_OF_VALUES), tf.reduce_sum(given))
+    return weighable(pair, weigh, has_weights=True)
+
+
+def root_mean_square(values, weights=None) -> RootMean:
+    """The pair for the root of the mean of squares. Arguments as `mean`'s."""
+    squares = mean(tf.square(tf.cast(values, tf.float32)), weights)
+    return weighable(RootMean(*squares), lambda examples: RootMean(*squares.weigh(examples)), squares.has_weights)
+
+
+def auc(logits, labels, weights=None) -> Auc:
+    """The pair for the area under the ROC curve of a binary classifier.
+
+    Args:
+      logits: any shape, one an example; sigmoid(logits) is the predicted probability. What is not finite counts for
+        nothing.
+      labels: of the same shape, 0 or 1.
+      weights: None, or of the same shape, at least 0.
+    """
+    given = tf.convert_to_tensor(logits)
+    logits = tf.reshape(tf.cast(given, tf.float32), [-1])
+    each = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
+    finite = tf.math.is_finite(logits)
+    middle, last = AUC_BUCKETS // 2, math.asinh(_AUC_LAST / _AUC_EVEN)
+    place = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
+    # Integers as float32: int32 is compared on the host of a GPU, which would wait for it.
+    place = tf.clip_by_value(tf.floor(place) + middle, 0.0, AUC_BUCKETS - 1.0)
+    place = tf.where(finite, tf.cast(place, tf.int32), -1)  # which the kernel leaves out
+    positives = each * tf.reshape(tf.cast(labels, tf.float32), [-1])
+    pair = Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, each)))
+    return weighable(pair, lambda examples: auc(given, labels, combined(weights, examples, given)), weights is not None)
+
+
+def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
+    """A pair made by `mean` with each example's values multiplied by its factor, float32 [batch], and counted as
+    before. Raises ValueError for a pair that was not made so."""
+    if pair.weigh is None:
+        raise ValueError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
+
+    def weigh(examples):
+        return Mean(pair.weigh(factors * examples).total, pair.weigh(examples).count)
+
+    return weighable(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights)
+
+
+def weighable(pair, weigh, has_weights: bool = False):
+    """The pair, which `weigh` can make anew; see `Pair`."""
+    pair.weigh, pair.has_weights = weigh, has_weights
+    return pair
+
+
+def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """The examples' weights [batch] in the shape of their values [batch, ...], times weights of the values' own.
+
+    Raises ValueError where there are not as many examples.
+    """
+    size, rank = values.shape[:1], values.shape.rank
+    if rank == 0 or not examples.shape[:1].is_compatible_with(size):
+        raise ValueError(
+            f"the data has weights, one for each of {examples.shape[0] or 'the'} examples, and crankshaft.mean was "
+            f"given values of shape {values.shape}; give values whose first axis is the examples"
+        )
+    examples = tf.broadcast_to(tf.reshape(examples, [-1] + [1] * (rank - 1)), tf.shape(values))
+    return examples if weights is None else tf.cast(weights, tf.float32) * examples
+
+
+def as_pair(pair, where: str, weights=None) -> Mean:
+    """A pair (total, count) as the kind that it is, scalar float32 tensors; a plain one is a `Mean`.
+
+    With the examples' `weights`, float32 [batch], as they weigh it; one that was not made by a function of this module
+    stays as it is.
+
+    Raises TypeError, which begins with `where` it came from, for what is none.
+    """
+    if weights is not None and getattr(pair, "weigh", None):
+        pair = pair.weigh(weights)
+    if isinstance(pair, _VECTORS):
+        return pair
+    if isinstance(pair, tf.keras.metrics.Metric):
+        raise TypeError(
+            f"{where}: a Keras metric is no pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
+            f"__init__ or build, and return self.{pair.name}(labels, predictions)"
+        )
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); {_instead(pair)}")
+    total, count = (tf.cast(part, tf.float32) for part in pair)
+    for name, part in (("total", total), ("count", count)):
+        if part.shape.rank not in (None, 0):
+            raise TypeError(
+                f"{where}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
+            )
+    return RootMean(total, count) if isinstance(pair, RootMean) else Mean(total, count)
+
+
+def _instead(found) -> str:
+    """What to return in place of what is no pair."""
+    if isinstance(found, (dict, tuple, list)):  # such as a loss for each output, or two pairs that were added
+        return "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others)"
+    line = "return crankshaft.mean(values)"
+    if tf.is_tensor(found) and found.shape.rank == 0:
+        line += "; a Keras loss gives values with reduction=None, a Keras metric a pair by crankshaft.KerasMetric"
+    return line
+
+
+def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
+    """`as_pair` of a loss, which may not leave weights out: ValueError where they can't be applied to it.
+
+    `check_values` adds the asserts of `--debug`.
+    """
+    if weights is not None and not getattr(pair, "weigh", None):
+        raise ValueError(
+            f"{where}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
+            "return crankshaft.mean(losses), all that belongs to an example added up before"
+        )
+    pair = as_pair(pair, where, weights)
+    if check_values:
+        message = f"{where}: its count is negative or not finite; count examples, or add weights up"
+        tf.debugging.Assert(tf.logical_and(pair.count >= 0, tf.math.is_finite(pair.count)), [message, pair.count])
+    return pair
+
+
+def checked(metrics, where: str, weights=None) -> dict[str, Mean]:
+    """Pairs by name, each `as_pair`, weighed if there are weights.
+
+    Raises TypeError or ValueError, beginning with `where`, for what is none.
+    """
+    if not isinstance(metrics, dict):
+        raise TypeError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
+    for name in metrics:
+        if not isinstance(name, str) or name in _ENGINES or _named_kind(name)[1] is not Mean:
+            raise ValueError(f"{where}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
+    return {name: as_pair(pair, f"{where}[{name!r}]", weights) for name, pair in metrics.items()}
+
+
+def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
+    """The pairs as one [rows, 2] tensor, in the order of `row_names`: a row a metric, or a row a vector's entry.
+
+    The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so
+    it does not depend on where the loop was cut.
+    """
+    scalars, vectors = _in_order(metrics)
+    rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
+    rows += [tf.cast(tf.stack(metrics[name], axis=1), dtype) for name in vectors]
+    return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
+
+
+class RowName(str):
+    """The name of a row of sums, which knows the kind of pair that the row is of."""
+
+    __slots__ = ("kind",)
+
+
+def row_names(metrics: dict[str, Mean]) -> list[RowName]:
+    """What each row of `stack` is of: the metric's name; for other kinds than `Mean` with the kind before it."""
+    scalars, vectors = _in_order(metrics)
+    names = [_row_name(name, metrics[name]) for name in scalars]
+    for name in vectors:
+        names += [_row_name(name, metrics[name])] * metrics[name].total.shape[0]
+    return names
+
+
+def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
+    names = sorted(metrics)
+    vectors = [name for name in names if isinstance(metrics[name], _VECTORS)]
+    return [name for name in names if name not in vectors], vectors
+
+
+def _row_name(name: str, pair) -> RowName:
+    row_name = RowName(next((f"{key}:{name}" for key, kind in _KINDS.items() if isinstance(pair, kind)), name))
+    row_name.kind = type(pair)
+    return row_name
+
+
+def _named_kind(row_name: str) -> tuple[str, type]:
+    """(the metric's name, the kind of its pairs): a plain string knows no Keras metric."""
+    key, colon, name = row_name.partition(":")
+    name, kind = (name, _KINDS[key]) if colon and key in _KINDS else (str(row_name), Mean)
+    return name, getattr(row_name, "kind", kind)
+
+
+def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
+    """Name to value, of a mean total / count. Of a value that is a vector each entry by itself, as NAME_0 and so on, of
+    a dictionary as NAME_KEY; a metric that has none, since nothing was counted for it, is left out."""
+    found = {}
+    for name, pair in pairs.items():
+        value = pair.value()
+        if isinstance(value, dict):
+            found |= {f"{name}_{key}": each for key, each in value.items()}
+        elif value is not None:
+            found[name] = value
+    return found
+
+
+class Sums:
+    """Host code: the sums of some steps, held as the device returned them until somebody reads them.
+
+    Adding does not wait for a device: it reads none but steps that are long done. Reading waits.
+
+    Args:
+      values: what `host_state` gave.
+    """
+
+    COLLAPSE_AT = 64  # of so many unread tensors all but the newest are added up: it bounds a long window's memory
+    IN_FLIGHT = 2  # tensors that a device may be at work on yet
+
+    def __init__(self, values: dict[str, tuple] | None = None):
+        named = [(*_named_kind(row_name), pair) for row_name, pair in (values or {}).items()]
+        self._values = {name: kind(*(np.array(x) if isinstance(x, list) else x for x in p)) for name, kind, p in named}
+        self._unread: list[LoopSums] = []
+
+    def add(self, sums: LoopSums) -> None:
+        self._unread.append(sums)
+        if len(self._unread) >= self.COLLAPSE_AT:
+            self._read_all_but(self.IN_FLIGHT)
+
+    def values(self) -> dict[str, Mean]:
+        """Name to the pair (total, count), of its kind, float64. Waits for the steps that were added."""
+        self._read_all_but(0)
+        return dict(self._values)
+
+    def host_state(self) -> dict[str, list]:
+        """The values as JSON takes them. Waits as `values` does."""
+        return {
+            str(_row_name(name, pair)): [x.tolist() if isinstance(x, np.ndarray) else x for x in pair]
+            for name, pair in self.values().items()
+        }
+
+    def _read_all_but(self, newest: int) -> None:
+        done = len(self._unread) - newest
+        for sums in self._unread[:done]:
+            for name, pair in sums.read().items():
+                old = self._values.get(name)
+                same = old is not None and np.shape(old[0]) == np.shape(pair[0])  # else what was kept is of another
+                self._values[name] = type(pair)(old[0] + pair[0], old[1] + pair[1]) if same else pair
+        del self._unread[:done]
+
+    def means(self) -> dict[str, float]:
+        """`values_by_name` of the values. Waits as `values` does."""
+        return values_by_name(self.values())
+
+
+class LoopSums:
+    """What one call of the inner loop returned: a [rows, 2] tensor, and `row_names`. Read at most once."""
+
+    def __init__(self, names: list[str], tensor: tf.Tensor):
+        self._names = names
+        self._tensor = tensor
+        self._read: dict[str, Mean] | None = None
+
+    def read(self) -> dict[str, Mean]:
+        """Name to the pair (total, count), of its kind."""
+        if self._read is None:
+            array = np.asarray(self._tensor, np.float64)
+            found, start = {}, 0
+            for row_name, rows in itertools.groupby(self._names):
+                (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
+                part = array[start:stop].T if issubclass(kind, _VECTORS) else map(float, array[start])
+                found[name], start = kind(*part), stop
+            self._read = found  # whole: threads read it too
+        return self._read

@@ -1,0 +1,394 @@
+"""What a worker runs for the coordinator: a range of steps in one compiled call, counted by the servers. Worker code.
+
+Where a worker dies, TensorFlow runs its closure again on another one. The servers know how far it was, so it goes on
+from there: steps are repeated only if they were applied and not yet counted when the worker died or the step failed, as
+the last one is until the next one begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
+
+from crankshaft.engine.strategies.inner_loop import InnerLoop
+from crankshaft.engine.strategies.parameter_server.pull import Pull
+
+_EXACT = 64  # staleness up to here has a bucket for each value; above, one for each power of two
+_BUCKETS = _EXACT + 32
+_PAUSES = (1_000, 50_000)  # microseconds, the shortest and the longest between two looks of a worker that waits
+DEAD = -1  # a worker that the coordinator has found dead
+COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
+
+
+class Lease(NamedTuple):
+    """A range of steps of the data's order, handed out to whichever worker takes it.
+
+    Attributes:
+      number: from 1 on, over the whole run of the process.
+      slot: its place on the board while it is open.
+      steps_before, starts_before: what the board had counted for the slot when the lease was made.
+      first, stop: the range, [first, stop).
+    """
+
+    number: int
+    slot: int
+    steps_before: int
+    starts_before: int
+    first: int
+    stop: int
+
+
+class Returned(NamedTuple):
+    """What a closure gives back.
+
+    Attributes:
+      sums: [rows, 2], the metrics' sums over the steps that this run of it did.
+      staleness: [buckets + 1], see `Staleness`.
+      row: the worker; the first of these steps; how often the lease was begun, and its steps, as the board counts them.
+      seconds: that it took.
+    """
+
+    sums: Any
+    staleness: Any
+    row: Any
+    seconds: Any = 0.0
+
+    @classmethod
+    def unpacked(cls, vector: np.ndarray) -> Returned:
+        sums, staleness, row, seconds = np.split(vector, np.cumsum([len(vector) - _BUCKETS - 6, _BUCKETS + 1, 4]))
+        return cls(sums.reshape(-1, 2), staleness.astype(np.int64), row.astype(np.int64).tolist(), float(seconds[0]))
+
+
+class Pulled(NamedTuple):
+    """What a worker computes with (`pull.Pull`): variables, and how far optimizers are."""
+
+    packs: list[tf.Tensor]
+    progress: list[tf.Tensor]
+
+
+class StepContext(NamedTuple):
+    """What a step of `UpdateLoop` is told of itself.
+
+    Attributes:
+      marks: int64, what the board's counts grow by with each of the closure's steps.
+      worker: int64 scalar.
+      counts: bool scalar, whether a step of the closure comes before it, which is to be counted.
+      pulls: bool scalar, whether variables are to be pulled.
+    """
+
+    marks: tf.Tensor
+    worker: tf.Tensor
+    counts: tf.Tensor
+    pulls: tf.Tensor
+
+
+class Board:
+    """What the servers know of the run beside its variables: on the first server, int64, not in checkpoints.
+
+    Attributes:
+      counts: [1 + 2 slots + workers]: updates in all; of each slot, its steps and how often a closure was begun; each
+        worker's updates. Only added to, all at once, so that they agree.
+      holding: [workers], the number of the lease that each worker is at; 0 is none, -1 a worker found dead.
+      takers: [slots], the worker that was the last to begin the lease there.
+    """
+
+    def __init__(self, slots: int, workers: int):
+        self.slots, self.workers = slots, workers
+        self._size = 1 + 2 * slots + workers
+        with tf.device("/job:ps/task:0/device:CPU:0"):
+            self.counts = tf.Variable(tf.zeros([self._size], tf.int64), trainable=False, name="counts")
+            self.holding = tf.Variable(tf.zeros([workers], tf.int64), trainable=False, name="holding")
+            self.takers = tf.Variable(tf.zeros([slots], tf.int64), trainable=False, name="takers")
+
+    def ones_at(self, *places: tf.Tensor) -> tf.Tensor:
+        """As many int64 as there are counts: 1 at some places, else 0."""
+        return tf.add_n([tf.one_hot(place, self._size, dtype=tf.int64) for place in places])
+
+    def add(self, amounts: tf.Tensor) -> tf.Tensor:
+        """Adds to all counts at once, and returns what they are then."""
+        tf.raw_ops.AssignAddVariableOp(resource=self.counts.handle, value=amounts)
+        return self.read()
+
+    def read(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.counts.handle, dtype=tf.int64)
+
+    def read_holding(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.holding.handle, dtype=tf.int64)
+
+    def take(self, worker: tf.Tensor, lease: Lease) -> list[tf.Operation]:
+        """Notes who is at what."""
+        return [_put(self.holding, worker, lease.number), _put(self.takers, lease.slot, worker)]
+
+    def release(self, worker: tf.Tensor) -> None:
+        _put(self.holding, worker, tf.constant(0, tf.int64))
+
+    def let_go(self) -> None:
+        """Nobody is at anything, where no closure runs. Coordinator's code."""
+        holding = self.holding.read_value()
+        self.holding.assign(tf.where(holding == DEAD, holding, tf.zeros_like(holding)))
+
+    def steps_at(self, slot):
+        return 1 + slot
+
+    def starts_at(self, slot):
+        return 1 + self.slots + slot
+
+    def clock_at(self, worker):
+        return 1 + 2 * self.slots + worker
+
+    def updates_ahead(self, counts: tf.Tensor, holding: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+        """By how many updates a worker is ahead of the slowest that is at work."""
+        clocks = counts[self.clock_at(0) :]
+        return clocks[worker] - tf.reduce_min(tf.where(holding > 0, clocks, clocks[worker]))
+
+
+def _put(variable: tf.Variable, place: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=place, updates=value)
+
+
+class ClosureLoop(InnerLoop):
+    """Runs a lease's steps, which are not counted: of those that are run twice, the last time's results are taken.
+
+    Args:
+      strategy, feed: as `InnerLoop` has them.
+      step: replica code, (batch, step, observed, pulled) -> metrics.
+      pull: what is computed with is read by; here once a lease.
+    """
+
+    def __init__(self, strategy, step, feed, pull: Pull):
+        super().__init__(strategy, step, feed)
+        self._pull = pull
+
+    @property
+    def function(self) -> tf.function:
+        """To be scheduled, with (operands, lease) of which the lease is an int64 vector."""
+        return self._compiled
+
+    def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
+        """Step `step` as a worker has it, traced: to be looked at, not run."""
+        operands, start, _ = self._feed.take(step, 1)
+        return self._traced(operands, tf.constant(start, tf.int64), tf.constant(step, tf.int64), *self._told())[0]
+
+    def _told(self) -> tuple:
+        """Specs of what a step is given besides its batch, its number and whether it is observed."""
+        return (_specs(Pulled(self._pull.packs(), [])),)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the metrics, in the order of a closure's sums; known once it was traced."""
+        return self._names
+
+    def _loop(self, operands, lease):
+        """A closure. Returns a `Returned` as one vector: the coordinator asks for each tensor by itself."""
+        lease = Lease(*tf.unstack(lease))
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
+        found = self._run_lease(operands, lease, worker)
+        if self._hosted:  # a GPU's work is done when the host has its result
+            with tf.device("/job:worker/device:CPU:0"):
+                found = tf.nest.map_structure(tf.identity, found)
+        with tf.control_dependencies(tf.nest.flatten(found)):
+            found = found._replace(seconds=tf.timestamp() - began)
+        return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in found], 0)
+
+    def _run_lease(self, operands, lease: Lease, worker):
+        pulled = Pulled(self._pull.packs(), [])
+        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled))
+
+        def body(step, sums):
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
+            return step + 1, self._added(sums, result)
+
+        _, sums = tf.while_loop(lambda step, _: step < lease.stop, body, (lease.first, zeros), parallel_iterations=1)
+        row = tf.stack([worker, lease.first, 0, 0])
+        return Returned(tf.add_n(sums), tf.zeros([_BUCKETS + 1], tf.int64), row)
+
+
+class UpdateLoop(ClosureLoop):
+    """Runs a lease's steps, which are updates: each is counted on the board, and a closure that is run again goes on
+    where the board says that the one before it stopped.
+
+    A step ends by pulling what the next one computes with: the answer to its push, where a pull at the next one's
+    start would have to be asked for. Only a worker that waits for others pulls when it has waited.
+
+    Args:
+      board: where steps are counted.
+      max_staleness_steps: a worker that is more updates than this ahead of the slowest waits (Ho et al. 2013, More
+        effective distributed ML via a stale synchronous parallel parameter server); None lets it run.
+      pull_every_steps: steps for which a worker computes with what it pulled, at the longest.
+      The rest is `ClosureLoop`'s.
+    """
+
+    def __init__(self, strategy, step, feed, pull, board: Board, max_staleness_steps=None, pull_every_steps: int = 1):
+        super().__init__(strategy, step, feed, pull)
+        self._board = board
+        self._max_staleness_steps = max_staleness_steps
+        self._waits = max_staleness_steps is not None
+        self._pull_every_steps = pull_every_steps
+
+    def _run_lease(self, operands, lease: Lease, worker):
+        board = self._board
+        counts = self._begin(worker, lease)
+        done_before = counts[board.steps_at(lease.slot)] - lease.steps_before
+        starts = counts[board.starts_at(lease.slot)] - lease.starts_before
+        first = lease.first + done_before
+        pulled = _here(self._pulled())
+        marks = board.ones_at(0, board.steps_at(lease.slot), board.clock_at(worker))
+        context = StepContext(marks, worker, tf.constant(False), tf.constant(True))
+        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), _specs(context))
+
+        def body(step, sums, staleness, pulled, pulled_at):
+            place = step - first
+            here = context._replace(counts=place > 0, pulls=self._pull_is_due(place))
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, here)
+            result, pulled, counted, begun = result
+            staleness += self._staleness_if(place > 0, worker, counted, pulled_at)
+            # Before the step, or at the end of the one before it: in any case about when it began.
+            pulled_at = tf.where(tf.equal(place % self._pull_every_steps, 0), begun, pulled_at)
+            with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
+                step = step + 1
+            return step, self._added(sums, result), staleness, _here(pulled), pulled_at
+
+        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), pulled, counts)
+        last, sums, staleness, _, pulled_at = tf.while_loop(
+            lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
+        )
+        counts = board.add(marks * tf.cast(last > first, tf.int64))
+        staleness += self._staleness_if(last > first, worker, counts, pulled_at)
+        with tf.control_dependencies([counts]):
+            board.release(worker)
+        row = tf.stack([worker, first, starts, lease.stop - lease.first])
+        return Returned(tf.add_n(sums), staleness, row)
+
+    def _told(self) -> tuple:
+        marks, one = self._board.ones_at(0), tf.constant(True)
+        return _specs(self._pulled()), _specs(StepContext(marks, marks[0], one, one))
+
+    def _staleness_if(self, done, worker, counts, pulled_at):
+        """Of the step before this one, if it is `done`: one more in its bucket."""
+        since = counts - pulled_at
+        return tf.cast(done, tf.int64) * _bucketed(since[0] - since[self._board.clock_at(worker)])
+
+    def _pull_is_due(self, place):
+        """Whether the step of this place in the closure is one that pulls: for itself, or for the next one."""
+        return tf.equal((place if self._waits else place + 1) % self._pull_every_steps, 0)
+
+    def _replicated_step(self, batch, step, observed, pulled, context: StepContext):
+        """(a step's metrics, what the next one computes with, the board's counts with the one before, and when it had
+        waited).
+
+        The one before is counted only now, when it is applied on all servers: what is in doubt is done again, never
+        left out. And as this one begins, so that the way to the board and back takes no time of its own.
+        """
+        with tf.name_scope(COUNT_SCOPE):
+            counted = begun = self._board.add(context.marks * tf.cast(context.counts, tf.int64))
+        if self._waits:
+            begun = self._wait_for_slower(context.worker, counted)
+            with tf.control_dependencies([begun]):
+                # So that rows are looked up when it has waited, too.
+                batch, step = tf.nest.map_structure(tf.identity, (batch, step))
+                pulled = self._pulled(context.pulls, pulled)
+        sums = super()._replicated_step(batch, step, observed, pulled)
+        return sums, pulled if self._waits else self._pulled(context.pulls, pulled), counted, begun
+
+    def _pulled(self, due=None, before: Pulled | None = None) -> Pulled:
+        """What servers have now; of variables, what was pulled `before` where that is not `due`."""
+        if before is None or self._pull_every_steps == 1:
+            return Pulled(self._pull.packs(), self._pull.progress())
+        return Pulled(tf.cond(due, self._pull.packs, lambda: before.packs), self._pull.progress())
+
+    def _sums(self, outputs):
+        return outputs[0]
+
+    def _begin(self, worker, lease: Lease) -> tf.Tensor:
+        """Notes that this worker has the lease; returns the board's counts."""
+        board = self._board
+        if self._waits:
+            # One that was dead does not make the others wait until it has caught up.
+            before = board.read_holding()
+            behind = tf.maximum(-_slack(board, before, worker), 0)
+            board.add(board.ones_at(board.clock_at(worker)) * tf.where(before[worker] == DEAD, behind, 0))
+        with tf.control_dependencies(board.take(worker, lease)):
+            return board.add(board.ones_at(board.starts_at(lease.slot)))
+
+    def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
+        """The board's counts once this worker may go on.
+
+        It looks at the board again after an eighth of the time that it has waited: it waits no more than that for
+        nothing, and the first server, which answers all workers, is asked the more seldom the longer it takes.
+        """
+        board = self._board
+        with tf.control_dependencies([seen]):
+            first = (seen, board.read_holding(), tf.zeros([], tf.int64))
+
+        def look_again(_, __, waited):
+            pause = tf.clip_by_value(waited // 8, *_PAUSES)
+            with tf.control_dependencies([_sleep(pause)]):
+                return board.read(), board.read_holding(), waited + pause
+
+        return tf.while_loop(
+            lambda counts, holding, _: board.updates_ahead(counts, holding, worker) > self._max_staleness_steps,
+            look_again,
+            first,
+            parallel_iterations=1,
+        )[0]
+
+
+def _sleep(microseconds: tf.Tensor) -> tf.Tensor:
+    """Sleeps, and takes no core; int64, 0. TensorFlow has no other op that does."""
+    return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).reduce(tf.zeros([], tf.int64), tf.add)
+
+
+def _here(tensors):
+    """The same, on the worker. Else TensorFlow keeps what a loop carries where it was made, on a server, and every step
+    sends it there and back."""
+    with tf.device("/job:worker"):
+        return tf.nest.map_structure(tf.identity, tensors)
+
+
+def _specs(tensors):
+    return tf.nest.map_structure(tf.TensorSpec.from_tensor, tensors)
+
+
+def _slack(board: Board, holding: tf.Tensor, worker) -> tf.Tensor:
+    """A worker's updates, less those of the slowest other that is at work; 0 if none is."""
+    counts = board.read()
+    clocks = counts[board.clock_at(0) :]
+    others = tf.logical_and(holding > 0, tf.range(board.workers, dtype=tf.int64) != worker)
+    slowest = tf.reduce_min(tf.where(others, clocks, clocks.dtype.max))
+    return tf.where(tf.reduce_any(others), clocks[worker] - slowest, 0)
+
+
+def _bucketed(staleness: tf.Tensor) -> tf.Tensor:
+    """[buckets + 1] int64: a one in the value's bucket, and the value itself last."""
+    power = tf.cast(tf.math.log(tf.maximum(tf.cast(staleness, tf.float64), 1.0)) / np.log(2.0), tf.int64)
+    bucket = tf.where(staleness < _EXACT, staleness, tf.minimum(_EXACT + power - 6, _BUCKETS - 1))
+    return tf.concat([tf.one_hot(bucket, _BUCKETS, dtype=tf.int64), staleness[tf.newaxis]], 0)
+
+
+class Staleness:
+    """Of all updates so far: how many of others' came between the pull and the push of each. Host code.
+
+    Kept as the number of updates in each bucket, and last the sum.
+    """
+
+    def __init__(self):
+        self._counts = np.zeros(_BUCKETS + 1, np.int64)
+
+    def add(self, counted: np.ndarray) -> None:
+        self._counts += counted
+
+    def describe(self) -> dict[str, float]:
+        """mean and p99; above 63 the latter is the lower end of a power of two. {} before any update."""
+        buckets, total = self._counts[:-1], self._counts[-1]
+        if not buckets.sum():
+            return {}
+        place = int(np.searchsorted(np.cumsum(buckets), 0.99 * buckets.sum()))
+        return {
+            "mean": float(total / buckets.sum()),
+            "p99": float(place if place < _EXACT else 2.0 ** (place - _EXACT + 6)),
+        }

@@ -1,0 +1,139 @@
+"""What a worker computes with instead of reading each variable from its server: one tensor of each server. Worker code,
+but for what `Pull` learns beforehand of the variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from crankshaft.engine.internals.variables import server_of, tf_variable
+from crankshaft.engine.optimizers.base import Optimizer
+from crankshaft.engine.reduction import wire
+
+PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
+
+
+class Pull:
+    """Reads Keras variables from their servers, all that one server has as one vector, or a few where one message can't
+    hold it (`wire.Packs`), and how far optimizers are.
+
+    Args:
+      variables: Keras variables; those that are on no server are left out.
+      dtype: what float32 travels as.
+      optimizers: the engine's.
+      together: an optimizer's progress travels with the variables of its server; else it is asked for by itself.
+      pack_bytes: see `wire.Packs`.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[tf.keras.Variable],
+        dtype: tf.DType,
+        optimizers: Sequence[Optimizer] = (),
+        together: bool = True,
+        pack_bytes: int = 0,
+    ):
+        self._dtype = dtype
+        self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
+        self._aboard: dict[tuple[str, tf.DType], list[Optimizer]] = {}
+        for each in variables:
+            variable = tf_variable(each)
+            if server := server_of(variable):
+                self._groups.setdefault((server, variable.dtype), []).append(each)
+        self._alone = [] if together else list(optimizers)
+        for optimizer in optimizers if together else ():
+            group = server_of(optimizer.iterations), tf.float32
+            self._groups.setdefault(group, [])
+            self._aboard.setdefault(group, []).append(optimizer)
+        self._layouts = {group: self._layout(group, pack_bytes) for group in self._groups}
+
+    def _layout(self, group: tuple[str, tf.DType], pack_bytes: int) -> wire.Layout | wire.Packs:
+        shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
+        if group[1] == tf.float32:
+            return wire.Layout([PROGRESS] * len(self._aboard.get(group, ())), shapes, self._dtype, pack_bytes)
+        return wire.Packs(shapes, [1] * len(shapes), group[1], pack_bytes)
+
+    def progress(self) -> list[tf.Tensor]:
+        """How far the optimizers are now that are not in `packs`, each: `Optimizer.read_progress`."""
+        return [optimizer.read_progress() for optimizer in self._alone]
+
+    def packs(self) -> list[tf.Tensor]:
+        """The variables as they are now: vectors for each server and dtype, with the progress that goes with it."""
+        packs = []
+        for group, variables in self._groups.items():
+            server, dtype = group
+            with tf.device(server):
+                reads = [tf.raw_ops.ReadVariableOp(resource=tf_variable(v).handle, dtype=dtype) for v in variables]
+                if dtype == tf.float32:
+                    progress = [tf.bitcast(each.read_progress(), dtype) for each in self._aboard.get(group, ())]
+                    packs += self._layouts[group].pack(progress, reads)
+                else:
+                    packs += self._layouts[group].join([tf.reshape(read, [-1]) for read in reads])
+        return packs
+
+    def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
+        """The variables' values in `packs`, and the optimizers' progress, there or in what `progress` gave."""
+        pairs, known = [], dict(zip(map(id, self._alone), progress, strict=bool(progress)))
+        packs = list(packs)
+        for group, variables in self._groups.items():
+            layout = self._layouts[group]
+            here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
+            if group[1] == tf.float32:
+                told, parts = layout.unpack(here)
+                aboard = zip(self._aboard.get(group, ()), told, strict=True)
+                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in aboard}
+            else:
+                parts = [tf.reshape(part, v.shape) for part, v in zip(layout.split(here), variables, strict=True)]
+            pairs += zip(variables, parts, strict=True)
+        return Values(pairs, known)
+
+
+class Values:
+    """Values of Keras variables that a step computes with instead of reading each of them; none by default.
+
+    A class of its own, because a list on a `tf.Module` would put the variables into the checkpoint.
+
+    Args:
+      pairs: Keras variables with their values.
+      progress: of optimizers, by id: what `Optimizer.begin_step` takes.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = (), progress: dict | None = None):
+        self._pairs = pairs
+        self._progress = progress or {}
+
+    def progress_of(self, optimizer: Optimizer) -> tf.Tensor | None:
+        return self._progress.get(id(optimizer))
+
+    @contextlib.contextmanager
+    def in_use(self, variables: Sequence = (), tape: tf.GradientTape | None = None):
+        """Within, Keras layers compute with the values. What they assign is assigned in the end.
+
+        Yields:
+          What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.
+        """
+        if not self._pairs:
+            yield variables
+            return
+        with _Scope(self._pairs) as scope:
+            found = {id(variable): value for variable, value in self._pairs}
+            sources = [found.get(id(variable), variable) for variable in variables]
+            if tape is not None:
+                tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
+            yield sources
+        for variable, value in scope.assigned.values():
+            variable.assign(value)
+
+
+class _Scope(tf.keras.StatelessScope):
+    """Keras's way to compute with given values, which keeps what is assigned meanwhile to itself."""
+
+    def __init__(self, pairs):
+        super().__init__(pairs, collect_losses=True, initialize_variables=False)
+        self.assigned = {}
+
+    def add_update(self, update):
+        super().add_update(update)
+        self.assigned[id(update[0])] = update

@@ -1,0 +1,368 @@
+"""Parameter servers: variables on servers, workers that pull and push as fast as each can. Coordinator code.
+
+The verbs are `Replicated`'s, so the outer loop, the hooks and `Trainer` are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.data.order import Order
+from crankshaft.engine.health import answers, standstill
+from crankshaft.engine.health.watchdog import LostPeerError
+from crankshaft.engine.metrics.means import LoopSums, Sums
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.batches import check_weighed
+from crankshaft.engine.strategies.inner_loop import LoopResult
+from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, Staleness, UpdateLoop
+from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
+from crankshaft.engine.strategies.parameter_server.feed import RepeatedWorkersFeed, WorkersFeed
+from crankshaft.engine.strategies.parameter_server.placement import Placement, Rule
+from crankshaft.engine.strategies.parameter_server.pull import Pull
+from crankshaft.engine.strategies.replicated import FeedOptions, Stop
+
+_CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
+# Of a closure: to start one and to take it back costs about 10 ms, of the one coordinator's time too, so that of many
+# workers each is left alone for longer.
+_CLOSURE_SECONDS = 0.25
+_WORKERS_AT_THAT = 8
+_WAIT_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """What is peculiar to parameter servers.
+
+    Attributes:
+      cluster: where the tasks are.
+      max_inflight_per_worker: closures that are out at once, times the workers.
+      max_staleness_steps: a worker that is more updates than this ahead of the slowest waits; None is never.
+      max_closure_retries: of a closure that raises.
+      pull_every_steps: steps for which a worker computes with the variables that it pulled, at the longest.
+      placement_rules: which variables go where.
+    """
+
+    cluster: Cluster
+    max_inflight_per_worker: int = 2
+    max_staleness_steps: int | None = None
+    max_closure_retries: int = 3
+    pull_every_steps: int = 1
+    placement_rules: tuple[Rule, ...] = ()
+
+
+class ParameterServer:
+    """`tf.distribute.ParameterServerStrategy`, seen by the coordinator.
+
+    An update is made by one worker from a whole batch; batches are those of one device, in the order in which workers
+    come to them. After `limit` steps of `run_train_steps` nothing is under way: what is due then finds all updates
+    applied.
+
+    Args:
+      distribution: TensorFlow's strategy.
+      options: what is peculiar to parameter servers.
+      feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is the steps of a closure.
+      step_timeout_seconds: without any update, until those that hold it are named; 0 waits for ever.
+    """
+
+    name = "parameter_server"
+    num_replicas = num_hosts = 1  # that have to be in step
+    host = 0
+    round_steps = batch_parts = 1
+    is_chief = True
+    updates_here = False
+    why_no_jit = "XLA compiles no variable of another host"
+
+    def __init__(
+        self,
+        distribution: tf.distribute.ParameterServerStrategy,
+        options: ServerOptions,
+        feed_options: FeedOptions | None = None,
+        steps_per_loop: int = 0,
+        step_timeout_seconds: float = 0.0,
+    ):
+        self.distribution = distribution
+        self.cluster = cluster = options.cluster
+        self.options = options
+        self.step_timeout_seconds = step_timeout_seconds
+        self.feed_options = feed_options or FeedOptions()
+        self.without_jit = True
+        self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
+        self.staleness = Staleness()
+        self._coordinator = None
+        self._closures = None
+        self._steps_per_loop = steps_per_loop
+        self._closure_steps = steps_per_loop or 1
+        self._next_step = 0  # the first that is not handed out
+        self._ending = False
+
+    @property
+    def num_servers(self) -> int:
+        return len(self.cluster.servers)
+
+    @property
+    def replica_names(self) -> list[str]:
+        return [f"worker {worker}" for worker in range(len(self.cluster.workers))]
+
+    def describe(self) -> dict:
+        return {
+            "name": self.name,
+            "replicas": len(self.cluster.workers),
+            "devices": [f"/job:worker/task:{worker}" for worker in range(len(self.cluster.workers))],
+            "hosts": len(self.cluster.workers),
+            "servers": len(self.cluster.servers),
+        }
+
+    def about(self) -> list[str]:
+        """Where the variables are, a line each."""
+        return self.placement.lines()
+
+    def figures(self) -> dict[str, float]:
+        """For TensorBoard: the counts of closures, and the staleness of updates, so far."""
+        closures = {f"closures/{name}": value for name, value in dataclasses.asdict(self._closures.ledger).items()}
+        return closures | {f"staleness/{name}": value for name, value in self.staleness.describe().items()}
+
+    def report(self) -> dict:
+        """What a run's result says of it: closures, staleness in updates, bytes on each server."""
+        return {
+            "closures": dataclasses.asdict(self._closures.ledger),
+            "staleness": self.staleness.describe(),
+            "server_bytes": list(self.placement.loads),
+            "placement": [each._asdict() for each in self.placement.table],
+        }
+
+    def exchange(self, value: int) -> list[int]:
+        return [value]
+
+    def exchange_text(self, text: str) -> list[str]:
+        return [text]
+
+    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
+        return Stop(wish) if wish else None
+
+    def wind_up(self) -> None:
+        self._ending = True
+
+    @contextlib.contextmanager
+    def watch(self):
+        try:
+            limit, addresses = self.step_timeout_seconds, self.cluster.servers
+            with standstill.watched(2 * limit), answers.watched(addresses, limit, self._ask):
+                yield
+        except LostPeerError:
+            raise
+        except Exception as error:
+            # That a checkpoint can't be written has it for its cause: servers write files of their own.
+            for found in filter(None, (error, error.__cause__)):
+                if self._closures is not None and (line := self._closures.explain_lost_server(found)):
+                    raise LostPeerError(line) from error
+            raise
+
+    def _ask(self, server: int) -> None:
+        if self._coordinator is not None:
+            answers.ask("ps", server)
+
+    @property
+    def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
+        """TensorFlow's, which starts to speak to workers and servers when it is first asked for."""
+        if self._coordinator is None:
+            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.distribution)
+            self.placement.build()
+        return self._coordinator
+
+    def build(self, make: Callable[[], TrainState]) -> TrainState:
+        """Calls `make` where variables go to servers; before that once where they go nowhere, to learn their sizes."""
+        self.placement.plan(make)
+        with self.coordinator.strategy.scope(), self.placement.creator_scope():
+            return make()
+
+    def feed(self, source, global_batch_size: int, seed: int | None) -> WorkersFeed:
+        if isinstance(source, tf.data.Dataset):
+            raise ValueError(
+                "--strategy=parameter_server takes arrays, whose order its leases are made of, and the data is a "
+                "tf.data.Dataset; return NumPy arrays, or use another --strategy"
+            )
+        order = Order(len(tf.nest.flatten(source)[0]), global_batch_size, 1, seed)
+        return WorkersFeed(self.coordinator, source, order)
+
+    @property
+    def computing_tasks(self) -> tuple[str, ...]:
+        """host:port of those that compute in this process's stead."""
+        return (*self.cluster.workers, *self.cluster.servers)
+
+    @property
+    def computes_on(self) -> tuple[str, int]:
+        """A device that computes gradients, and how many like it share the work: the first worker's stands for all."""
+        first = "/job:worker/replica:0/task:0/"
+        gpus = [each.name for each in tf.config.list_logical_devices("GPU") if each.name.startswith(first)]
+        return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
+
+    def repeated(self, arrays, batch_size: int) -> RepeatedWorkersFeed:
+        """A feed that gives each step the same nest of arrays."""
+        return RepeatedWorkersFeed(self.coordinator, arrays, batch_size)
+
+    def repeated_batch(self) -> RepeatedWorkersFeed:
+        """A feed that gives each step the first batch, which is of full size."""
+        (arrays,), first, _ = self.train_feed.take(0, 1)
+        batch = tf.nest.map_structure(np.asarray, self.train_feed.batch(arrays, tf.constant(first, tf.int64)))
+        return self.repeated(batch, self.train_order.batch_size)
+
+    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+        """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
+        self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
+        self._train_loop = None
+        self._closure_steps = self._steps_per_loop or 1
+        self._leases_before = self._closures.ledger.scheduled if self._closures else 0
+        options, trainer = self.options, state.trainer
+        self._closures = self._closures or Closures(
+            self.coordinator,
+            self.cluster,
+            max_inflight_per_worker=options.max_inflight_per_worker,
+            max_retries=options.max_closure_retries,
+            timeout_seconds=self.step_timeout_seconds,
+            describe=self._describe_lease,
+        )
+        for optimizer in trainer.optimizers.values():
+            optimizer.use_locking = True  # one worker's update is whole before another's begins
+            optimizer.wire_dtype = trainer.reduction.wire_dtype
+        exact_pull = Pull(trainer.steady_variables, tf.float32)
+
+        def eval_step(batch, step, observed, pulled):
+            trainer.begin_eval_step(step, tf.identity(state.step_variable), observed)
+            self._rows_travel_as(tf.float32)
+            with exact_pull.values(*pulled).in_use():
+                return check_weighed(trainer.eval_step(batch), batch, trainer)
+
+        self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
+
+    def use_loop(self, loop: ClosureLoop) -> None:
+        """Takes a `train_loop` or `loop` that is made already."""
+        self._train_loop = loop
+
+    def train_loop(self, jit: bool = False) -> UpdateLoop:
+        """A training loop over the bound feed."""
+        trainer, every = self._state.trainer, self.options.pull_every_steps
+        dtype = trainer.reduction.wire_dtype
+        pull = Pull(trainer.steady_variables, dtype, list(trainer.optimizers.values()), together=every == 1)
+
+        def train_step(batch, step, observed, pulled):
+            self._rows_travel_as(dtype)
+            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(*pulled))
+            return check_weighed(trainer.train_step(batch), batch, trainer)
+
+        board, staleness = self._closures.board, self.options.max_staleness_steps
+        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)
+
+    def loop(self, step, jit: bool = False) -> ClosureLoop:
+        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics. Updates that it makes are
+        not counted, and made again where a worker dies; variables are not pulled."""
+        trainer = self._state.trainer
+        pull = Pull((), tf.float32, list(trainer.optimizers.values()))
+
+        def with_progress(batch, number, observed, pulled):
+            trainer.begin_step(number, tf.constant(0), observed, pulled=pull.values(*pulled))
+            return step(batch, number, observed)
+
+        return ClosureLoop(self.distribution, with_progress, self.train_feed, pull)
+
+    def _rows_travel_as(self, dtype: tf.DType) -> None:
+        for table in self._state.trainer.embedding_tables.values():
+            table.wire_dtype = dtype
+
+    @property
+    def train_order(self) -> Order:
+        return self.train_feed.order
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all updates that were asked for are applied: only then may anybody read the weights."""
+        return not (self._closures and self._closures.num_open)
+
+    def run_train_steps(self, limit: int) -> LoopResult:
+        """Trains for at most `limit` steps, and at least one, which may not be the next ones: all are done once it has
+        come to `limit`. Returns what has come back after about a tenth of a second."""
+        began = time.monotonic()
+        step = self._state.step
+        self._train_loop = self._train_loop or self.train_loop()
+        if self.in_step:
+            self._next_step = step
+        done: list[Done] = []
+        while True:
+            if not (self._ending and not self.in_step):
+                self._fill(step + limit)
+            done += self._closures.collect(_WAIT_SECONDS)
+            if done and (self.in_step or time.monotonic() - began >= _CALL_SECONDS):
+                break
+        for each in done:
+            self.staleness.add(each.returned.staleness)
+            self._pace(each)
+        steps = sum(each.lease.stop - each.lease.first for each in done)
+        self._state.advance(steps)
+        return LoopResult(_summed(self._train_loop.names, done), steps, 0.0)
+
+    def _pace(self, done: Done) -> None:
+        """Fits the length of closures to a time, where it is not fixed."""
+        steps = done.lease.stop - done.lease.first
+        is_first = done.lease.number <= self._leases_before + len(self.cluster.workers)  # those are compiled
+        if not self._steps_per_loop and steps == self._closure_steps and not is_first:
+            seconds = _CLOSURE_SECONDS * max(1.0, len(self.cluster.workers) / _WORKERS_AT_THAT)
+            wanted = round(steps * seconds / max(done.returned.seconds, 1e-6))
+            self._closure_steps = max(1, min(wanted, 8 * steps))
+
+    def _fill(self, end: int) -> None:
+        """Hands out steps up to `end` while there is room."""
+        while self._closures.has_room and self._next_step < end:
+            # Towards the end in smaller parts, so that nobody is waited for long.
+            part = -(-(end - self._next_step) // len(self.cluster.workers))
+            stop = self._next_step + min(self._closure_steps, part)
+            self._closures.hand_out(self._train_loop, self.train_feed.operands, self._next_step, stop)
+            self._next_step = stop
+
+    def trace_evaluation(self) -> None:
+        """Traces a step of the evaluation: mistakes in it show now."""
+        self._eval_loop.one_step(0)
+
+    def evaluate(self) -> Sums:
+        """The metrics' sums over the whole evaluation set, each example once, by all workers."""
+        steps, sums, first = self._eval_feed.order.steps_per_epoch, Sums(), 0
+        part = max(1, -(-steps // (2 * len(self.cluster.workers))))
+        while first < steps or not self.in_step:
+            while first < steps and self._closures.has_room:
+                stop = min(steps, first + part)
+                self._closures.hand_out(self._eval_loop, self._eval_feed.operands, first, stop)
+                first = stop
+            if done := self._closures.collect(_WAIT_SECONDS):
+                sums.add(_summed(self._eval_loop.names, done))
+        return sums
+
+    def _describe_lease(self, lease: Lease, step: int) -> str:
+        """A lease for a message, and, if it is one of it, the step at which it stands: the last may not be counted."""
+        order = self.train_feed.order
+        found = f"steps {lease.first} to {lease.stop - 1}"
+        if lease.first <= step < lease.stop:
+            epoch, batch = divmod(step, order.steps_per_epoch)
+            found += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
+        return found
+
+
+def _summed(names: list[str], done: list[Done]) -> LoopSums:
+    return LoopSums(names, np.sum([each.returned.sums for each in done], axis=0))
+
+
+def connect(cluster: Cluster) -> tf.distribute.ParameterServerStrategy:
+    """Connects to all workers and servers, whose processes have to be there. Before any op runs."""
+    spec = {"chief": [cluster.coordinator], "worker": list(cluster.workers), "ps": list(cluster.servers)}
+    distribution = tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+    )
+    quiet_tensorflow()
+    # TensorFlow would warn where the coordinator looks at a batch by itself, for TensorBoard.
+    distribution.extended._allow_run_without_coordinator = True
+    return distribution

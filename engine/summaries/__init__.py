@@ -1,5 +1,0 @@
-"""What TensorBoard shows of a run."""
-
-from crankshaft.engine.summaries.tensorboard import TensorBoard
-
-__all__ = ["TensorBoard"]

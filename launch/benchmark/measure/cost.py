@@ -1,0 +1,275 @@
+"""What one training step has to compute and to move, counted in its graph. Host code; nothing is run.
+
+Operations are those of matrix products and convolutions, forward and backward: the rest of a step is passes over
+memory. Ops that TensorFlow would prune, since nothing needs what they compute, are not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.internals import graphs
+from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.trainer import Trainer
+
+SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
+_MATMULS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+_BACKWARD_CONVOLUTIONS = (
+    "Conv2DBackpropInput",
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropInputV2",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropInput",
+    "DepthwiseConv2dNativeBackpropFilter",
+)
+# Ops that call another graph, and the attributes that name it.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_LOOPS = ("While", "StatelessWhile")
+
+
+class NotCountableError(ValueError):
+    """A graph does not say how much is computed. One line: where, and what is not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one step.
+
+    Attributes:
+      flops: {dtype: operations} of the products; a multiplication and an addition are two.
+      bytes: moved at least: each product reads its operands and writes its result, and the update reads gradients and
+        reads and writes variables and slots. What lies between (activation functions, biases, normalisation, the rows
+        of embeddings) is taken to ride along.
+      resident_bytes: of all that the step touches, each tensor once: what a cache would have to hold.
+    """
+
+    flops: dict[str, float]
+    bytes: float
+    resident_bytes: float
+
+    @property
+    def total_flops(self) -> float:
+        return sum(self.flops.values())
+
+    def __add__(self, other: Cost) -> Cost:
+        flops = {name: self.flops.get(name, 0.0) + other.flops.get(name, 0.0) for name in self.flops | other.flops}
+        return Cost(flops, self.bytes + other.bytes, self.resident_bytes + other.resident_bytes)
+
+    def __mul__(self, times: float) -> Cost:
+        flops = {name: times * count for name, count in self.flops.items()}
+        return Cost(flops, times * self.bytes, times * self.resident_bytes)
+
+
+NOTHING = Cost({}, 0.0, 0.0)
+
+
+def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
+    """Of one step on all replicas of all hosts. Traces the step on a batch of zeros, and binds the strategy to that.
+
+    Where parameter servers make the update, it is left out: it takes nothing of the devices that compute.
+
+    Args:
+      strategy: of the run.
+      state: what it trains.
+      batch_size: the global batch, which divides over the replicas.
+
+    Raises:
+      NotCountableError: the graph has a loop of a length, or a tensor of a shape, that only running it tells.
+    """
+    part = batch_size // strategy.num_replicas
+    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), part, axis=0), state.trainer.example)
+    strategy.bind(state, strategy.repeated(batch, batch_size))
+    graph = strategy.train_loop(jit=False).one_step(0).graph
+    local_replicas = strategy.num_replicas // strategy.num_hosts
+    update = of_update(state.trainer) * local_replicas if strategy.updates_here else NOTHING
+    return (of_graph(graph) + update) * strategy.num_hosts
+
+
+def of_update(trainer: Trainer) -> Cost:
+    """Of one replica's dense update: gradients read, variables and what the optimizer keeps read and written.
+
+    Tables and their slots are left out: their updates touch a few rows.
+    """
+    shards = [shard for table in trainer.embedding_tables.values() for shard in table.variables_for_gradients]
+    sparse, shapes = {id(shard) for shard in shards}, {tuple(shard.shape) for shard in shards}
+    moved = held = 0
+    for optimizer in trainer.optimizers.values():
+        updated = optimizer.updated_variables
+        kept = list(optimizer.variables)
+        if isinstance(optimizer, KerasOptimizer):
+            kept += [variable.value for variable in optimizer.keras_optimizer.variables]
+        known = {id(variable) for variable in updated}
+        dense = sum(_variable_bytes(v) for v in updated if id(v) not in sparse)
+        slots = sum(_variable_bytes(v) for v in kept if id(v) not in known and tuple(v.shape) not in shapes)
+        moved += 3 * dense + 2 * slots
+        held += dense + slots
+    return Cost({}, float(moved), float(held))
+
+
+def of_graph(graph: tf.Graph) -> Cost:
+    """Of the products in a function's graph, and in those that it calls. A loop counts as often as it runs, of
+    branches the one with most operations."""
+    cost, seen = NOTHING, set()
+    for op in _needed(graph):
+        if op.type in _CALLS:
+            cost += of_graph(_callee(op, "f"))
+        elif op.type in _BRANCHES:
+            cost += max(map(of_graph, graphs.all_called(op)), key=lambda branch: branch.total_flops)
+        elif op.type in _LOOPS:
+            body = of_graph(_callee(op, "body"))
+            if body.flops:
+                cost += dataclasses.replace(body * _trips(op), resident_bytes=body.resident_bytes)
+        elif (count := _operations(op)) is not None:
+            tensors = [*op.inputs, *op.outputs]
+            new = {id(tensor): tensor for tensor in tensors if id(tensor) not in seen}
+            seen.update(new)
+            cost += Cost(
+                {op.outputs[0].dtype.name: float(count)},
+                float(sum(map(_tensor_bytes, tensors))),
+                float(sum(map(_tensor_bytes, new.values()))),
+            )
+    return cost
+
+
+def _needed(graph: tf.Graph) -> Iterator[tf.Operation]:
+    """The ops that a function's outputs and effects need."""
+    queue = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    seen = set(queue)
+    for op in queue:
+        yield op
+        for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if before not in seen:
+                seen.add(before)
+                queue.append(before)
+
+
+def _operations(op: tf.Operation) -> int | None:
+    """2 x multiplications of a product; None for any other op."""
+    if op.type in _MATMULS:
+        transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+        inner = _shape(op.inputs[0])[-2 if transposed else -1]
+        return 2 * inner * math.prod(_shape(op.outputs[0]))
+    if op.type == "Einsum":
+        return _einsum_operations(op)
+    if op.type in graphs.CONVOLUTIONS:
+        return _convolution_operations(op, _shape(op.outputs[0]), _shape(op.inputs[1]))
+    if op.type in _BACKWARD_CONVOLUTIONS:
+        # As many as the forward one's, whose outputs have the shape of the gradients that come in.
+        kernel = _constant_shape(op.inputs[1]) if "BackpropFilter" in op.type else _shape(op.inputs[1])
+        return _convolution_operations(op, _shape(op.inputs[2]), kernel)
+    return None
+
+
+def _convolution_operations(op: tf.Operation, outputs: list[int], kernel: list[int]) -> int:
+    """`kernel` is [..., channels in (of a group), channels out], a depthwise one [height, width, channels, multiplier]:
+    each output is a sum over all but its last axis, or over height and width."""
+    inner = kernel[:2] if op.type.startswith("Depthwise") else kernel[:-1]
+    return 2 * math.prod(outputs) * math.prod(inner)
+
+
+def _einsum_operations(op: tf.Operation) -> int | None:
+    if len(op.inputs) < 2:
+        return None  # a transposition or a sum
+    sizes = {}
+    terms = op.get_attr("equation").decode().split("->")[0].split(",")
+    for term, tensor in zip(terms, op.inputs, strict=True):
+        shape, before = _shape(tensor), term.partition("...")[0]
+        letters = term.replace("...", "")
+        hidden = len(shape) - len(letters)  # axes under the ellipsis, named from the right
+        axes = [*before, *range(hidden, 0, -1), *letters[len(before) :]]
+        for axis, size in zip(axes, shape, strict=True):
+            sizes[axis] = max(size, sizes.get(axis, 1))
+    return 2 * math.prod(sizes.values())
+
+
+def _trips(op: tf.Operation) -> int:
+    """How often a loop runs, where it counts by ones up to a number that the graph tells."""
+    condition = _callee(op, "cond")
+    ends = [_trips_by(op, condition, each) for each in _conjuncts(condition.outputs[0])]
+    if not (known := [end for end in ends if end is not None]):
+        raise NotCountableError(f"{op.name} is a loop of a length that its graph does not tell")
+    return min(known)
+
+
+def _conjuncts(tensor: tf.Tensor) -> list[tf.Operation]:
+    """The comparisons of which all have to hold."""
+    op = tensor.op
+    if op.type in ("LogicalAnd", "Identity"):
+        return [each for part in op.inputs for each in _conjuncts(part)]
+    return [op]
+
+
+def _trips_by(op: tf.Operation, condition: tf.Graph, less: tf.Operation) -> int | None:
+    """How often a loop runs if this comparison, in its condition, ends it; None if that is not seen."""
+    if less.type != "Less" or (place := _place(condition.inputs, less.inputs[0])) is None:
+        return None
+    first, last = _counts_from(op, place), tf.get_static_value(less.inputs[1])
+    if (outside := _place(condition.inputs, less.inputs[1])) is not None:  # handed in, and the same in each turn
+        body = _callee(op, "body")
+        if _through_identities(body.outputs[outside]) is body.inputs[outside]:
+            last = _value(op.inputs[outside])
+    return None if first is None or last is None else max(0, int(last) - first)
+
+
+def _counts_from(op: tf.Operation, place: int) -> int | None:
+    """What a loop's variable is at first, if it is known and each turn adds one."""
+    body = _callee(op, "body")
+    after = _through_identities(body.outputs[place]).op
+    others = [part for part in after.inputs if part is not body.inputs[place]]
+    if after.type not in ("Add", "AddV2") or len(others) != 1 or tf.get_static_value(others[0]) != 1:
+        return None
+    first = tf.get_static_value(op.inputs[place])
+    return None if first is None else int(first)
+
+
+def _value(tensor: tf.Tensor) -> int | None:
+    """A scalar that the graph tells: a constant, or what another loop has counted up to, as a gradient's loop asks."""
+    known = tf.get_static_value(tensor)
+    if known is None and tensor.op.type in _LOOPS:
+        first = _counts_from(tensor.op, tensor.value_index)
+        return None if first is None else first + _trips(tensor.op)
+    return known
+
+
+def _place(tensors, wanted: tf.Tensor) -> int | None:
+    return next((i for i, tensor in enumerate(tensors) if tensor is wanted), None)
+
+
+def _through_identities(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _callee(op: tf.Operation, attribute: str) -> tf.Graph:
+    return graphs.called(op, op.get_attr(attribute).name)
+
+
+def _shape(tensor: tf.Tensor) -> list[int]:
+    if not tensor.shape.is_fully_defined():
+        raise NotCountableError(f"{tensor.op.name} is of shape {tensor.shape}, which only running it tells")
+    return tensor.shape.as_list()
+
+
+def _constant_shape(tensor: tf.Tensor) -> list[int]:
+    if tensor.op.type == "ShapeN":  # which get_static_value does not know
+        return _shape(tensor.op.inputs[tensor.value_index])
+    shape = tf.get_static_value(tensor)
+    if shape is None:
+        raise NotCountableError(f"{tensor.op.name} is a shape that only running it tells")
+    return [int(size) for size in shape]
+
+
+def _tensor_bytes(tensor: tf.Tensor) -> int:
+    return tensor.dtype.size * math.prod(_shape(tensor))
+
+
+def _variable_bytes(variable: tf.Variable) -> int:
+    return variable.dtype.size * variable.shape.num_elements()

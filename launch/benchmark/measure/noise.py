@@ -1,0 +1,129 @@
+"""Whether the machine was quiet while something was timed: what other processes and quotas took of it. Host code.
+
+Where the system does not tell, figures are None, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from crankshaft.engine.machine import cpus
+from crankshaft.launch.benchmark.measure import intervals
+
+NOTICED = 0.02  # a share of the machine below this is a quiet machine's own housekeeping
+
+
+class Reading(NamedTuple):
+    """Counters at one moment.
+
+    Attributes:
+      cpus: that the benchmark's processes may use.
+      clock: seconds.
+      busy: CPU seconds of all processes on those CPUs, and of the host's other guests; None where it cannot be seen.
+      own: CPU seconds of the benchmark's processes.
+      throttled: CPU seconds for which a quota has kept their threads from running.
+    """
+
+    cpus: int
+    clock: float
+    busy: float | None
+    own: float
+    throttled: float
+
+
+def read(pids: Iterable[int], proc: Path = Path("/proc")) -> Reading:
+    """Reads the counters; takes about a millisecond. `pids` are the benchmark's processes on this host."""
+    pids = list(pids)
+    usable = cpus.usable_cpus(pids)
+    own = cpus.cpu_seconds(pids, proc)
+    return Reading(len(usable), time.monotonic(), _busy_seconds(usable, proc), own, cpus.throttled_seconds())
+
+
+class Noise(NamedTuple):
+    """What the machine did beside the benchmark.
+
+    Attributes:
+      cpus: that the benchmark may use.
+      other_cores_before, other_cores: cores that other processes used, and the host's other guests took, during the
+        warm-up and during the rounds; None where it cannot be seen.
+      throttled_share: of the time that the benchmark's threads would have run, 0 to 1: when their quota was used up.
+      lost_share: of the rate, 0 to 1: at most so much was lost to the above; 0 where it is less than `NOTICED`.
+    """
+
+    cpus: int
+    other_cores_before: float | None
+    other_cores: float | None
+    throttled_share: float
+    lost_share: float
+
+
+def between(start: Reading, first_round: Reading, end: Reading, quota_cores: float = math.inf) -> Noise:
+    """The noise from three readings: before the warm-up, before the first round, after the last.
+
+    Args:
+      start, first_round, end: the readings.
+      quota_cores: cores that a quota leaves the benchmark.
+    """
+    before, during = _other_cores(start, first_round), _other_cores(first_round, end)
+    throttled, own = end.throttled - first_round.throttled, end.own - first_round.own
+    throttled_share = throttled / (throttled + own) if throttled > 0 else 0.0
+    others = max((cores for cores in (before, during) if cores is not None), default=0.0)
+    wanted = min(end.cpus, quota_cores)
+    taken = max(0.0, wanted - (end.cpus - others)) / wanted  # what a quota leaves idle anyway, others may have
+    shares = [min(share, 0.9) for share in (taken, throttled_share) if share > NOTICED]
+    return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
+
+
+def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
+    """One line for each thing that makes the figures uncertain, and what the interval does about it."""
+    found = []
+    rates, count = intervals.parts(calls), len(calls["seconds"])
+    if count < intervals.FEW_CALLS:
+        about = "there is no interval" if count < 2 else "the interval is as wide as Student's t says"
+        found.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {about}; time for longer")
+    if count > 1 and intervals.has_drifted(rates, sum(calls["examples"]) / sum(calls["seconds"])):
+        among = "rounds" if len(set(calls["round"])) > 1 else "halves"
+        ends = f"{_figure(min(rates))} to {_figure(max(rates))} examples/s"
+        found.append(f"drift: {among} ran at {ends}; the interval holds them all")
+    if noise.other_cores is None:
+        found.append("other load is not known: the system does not count CPU time; the interval leaves it out")
+    elif max(noise.other_cores_before, noise.other_cores) > NOTICED * noise.cpus:
+        found.append(
+            f"other load: {noise.other_cores_before:.2f} of {noise.cpus} cores during the warm-up, "
+            f"{noise.other_cores:.2f} during the rounds; the interval's upper end allows for it"
+        )
+    if noise.throttled_share > NOTICED:
+        found.append(
+            f"throttled: a CPU quota stopped threads for {noise.throttled_share:.0%} of the time that they would have "
+            "run; the interval's upper end allows for it"
+        )
+    return found
+
+
+def _figure(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+
+
+def _other_cores(start: Reading, end: Reading) -> float | None:
+    if start.busy is None or end.busy is None:
+        return None
+    # The kernel's two accounts are kept in ticks of their own: short spans may come out below 0.
+    others = max(0.0, end.busy - start.busy - (end.own - start.own))
+    return others / (end.clock - start.clock) if end.clock > start.clock else 0.0
+
+
+def _busy_seconds(usable: Iterable[int], proc: Path) -> float | None:
+    """CPU time of all processes on these CPUs; None where the system does not count it."""
+    mine = {f"cpu{number}" for number in usable}
+    ticks = 0
+    for line in cpus.lines(proc / "stat"):
+        name, *counts = line.split()
+        if name in mine:
+            user, nice, system, _, _, *rest = map(int, counts[:8])
+            ticks += user + nice + system + sum(rest)  # of interrupts, and what the host gave to other guests
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None

@@ -1,0 +1,164 @@
+"""A step's parts, each alone: the strategy is bound to a loop that does that part and nothing else. Host code.
+
+So a part is timed as the whole is, by the strategy's own calls: paced, awaited, and agreed where there are several
+processes. Within `TrainState.kept` a part leaves no trace in the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.stand_in import with_stand_in
+from crankshaft.engine.strategies.inner_loop import InnerLoop
+from crankshaft.engine.trainer import Trainer
+from crankshaft.launch.benchmark.measure import rounds
+from crankshaft.launch.benchmark.measure.length import Length
+
+_TURNS = 3
+_GRADIENT_SIZE = 1e-3
+
+
+class Part(NamedTuple):
+    """What a strategy is bound to, to do one part of a step and nothing else: a feed, and a loop over it."""
+
+    feed: Any
+    loop: InnerLoop
+
+    def bind(self, strategy, state: TrainState) -> None:
+        strategy.bind(state, self.feed)
+        strategy.use_loop(self.loop)
+
+
+def whole(strategy, state: TrainState, feed, jit: bool) -> Part:
+    """All of a step: what users get."""
+    strategy.bind(state, feed)
+    return Part(feed, strategy.train_loop(jit))
+
+
+def step(strategy, state: TrainState, feed, jit: bool) -> Part:
+    """Whole steps on one batch of `feed`, again and again: no input."""
+    strategy.bind(state, feed)
+    return whole(strategy, state, strategy.repeated_batch(), jit)
+
+
+def input(strategy, state: TrainState, feed, jit: bool) -> Part:
+    """Batches of `feed`, gathered on each replica and used for nothing: no step."""
+    jit = jit and feed.compilable
+
+    def read(batch, *_):
+        return used(tf.nest.flatten(with_stand_in(batch)[0]), jit)
+
+    return made(strategy, state, feed, read, jit)
+
+
+def update(strategy, state: TrainState, feed, jit: bool) -> Part:
+    """The optimizers' updates of all dense variables, by gradients that are there already. Where parameter servers
+    make them, the way there is in it."""
+    trainer = state.trainer
+    variables = dense_variables(trainer)
+
+    def apply(gradients, *_):
+        given = dict(zip(map(id, variables), gradients, strict=True))
+        for optimizer in trainer.optimizers.values():
+            own = [variable for variable in optimizer.updated_variables if id(variable) in given]
+            trainer.apply_gradients(optimizer, [given[id(variable)] for variable in own], own)
+        return used([], jit)
+
+    return made(strategy, state, gradients_feed(strategy, variables, feed.order.batch_size), apply, jit)
+
+
+def made(strategy, state: TrainState, feed, step: Callable, jit: bool = False) -> Part:
+    """A part of any replica code, (batch, step, observed) -> metrics."""
+    strategy.bind(state, feed)
+    return Part(feed, strategy.loop(step, jit))
+
+
+def dense_variables(trainer: Trainer) -> list[tf.Variable]:
+    """What the optimizers update, but tables, of which an update touches a few rows."""
+    tables = {id(shard) for table in trainer.embedding_tables.values() for shard in table.variables_for_gradients}
+    updated = {id(v): v for optimizer in trainer.optimizers.values() for v in optimizer.updated_variables}
+    return [variable for key, variable in updated.items() if key not in tables]
+
+
+def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int):
+    """A feed whose batch is a gradient for each variable, small and the same at each step."""
+
+    random = np.random.default_rng(0)
+    values = [
+        (_GRADIENT_SIZE * random.standard_normal(variable.shape, np.float32)).astype(variable.dtype.as_numpy_dtype)
+        for variable in variables
+    ]
+    return strategy.repeated(values, batch_size)
+
+
+def timed(
+    strategy, state: TrainState, parts: Mapping[str, Part], seconds: float, clock=time.perf_counter
+) -> dict[str, dict]:
+    """Times parts in turn, A B C A B C, so that a machine that drifts does not decide which takes longest.
+
+    Args:
+      strategy, state: of the run; the strategy is left bound to the last part.
+      parts: by name.
+      seconds: about so long for each.
+      clock: returns seconds.
+
+    Returns:
+      By name: seconds, repeats: timed in all, warm-ups apart. ms_per_step: the one over the other. rounds_ms: the same
+      in each turn.
+    """
+    length = Length(seconds=seconds / _TURNS)
+    found = {name: [] for name in parts}
+    for _ in range(_TURNS):
+        for name, part in parts.items():
+            part.bind(strategy, state)
+            found[name] += rounds.run(strategy, state, length, {}, clock)["rounds"]
+    return {name: summary(turns) for name, turns in found.items()}
+
+
+def summary(turns: Sequence[Mapping]) -> dict:
+    """A part's figures, of its rounds as `rounds.run` has them."""
+    seconds, repeats = (sum(each[name] for each in turns) for name in ("wall_seconds", "steps"))
+    return {
+        "seconds": seconds,
+        "repeats": repeats,
+        "ms_per_step": 1e3 * seconds / repeats,
+        "rounds_ms": [1e3 * each["wall_seconds"] / each["steps"] for each in turns],
+    }
+
+
+def shares(parts: Mapping[str, dict | None]) -> dict[str, float]:
+    """What each part takes of the whole's step, as a share of its time.
+
+    Args:
+      parts: whole, step, input and update by name, with their `ms_per_step`; reduce too where there is one.
+
+    Returns:
+      step: the step without input, reduction and update: forward and backward. input, reduce, update: each by itself.
+      unexplained: what is left of the whole; below 0 where parts run beside each other.
+    """
+    ms = {name: part["ms_per_step"] for name, part in parts.items() if part and "ms_per_step" in part}
+    times = {
+        "step": ms["step"] - ms.get("reduce", 0.0) - ms["update"],
+        "input": ms["input"],
+        "reduce": ms.get("reduce", 0.0),
+        "update": ms["update"],
+        "unexplained": ms["whole"] - ms["step"] - ms["input"],
+    }
+    return {name: time / ms["whole"] for name, time in times.items()}
+
+
+def used(tensors: Sequence[tf.Tensor], jit: bool) -> dict[str, Mean]:
+    """A metric that needs all of the tensors, whole, for next to nothing: else they would not be computed."""
+    if jit and tensors:  # XLA would compute no more than what is looked at
+        tensors = xla.optimization_barrier(*tensors)
+    looked_at = [tf.reshape(tensor, [-1])[0] for tensor in tensors]
+    numbers = [tf.cast(tf.strings.length(x) if x.dtype == tf.string else x, tf.float32) for x in looked_at]
+    return {"loss": Mean(tf.add_n([tf.zeros([]), *numbers]), tf.ones([]))}

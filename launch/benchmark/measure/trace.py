@@ -1,0 +1,182 @@
+"""TensorFlow's profiler over a few steps: a trace for TensorBoard, and the ops that took longest. Host code.
+
+The trace is read by the schema that TensorFlow brings (tensorflow/tsl/profiler/protobuf/xplane.proto): planes of a host
+or a device, of lines (threads, streams), of events.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.parameter_server.closures import COUNT_SCOPE
+from crankshaft.launch.benchmark.measure.length import ENDLESS
+
+STEPS = 10
+_LEAST_TRACE_MS = 200  # of tasks elsewhere: so that their beginning and end do not count much
+# How TensorFlow's executor calls an op's event, and where the step begins in the op's name.
+_EXECUTED = re.compile(r"(?P<name>[^:\s]+):(?P<type>[A-Z_][A-Za-z0-9_]*)")
+_CALLED = re.compile(r".*StatefulPartitionedCall/|\bwhile(_\d+)?/((body/_|step_)\d+/)?")
+# Ops that only run others, whose own time is waiting.
+_CONTROL = re.compile(
+    r"_*(Stateless|Stateful)?(While|If|Case|PartitionedCall|_inference\w*)|.*\b(while|cond|conditional|call)"
+)
+
+
+class NoTraceError(Exception):
+    """There is no trace of the tasks that compute. One line."""
+
+
+def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dict:
+    """Trains for `steps` steps under the profiler. All processes that train together have to call it.
+
+    Args:
+      strategy: with training data bound, compiled and warm; awaited. Where other tasks compute for it, they are traced
+        for as long as `steps` steps take, and the steps are those in the trace.
+      state: what it trains; it goes on from where it is.
+      folder: for TensorBoard, `plugins/profile/` of which gets the trace; the chief's.
+      steps: how many.
+
+    Returns:
+      trace: the folder. steps. ops: [{name, type, ms_per_step, share}] by time, the longest first, all of them;
+      a share is of all ops' time, threads added up. ops_ms_per_step: that time. None, with no trace, but in the chief.
+    """
+    before = set(_files(folder))
+    if tasks := strategy.computing_tasks:
+        _trace_tasks(strategy, state, folder, steps)
+        written = set(_files(folder)) - before
+        space = _read(written)
+        traced_steps = _steps_in(space)
+        if len(written) < len(tasks) or not traced_steps:
+            raise NoTraceError(
+                f"{len(written)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
+                "--run_dir that all of them share"
+            )
+        return _described(folder, space, traced_steps)
+    if strategy.is_chief:
+        tf.profiler.experimental.start(folder)
+    try:
+        end = state.step + steps
+        while state.step < end:
+            result = strategy.run_train_steps(end - state.step)
+        result.sums.read()  # waits for the devices
+    finally:
+        if strategy.is_chief:
+            tf.profiler.experimental.stop()
+    if not strategy.is_chief:
+        return None
+    return _described(folder, _read(set(_files(folder)) - before), steps)
+
+
+def _described(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
+    found = ops(space, steps)
+    return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in found), "ops": found}
+
+
+def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
+    """Has the tasks that compute write a trace each into `folder`, which has to be theirs too."""
+    before, end = time.perf_counter(), state.step + steps
+    while state.step < end:
+        strategy.run_train_steps(end - state.step)
+    milliseconds = max(_LEAST_TRACE_MS, round(1e3 * (time.perf_counter() - before)))
+    addresses = ",".join(f"grpc://{address}" for address in strategy.computing_tasks)
+    failed = []
+
+    def trace():
+        try:
+            tf.profiler.experimental.client.trace(addresses, folder, milliseconds)
+        except Exception as error:  # reaches the caller's thread
+            failed.append(error)
+
+    # A daemon: where training fails, nobody waits for a trace.
+    tracing = threading.Thread(target=trace, name="trace", daemon=True)
+    tracing.start()
+    while tracing.is_alive():
+        strategy.run_train_steps(ENDLESS)
+    while not strategy.in_step:
+        strategy.run_train_steps(1)
+    if failed:
+        raise NoTraceError(reason(failed[0])) from failed[0]
+
+
+def _steps_in(space: xplane_pb2.XSpace) -> int:
+    """How many steps a trace of parameter servers is of: as often as they were counted in it."""
+    events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
+    found = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
+    return max((times for (name, _), times in found.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
+
+
+def _read(paths) -> xplane_pb2.XSpace:
+    space = xplane_pb2.XSpace()
+    for path in paths:
+        space.MergeFromString(path.read_bytes())
+    return space
+
+
+def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:
+    """A trace's ops, as `profile` returns them: TensorFlow's, and, where XLA compiled the loop, XLA's.
+
+    Where there are devices besides the host it is their kernels, by the op that started them.
+    """
+    devices = [plane for plane in space.planes if plane.name.startswith("/device:") and plane.lines]
+    planes = devices or [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
+    times = defaultdict(int)
+    for plane in planes:
+        for line in plane.lines:
+            if not devices or line.name.startswith("Stream"):
+                for name, type_, picoseconds in _own_times(plane, line, of_device=bool(devices)):
+                    times[name, type_] += picoseconds
+    total = sum(times.values())
+    return [
+        {"name": name, "type": type_, "ms_per_step": 1e-9 * time / steps, "share": time / total}
+        for (name, type_), time in sorted(times.items(), key=lambda each: -each[1])
+        if time
+    ]
+
+
+def _own_times(plane, line, of_device: bool) -> Iterator[tuple[str, str, int]]:
+    """(name, type, picoseconds) of a line's ops, less those of the ops within them."""
+    events = [(each.offset_ps, each.duration_ps, op) for each in line.events if (op := _op(plane, each, of_device))]
+    events.sort(key=lambda each: (each[0], -each[1]))
+    open_ops = []  # [end, name and type, time of its own], each within the one before it
+    for start, duration, op in [*events, (float("inf"), 0, None)]:
+        while open_ops and open_ops[-1][0] <= start:
+            _, (name, type_), own = open_ops.pop()
+            if not _CONTROL.fullmatch(type_):
+                yield name, type_, max(own, 0)
+        if open_ops:
+            open_ops[-1][2] -= duration
+        open_ops.append([start + duration, op, duration])
+
+
+def _op(plane, event, of_device: bool) -> tuple[str, str] | None:
+    """An event's op: (name, type); None for what is none."""
+    event_name = plane.event_metadata[event.metadata_id].name
+    stats = {plane.stat_metadata[each.metadata_id].name: each for each in event.stats}
+    if "tf_op" in stats and (found := _EXECUTED.fullmatch(_text(plane, stats["tf_op"]))):
+        return _CALLED.sub("", found["name"]), found["type"]
+    if "hlo_op" in stats:
+        name = _text(plane, stats["hlo_op"])
+        base = re.sub(r"(_\d+)?(\.\d+)?$", "", name)
+        return name, "fusion" if base.endswith("fusion") else base
+    if of_device:
+        return event_name, "kernel"
+    found = _EXECUTED.fullmatch(event_name)
+    return (_CALLED.sub("", found["name"]), found["type"]) if found else None
+
+
+def _text(plane, stat) -> str:
+    return stat.str_value or plane.stat_metadata[stat.ref_value].name
+
+
+def _files(folder: str) -> Iterator[Path]:
+    return Path(folder).glob("plugins/profile/*/*.xplane.pb")

@@ -1,0 +1,1 @@
+"""Several processes: a cluster on this machine and its supervisor, and what a task of any cluster does. Host code."""

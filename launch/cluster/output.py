@@ -1,0 +1,272 @@
+"""The output of a cluster's tasks: line by line, prefixed, to the supervisor's own streams and to log files.
+
+Nothing here waits: tasks are read and the supervisor's streams are written as they are ready. Supervisor code.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import select
+import selectors
+import time
+from collections.abc import Iterable, Sequence
+from typing import IO
+
+from crankshaft.engine.internals.errors import one_line, visible
+from crankshaft.engine.machine.files import open_regular
+
+_CHUNK = 1 << 16
+_LONGEST_LINE = 1 << 20
+_MOST_PENDING = 1 << 20  # bytes that wait for who reads us; with more, tasks are not read either
+_MOST_LEFT = 1 << 21  # bytes read after a task's end: more than a pipe holds
+_LAST_LINES = 10
+_LAST_LINE_LENGTH = 300
+_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92")  # SGR; red is for errors
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")  # SGR, the one command to a terminal that tasks may give
+
+
+class Lines:
+    """Cuts a stream of bytes into lines. A carriage return ends one too: progress bars have no other end."""
+
+    def __init__(self):
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their ends."""
+        *whole, rest = (self._rest + data).split(b"\n")
+        lines = [piece for line in whole for piece in _without_returns(line)]
+        drawn, returned, last = rest[:-1].rpartition(b"\r")  # the last byte may be half of a \r\n
+        if returned:
+            lines += filter(None, drawn.split(b"\r"))
+            rest = last + rest[-1:]
+        while len(rest) > _LONGEST_LINE:
+            lines.append(rest[:_LONGEST_LINE])
+            rest = rest[_LONGEST_LINE:]
+        self._rest = rest
+        return lines
+
+    def end(self) -> list[bytes]:
+        """What came after the last line's end."""
+        rest, self._rest = self._rest, b""
+        return list(filter(None, rest.split(b"\r")))
+
+
+def _without_returns(line: bytes) -> list[bytes]:
+    return list(filter(None, line.split(b"\r"))) or [b""]
+
+
+class Sink:
+    """A stream of the supervisor's own. Keeps what its reader does not take yet; a reader that is gone does no harm."""
+
+    def __init__(self, descriptor: int, selector: selectors.BaseSelector, coloured: bool):
+        self.coloured = coloured
+        self._descriptor = descriptor
+        self._selector = selector
+        self._pending = bytearray()
+        self._held: list[_Stream] = []
+        self._is_registered = False
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are still to be written."""
+        return len(self._pending)
+
+    @property
+    def is_full(self) -> bool:
+        return self.pending > _MOST_PENDING
+
+    def write(self, data: bytes) -> None:
+        self._pending += data
+        self._flush()
+        if self._pending and not self._is_registered:
+            self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._when_ready)
+            self._is_registered = True
+
+    def hold(self, stream: _Stream) -> None:
+        """The stream is read again when there is room for it."""
+        self._held.append(stream)
+
+    def _when_ready(self) -> None:
+        self._flush()
+        if not self._pending:
+            self._selector.unregister(self._descriptor)
+            self._is_registered = False
+        if not self.is_full:
+            held, self._held = self._held, []
+            for stream in held:
+                stream.resume()
+
+    def _flush(self) -> None:
+        while self._pending and select.select([], [self._descriptor], [], 0)[1]:
+            try:  # a pipe that is ready takes so many bytes without a wait (pipe(7))
+                done = os.write(self._descriptor, self._pending[: select.PIPE_BUF])
+            except OSError:  # nobody reads, or a disk is full: the log files still have it
+                self._pending.clear()
+                return
+            del self._pending[:done]
+
+
+class _Stream:
+    """One of a task's two streams."""
+
+    def __init__(self, pipe, task: TaskOutput, sink: Sink, selector: selectors.BaseSelector):
+        self._pipe, self._task, self._sink, self._selector = pipe, task, sink, selector
+        self._lines = Lines()
+        self._is_registered = False
+        os.set_blocking(pipe.fileno(), False)
+        self.resume()
+
+    def resume(self) -> None:
+        if not self._pipe.closed:
+            self._selector.register(self._pipe, selectors.EVENT_READ, self._when_ready)
+            self._is_registered = True
+
+    def finish(self) -> None:
+        """Takes what is left; does not wait for others that still have the stream."""
+        left = _MOST_LEFT
+        while left > 0 and (data := self._read()):
+            self._task.show(self._lines.feed(data), self._sink)
+            left -= len(data)
+        self._task.show(self._lines.end(), self._sink)
+        self._pause()
+        self._pipe.close()
+
+    def _when_ready(self) -> None:
+        if self._sink.is_full:
+            self._pause()
+            self._sink.hold(self)
+        elif data := self._read():
+            self._task.show(self._lines.feed(data), self._sink)
+        else:
+            self._pause()  # the task has closed it
+
+    def _pause(self) -> None:
+        if self._is_registered:
+            self._selector.unregister(self._pipe)
+            self._is_registered = False
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._pipe.fileno(), _CHUNK)
+        except BlockingIOError:
+            return b""
+
+
+class TaskOutput:
+    """What one process of a task prints, from its start to its end."""
+
+    def __init__(self, prefix: str, colour: str, log):
+        self._prefix = f"[{prefix}] ".encode()
+        self._coloured_prefix = f"\x1b[{colour}m[{prefix}]\x1b[0m ".encode()
+        self._log = log
+        self._last = collections.deque(maxlen=_LAST_LINES)
+        self._streams: list[_Stream] = []
+
+    def follow(self, pipe, sink: Sink, selector: selectors.BaseSelector) -> None:
+        self._streams.append(_Stream(pipe, self, sink, selector))
+
+    def show(self, lines: list[bytes], sink: Sink) -> None:
+        if not lines:
+            return
+        prefix = self._coloured_prefix if sink.coloured else self._prefix
+        sink.write(b"".join(prefix + _harmless(line) + b"\n" for line in lines))
+        self._last.extend(lines[-_LAST_LINES:])
+        if self._log:
+            try:
+                self._log.write(b"".join(line + b"\n" for line in lines))
+            except OSError:  # a full disk ends the log, not the job
+                self._log = None
+
+    def finish(self) -> tuple[str, ...]:
+        """Shows what is left, lets go of everything, and returns the last lines."""
+        for stream in self._streams:
+            stream.finish()
+        if self._log:
+            self._log.close()
+        return _as_text(self._last)
+
+
+def _harmless(line: bytes) -> bytes:
+    """A line in which nothing but colours acts on a terminal."""
+    if line.isascii() and line.decode().isprintable():
+        return line
+    parts = _COLOUR.split(line.decode(errors="surrogateescape"))
+    text = "".join(part if place % 2 else visible(part) for place, part in enumerate(parts))
+    return text.encode(errors="surrogateescape")
+
+
+def last_lines(data: bytes) -> tuple[str, ...]:
+    """The end of what a program has printed, for people: whole lines, without colours."""
+    lines = Lines()
+    return _as_text([*lines.feed(data), *lines.end()][-_LAST_LINES:])
+
+
+def _as_text(lines: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(filter(None, map(_readable, lines)))
+
+
+def _readable(line: bytes) -> str:
+    text = _ESCAPES.sub("", line[: 4 * _LAST_LINE_LENGTH].decode(errors="replace")).rstrip()
+    return text if len(text) <= _LAST_LINE_LENGTH else f"{text[:_LAST_LINE_LENGTH]}..."
+
+
+class Output:
+    """Where everything goes that the tasks and the supervisor say.
+
+    Args:
+      selector: its keys' data are functions to call when they are ready.
+      log_dir: a folder for a file a task, or None; made when it is needed.
+      coloured: whether standard output, standard error show colours.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, log_dir: str | None, coloured: tuple[bool, bool]):
+        self._selector = selector
+        self._log_dir = log_dir
+        self._log_paths: dict[str, str] = {}
+        out = Sink(1, selector, coloured[0])
+        # One for both where they are one, as with 2>&1: what is left of a line is written before anything else.
+        self._sinks = [out, out if os.path.sameopenfile(1, 2) else Sink(2, selector, coloured[1])]
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are still to be written."""
+        return sum(sink.pending for sink in set(self._sinks))
+
+    def follow(self, name: str, place: int, pid: int, pipes: Sequence[IO[bytes]]) -> TaskOutput:
+        """Starts to read a task's two streams; `place` among the tasks gives it its colour."""
+        task = TaskOutput(name, _COLOURS[place % len(_COLOURS)], self._open_log(name, pid))
+        for pipe, sink in zip(pipes, self._sinks, strict=True):
+            task.follow(pipe, sink, self._selector)
+        return task
+
+    def log_path(self, name: str) -> str | None:
+        """The log file of a task such as "worker 0"; None if it has none."""
+        return self._log_paths.get(name)
+
+    def say(self, line: str) -> None:
+        """A line of the supervisor's own."""
+        self._sinks[1].write(f"[local] {line}\n".encode())
+
+    def fail(self, line: str, details: tuple[str, ...] = ()) -> None:
+        """Why the supervisor ends."""
+        lines = [f"error: {one_line(line)}\n", *(f"    {each}\n" for each in details)]
+        self._sinks[1].write("".join(lines).encode())
+
+    def _open_log(self, name: str, pid: int):
+        if not self._log_dir:
+            return None
+        path = os.path.join(self._log_dir, f"{name.replace(' ', '-')}.log")
+        try:
+            os.makedirs(self._log_dir, exist_ok=True)
+            descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            log = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (TaskOutput.finish closes it)
+            log.write(f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n".encode())
+            self._log_paths[name] = path
+            return log
+        except OSError as error:
+            self._log_paths.pop(name, None)
+            self.say(f"no logs of {name}: {path}: {error.strerror}")
+            return None

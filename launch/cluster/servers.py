@@ -1,0 +1,74 @@
+"""A worker's or parameter server's life: TensorFlow's server, for as long as there is a coordinator. Their code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from crankshaft.launch import errors
+from crankshaft.launch.cluster import listeners, tf_config
+from crankshaft.launch.cluster.tf_config import Cluster
+from crankshaft.launch.host import process
+
+_POLL_SECONDS = 1.0
+# A closure that a worker runs keeps one thread of its server waiting, and servers ask for the closure's tensors by
+# another (TensorFlow's grpc_eager_service_impl.h, EnqueueHandler): with one alone, as on one core, neither goes on.
+_LEAST_THREADS = 2
+
+
+def fail_fast() -> None:
+    """Calls to a task that is not there fail at once. In every task, before TensorFlow starts."""
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+
+
+def serve(
+    cluster: Cluster,
+    timeout_seconds: float,
+    quiet: bool,
+    gpus: Sequence[int] | None = None,
+    gpu_memory_growth: bool = True,
+) -> int:
+    """Serves until SIGTERM or Ctrl-C, or until the coordinator has been gone for too long. Returns the exit code.
+
+    Args:
+      cluster: with this process as a worker or a parameter server.
+      timeout_seconds: how long the coordinator may be away, at the start too.
+      quiet: leave out what TensorFlow says of errors, which the coordinator is told.
+      gpus, gpu_memory_growth: as `engine.machine.gpus.take` has them; a parameter server takes none unasked.
+
+    Raises:
+      DeviceError: the GPUs that were asked for are not there.
+    """
+    if gpus is None and cluster.kind == "ps":
+        gpus = ()
+    with process.without_start_up_noise(quiet):
+        import tensorflow as tf
+
+        from crankshaft.engine.machine import gpus as graphics
+
+        graphics.take(gpus, memory_growth=gpu_memory_growth)
+        jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
+        spec = tf.train.ClusterSpec(jobs)
+        options = graphics.server_options()
+        options.experimental.disable_thread_spinning = True  # it waits for messages: cores are others' meanwhile
+        options.inter_op_parallelism_threads = _threads()
+        server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)
+        listeners.close_to_other_hosts(cluster)
+    for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
+        # At once: it holds nothing that is not in a checkpoint, and its threads may be at work within TensorFlow.
+        signal.signal(number, lambda *_, code=code: os._exit(code))
+    (chief,) = cluster.job("chief")
+    coordinator = tf_config.Presence(chief, timeout_seconds)
+    while not coordinator.is_gone():
+        time.sleep(_POLL_SECONDS)
+    print(f"error: the coordinator ({chief}) has been gone for {timeout_seconds:g} s; {cluster.task} ends", flush=True)
+    del server
+    os._exit(errors.EXIT_FAILED)
+
+
+def _threads() -> int:
+    """As many as TensorFlow would take (its process_util.cc), but enough."""
+    asked = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    return max(_LEAST_THREADS, int(asked) if asked.isdecimal() else len(os.sched_getaffinity(0)))

@@ -1,0 +1,88 @@
+"""What the tasks of a cluster on one machine share: its ports, its cores and its GPUs. Supervisor code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Mapping
+
+from crankshaft.launch.cluster.tf_config import ClusterError
+
+LOOPBACK = "127.0.0.1"
+_PORTS = range(10_000, 60_000)
+_TRIES = 10_000
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` ports, all different, that nobody listens at on any interface; TensorFlow's servers listen on all.
+
+    They are taken from those that the kernel does not give to outgoing connections: one of those could be taken
+    in the seconds until the task listens there.
+
+    Raises:
+      ClusterError: there are not so many.
+    """
+    first, last = _ephemeral_ports()
+    candidates = [port for port in _PORTS if not first <= port <= last] or list(_PORTS)
+    found: list[int] = []
+    for port in random.sample(candidates, min(_TRIES, len(candidates))):
+        if len(found) == count:
+            break
+        if _is_free(port):
+            found.append(port)
+    if len(found) < count:
+        raise ClusterError(f"only {len(found)} of the {count} ports that are needed are free on this machine")
+    return found
+
+
+def _ephemeral_ports() -> tuple[int, int]:
+    """ip(7), ip_local_port_range."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            first, last = file.read().split()
+            return int(first), int(last)
+    except (OSError, ValueError):
+        return 32_768, 60_999
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def usable_cores() -> list[int]:
+    """The logical cores that this process may use; those of one physical core, of one socket, are neighbours."""
+    return sorted(os.sched_getaffinity(0), key=lambda core: (*_place(core), core))
+
+
+def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] | None]:
+    """Each task's cores, `per_task` of its own, if there are as many; else None for each: they share all."""
+    if per_task * tasks > len(cores):
+        return [None] * tasks
+    return [cores[first : first + per_task] for first in range(0, per_task * tasks, per_task)]
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
+    asked = environment.get("CUDA_VISIBLE_DEVICES")
+    if asked is not None:
+        return [name for name in asked.split(",") if name and name != "-1"]
+    try:
+        return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    except OSError:
+        return []
+
+
+def _place(core: int) -> tuple[int, int]:
+    place = [0, core]
+    for index, name in enumerate(("physical_package_id", "core_id")):
+        path = f"/sys/devices/system/cpu/cpu{core}/topology/{name}"
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            place[index] = int(file.read())
+    return place[0], place[1]

@@ -1,0 +1,84 @@
+"""An evaluator beside a run: evaluates each new checkpoint, keeps the best, and ends with the run. Its own process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from crankshaft.engine.checkpoints import CheckpointError, Manifest
+from crankshaft.engine.hooks import Moment, StopRequest, evaluation, saving
+from crankshaft.engine.hooks.saving import BestCheckpoint
+from crankshaft.engine.hooks.tensorboard import event_values
+from crankshaft.engine.hooks.tensorboard.event_files import EventFiles
+from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.command_line import checks
+from crankshaft.launch.host.process import EXIT_CODES, Signals
+from crankshaft.launch.run.modes import as_line
+from crankshaft.launch.run.session import Session
+
+_POLL_SECONDS = 1.0
+
+
+def watch(session: Session) -> int:
+    """Evaluates until the run's last checkpoint is evaluated, a signal comes, or the coordinator has gone for good.
+
+    After a signal the newest checkpoint is still evaluated. Returns the exit code.
+    """
+    config, end = session.config, session.train_steps
+    request = StopRequest()
+    files = EventFiles(os.path.join(config.run_dir, "tensorboard", "eval"))
+    session.best.clean()
+    best = None
+    if config.monitor.startswith("eval_"):
+        best = BestCheckpoint(session.best, config.monitor)
+        best.begin(_moment(session))
+    else:
+        session.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
+    coordinator = tf_config.Presence(config.cluster.job("chief")[0], config.cluster_timeout_seconds)
+    done = -1
+    with Signals(request.request):
+        while True:
+            asked = request.wish or coordinator.is_gone()  # before the look: what was saved by then is found
+            for manifest in _restored(session, newer_than=done):
+                if done < 0:
+                    files.open(manifest.step - 1)
+                done = manifest.step
+                _evaluate(session, files, best)
+            if asked or done >= end:
+                break
+            time.sleep(_POLL_SECONDS)
+    files.close()
+    session.best.wait()
+    return EXIT_CODES.get(request.wish, 0)
+
+
+def _restored(session: Session, newer_than: int) -> Iterator[Manifest]:
+    """Restores each checkpoint that is newer, the oldest first; those that are swept meanwhile are left out."""
+    steps = checks.checkpoint_steps(session.config.run_dir, "checkpoints")
+    if not steps or steps[-1] <= newer_than:
+        return
+    for manifest in session.checkpoints.all(lambda each: each.step > newer_than):
+        try:
+            saving.restore(session.checkpoints, session.state, manifest=manifest)
+        except (CheckpointError, tf.errors.OpError):
+            if manifest.problem(content=False) is None:
+                raise
+            continue
+        yield manifest
+
+
+def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) -> None:
+    found = evaluation.evaluate(session.strategy, session.trainer)
+    session.say(f"evaluation at step {session.state.step}: {as_line(found)}")
+    files.put("", session.state.step, lambda: event_values.scalars(found))
+    if best:
+        best(_moment(session, found))
+
+
+def _moment(session: Session, found: dict | None = None) -> Moment:
+    step, per_epoch = session.state.step, session.strategy.train_order.steps_per_epoch
+    strategy = session.strategy
+    return Moment(step, session.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, session.state, strategy, evaluation=found)

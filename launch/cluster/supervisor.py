@@ -1,0 +1,351 @@
+"""Starts the tasks of a cluster on this machine, watches over them, and ends them all. The supervisor's own process.
+
+One thread and one loop: everything that happens, a task's death, its output, a signal, wakes the same `select`.
+Tasks are forked by the main thread, since the kernel ends them with the thread that forked them (`guard`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+
+from crankshaft.launch.cluster import shares
+from crankshaft.launch.cluster.guard import Guard, Kept
+from crankshaft.launch.cluster.output import Output, TaskOutput
+from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
+from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
+from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+
+_LAST_WORDS_SECONDS = 1.0  # for a reader of our output, where somebody wants us to end
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """One task of the cluster.
+
+    Attributes:
+      kind, index: as in TF_CONFIG: "worker", 0.
+      cores: its own logical cores; None shares all.
+      environment: what it has besides the supervisor's.
+      gpus: its --gpus; None says nothing of them.
+    """
+
+    kind: str
+    index: int
+    cores: list[int] | None
+    environment: Mapping[str, str]
+    gpus: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind in ("chief", "evaluator") else f"{self.kind} {self.index}"
+
+
+class StartError(Exception):
+    """A task can't be started: which, and why. One line."""
+
+
+class Task:
+    """A task's process. In a session of its own: a terminal's Ctrl-C reaches the supervisor alone, and what the task
+    starts can be ended with it."""
+
+    def __init__(self, name: str, kept: Kept, output: TaskOutput):
+        self.name = name
+        self.pids = (kept.keeper.pid, kept.pid)
+        self._keeper, self._pid = kept
+        self._output = output
+
+    def code_if_dead(self) -> int | None:
+        """Its exit code or minus its signal; None while it, or anything that it has started, lives."""
+        found = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def send(self, number: signal.Signals) -> None:
+        """To it alone, not to what it has started: it may need them to save."""
+        for each in (number, signal.SIGCONT):  # one that is stopped hears nothing
+            os.kill(self._pid, each)
+
+    def kill(self) -> None:
+        """With its group; while it is not waited for, its number is nobody else's."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def bury(self) -> Ending:
+        """Once it is dead: takes what is left of its output. Kills it, and waits for its death, if need be."""
+        self.kill()
+        code = self._keeper.wait()
+        return Ending(self.name, code, self._output.finish())
+
+
+class Supervisor:
+    """Runs a job: starts all tasks, as often as the rule says.
+
+    Args:
+      specs: the tasks.
+      command, arguments: what each of them runs: command, the task's own flags, arguments.
+      rule: what follows from a task's end.
+      environment: the tasks' own comes on top.
+      log_dir: for a log file a task, or None.
+      coloured: whether standard output, standard error show colours.
+      grace_seconds: what tasks have to save and end after a signal, before they are killed.
+    """
+
+    def __init__(
+        self,
+        specs: list[Spec],
+        command: list[str],
+        arguments: list[str],
+        rule: Synchronous | Servers,
+        *,
+        environment: Mapping[str, str],
+        log_dir: str | None,
+        coloured: tuple[bool, bool],
+        grace_seconds: float,
+    ):
+        self._specs = specs
+        self._command = command
+        self._arguments = arguments
+        self._rule = rule
+        self._environment = environment
+        self._grace_seconds = grace_seconds
+        self._selector = selectors.DefaultSelector()
+        self._output = Output(self._selector, log_dir, coloured)
+        self._guard = Guard()
+        self._tasks: list[Task] = []
+        self._cluster: dict[str, list[str]] = {}
+        self._alone: list[tuple[float, int]] = []  # when the task at which place is to be started again, by itself
+        self._plan: list[tuple[float, signal.Signals]] = []  # when the tasks that are left get which signal
+        self._told: set[str] = set()  # names of the tasks that got SIGTERM by the plan
+        self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
+        self._asked_at = 0.0
+
+    def say(self, line: str) -> None:
+        """A line of the supervisor's own, for people."""
+        self._output.say(line)
+
+    def run(self) -> int:
+        """Until the job is done, given up or asked to end. Returns the exit code; nothing that it started is left.
+
+        Raises:
+          StartError: a task can't be started.
+        """
+        with self._guard, self._signals():
+            try:
+                code = self._run()
+            finally:
+                for task in self._tasks:
+                    task.bury()
+                self._guard.sweep()
+            self._finish_output()
+            return code
+
+    def _run(self) -> int:
+        while True:
+            self._start_all()
+            endings = self._watch()
+            if self._asked:
+                return self._exit_code_as_asked(endings)
+            settled = self._rule.settle(endings)
+            if settled.exit_code is not None:
+                if settled.cause:
+                    self._explain(settled.message, settled.cause)
+                elif settled.message:
+                    self._output.say(settled.message)
+                return settled.exit_code
+            self._output.say(settled.message)
+            self._guard.sweep()  # what tasks have left behind, in sessions of their own
+            self._pause(settled.pause_seconds)
+            if self._asked:
+                return self._exit_code_as_asked([])
+
+    def _start_all(self) -> None:
+        self._plan, self._told, self._alone, self._cluster = [], set(), [], {}
+        ports = shares.free_ports(len(self._specs))
+        for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
+            self._cluster.setdefault(spec.kind, []).append(f"{shares.LOOPBACK}:{port}")
+        for place in range(len(self._specs)):
+            self._start_one(place)
+
+    def _start_one(self, place: int) -> None:
+        spec = self._specs[place]
+        try:
+            kept = self._start(spec)
+        except OSError as error:
+            raise StartError(f"{spec.name} can't be started: {error}") from None
+        output = self._output.follow(spec.name, place, kept.pid, (kept.keeper.stdout, kept.keeper.stderr))
+        self._tasks.append(Task(spec.name, kept, output))
+        cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
+        gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
+        address = self._cluster[spec.kind][spec.index]
+        self._output.say(f"{spec.name} is process {kept.pid} at {address}{cores}{gpus}")
+
+    def _start(self, spec: Spec) -> Kept:
+        task = {"type": spec.kind, "index": spec.index}
+        return self._guard.start(
+            [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={
+                **self._environment,
+                **spec.environment,
+                "TF_CONFIG": json.dumps({"cluster": self._cluster, "task": task}),
+            },
+            prepare=lambda: self._prepare(spec),  # safe: there is one thread
+        )
+
+    def _prepare(self, spec: Spec) -> None:
+        """Between fork and exec, in the task's process."""
+        if spec.cores:
+            with contextlib.suppress(OSError):  # somebody has taken the core away: then it runs on the others
+                os.sched_setaffinity(0, spec.cores)
+
+    def _watch(self) -> list[Ending]:
+        """Until all tasks have ended; how they did, in the order of their ends."""
+        endings: list[Ending] = []
+        while self._tasks or self._alone:
+            self._turn(self._seconds_to_next())
+            for ending in self._reap():
+                if not self._replace(ending):
+                    endings.append(ending)
+                    self._after(ending)
+            self._carry_out_plan()
+        return endings
+
+    def _reap(self) -> list[Ending]:
+        codes = {task: code for task in self._tasks if (code := task.code_if_dead()) is not None}
+        # Of those found dead in one look, the one that a signal killed can't have followed from another's end; nor
+        # can a mistake in what was asked.
+        dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
+        self._tasks = [task for task in self._tasks if task not in codes]
+        endings = [task.bury() for task in dead]
+        self._guard.bury_strays([pid for task in self._tasks for pid in task.pids])
+        return endings
+
+    def _replace(self, ending: Ending) -> bool:
+        """Whether the task is to be started again by itself, while the others go on; if so, plans it."""
+        alone = None if self._asked or self._plan else self._rule.alone(ending)
+        if alone is None:
+            return False
+        place = next(place for place, spec in enumerate(self._specs) if spec.name == ending.task)
+        self._alone.append((time.monotonic() + alone.pause_seconds, place))
+        self._output.say(alone.message)
+        return True
+
+    def _after(self, ending: Ending) -> None:
+        if self._asked:
+            if not any(self._rule.saves(task.name) for task in self._tasks):
+                self._send(self._tasks, signal.SIGTERM)
+            return
+        patience = self._rule.patience(ending)
+        others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
+        as_told = ending.task in self._told and ending.was_asked
+        self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_told else ending}; {others}")
+        if patience is not None and not self._plan:
+            leave = time.monotonic() + patience.leave_seconds
+            self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
+            self._alone = []
+
+    def _send(self, tasks: list[Task], number: signal.Signals) -> None:
+        for task in tasks:
+            task.send(number)
+
+    def _seconds_to_next(self) -> float | None:
+        """Until a signal is to be sent, or a task started."""
+        times = [self._plan[0][0]] if self._plan else [when for when, _ in self._alone]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _carry_out_plan(self) -> None:
+        for due in [each for each in self._alone if each[0] <= time.monotonic()]:
+            self._alone.remove(due)
+            self._start_one(due[1])
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            _, number = self._plan.pop(0)
+            for task in self._tasks:
+                if number == signal.SIGKILL:
+                    self._output.say(f"{task.name} has not ended in time; it is killed")
+                    task.kill()
+                else:
+                    self._told.add(task.name)
+                    task.send(number)
+
+    def _turn(self, timeout_seconds: float | None) -> None:
+        """Waits until something happens, and deals with output and signals; deaths are looked for by the caller."""
+        for key, _ in self._selector.select(timeout_seconds):
+            key.data()
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._asked and (left := end - time.monotonic()) > 0:
+            self._turn(left)
+
+    @contextlib.contextmanager
+    def _signals(self):
+        """Within, signals and deaths of children wake the loop, and do nothing else."""
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        numbers = [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._selector.register(reading, selectors.EVENT_READ, lambda: self._hear(os.read(reading, 4096)))
+        try:
+            yield
+        finally:
+            self._selector.unregister(reading)
+            signal.set_wakeup_fd(wakeup_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(reading)
+            os.close(writing)
+
+    def _hear(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == signal.SIGCHLD:
+                continue
+            if self._asked:
+                if time.monotonic() - self._asked_at > SAME_REQUEST_SECONDS:
+                    for task in self._tasks:
+                        task.kill()
+                continue
+            self._asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            self._asked_at = time.monotonic()
+            self._output.say(
+                f"{signal.Signals(number).name}: the tasks have {self._grace_seconds:g} s to save and end; "
+                "a second one kills them"
+            )
+            saving = [task for task in self._tasks if self._rule.saves(task.name)]
+            self._send(saving or self._tasks, self._asked)
+            self._plan, self._alone = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
+
+    def _exit_code_as_asked(self, endings: list[Ending]) -> int:
+        for ending in endings:
+            if ending.code and not ending.was_asked:
+                self._explain(f"{ending}, while it was to save and end", ending)
+        return EXIT_INTERRUPTED if self._asked == signal.SIGINT else EXIT_TERMINATED
+
+    def _explain(self, message: str, cause: Ending) -> None:
+        log = self._output.log_path(cause.task)
+        where = f" ({log})" if log else ""
+        last = f"its last lines{where}:" if cause.last_lines else "it printed nothing"
+        self._output.fail(f"{message}; {last}", cause.last_lines)
+
+    def _finish_output(self) -> None:
+        """Waits for whoever reads our output, for a moment only if we are asked to end."""
+        asked_at = None
+        while self._output.pending:
+            if self._asked:
+                asked_at = asked_at or time.monotonic()
+                if time.monotonic() - asked_at > _LAST_WORDS_SECONDS:
+                    return
+            self._turn(_LAST_WORDS_SECONDS)

@@ -1,0 +1,281 @@
+"""What can be checked before TensorFlow starts, is checked here: each mistake is one line, found within a second."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from crankshaft.launch.benchmark import baseline
+from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line import paths
+from crankshaft.launch.command_line.config import KERAS_FILES, Config
+from crankshaft.launch.errors import UsageError
+
+
+def check(config: Config) -> None:
+    """Raises `UsageError` for the first thing that is wrong."""
+    _check_strategy(config)
+    _check_amounts(config)
+    _check_rounds(config)
+    _check_monitor(config)
+    if config.mode == "benchmark":
+        _check_benchmark(config)
+    if config.mode in ("eval", "export"):
+        _check_checkpoints(config)
+    if config.run_dir:
+        _check_run_dir(config)
+    paths.check_results(config.values)
+    if config.mode == "export":
+        _check_export(config)
+    _check_init_from(config)
+    if config.data_dir and not os.path.exists(config.data_dir):
+        raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
+
+
+def _check_export(config: Config) -> None:
+    if config.cluster:
+        raise UsageError(
+            f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; use python -m "
+            "crankshaft train without TF_CONFIG"
+        )
+    paths.check_writable("export_dir", config.export_folder)
+
+
+def check_batch(global_batch_size: int, replicas: int) -> None:
+    """Raises `UsageError` if a batch does not divide over the replicas, naming the nearest that do."""
+    if global_batch_size % replicas == 0:
+        return
+    below = global_batch_size // replicas * replicas
+    near = " or ".join(str(n) for n in (below, below + replicas) if n)
+    raise UsageError(f"--global_batch_size={global_batch_size} does not divide over {replicas} replicas; use {near}")
+
+
+def no_tables_on_tpus(model: str) -> UsageError:
+    """What says that a model's tables keep it from a TPU."""
+    return UsageError(
+        f"--strategy=tpu: {model} holds embedding tables, of which a step updates a few rows, and XLA has no kernels "
+        "for that; use --strategy=one_device, mirrored, multi_worker or parameter_server"
+    )
+
+
+def _check_strategy(config: Config) -> None:
+    if config.cluster:
+        tf_config.check_bindable(config.cluster)
+    if config.looks_on and not config.run_dir:
+        raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
+    if config.strategy == "tpu" and config.model_entry.has_tables:
+        raise no_tables_on_tpus(config.model_entry.name)
+    if config.strategy == "multi_worker":
+        check_batch(config.global_batch_size, config.cluster.num_workers)
+    if config.strategy == "parameter_server":
+        _check_servers(config)
+    virtual = config.num_virtual_devices
+    if virtual:
+        check_batch(config.global_batch_size, virtual)
+        if virtual > 1 and config.jit == "on":
+            raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
+    if config.jit == "on" and config.why_no_jit:
+        raise UsageError(f"--jit=on: {config.why_no_jit}; use --jit=auto or off")
+
+
+def _check_servers(config: Config) -> None:
+    _ = config.placement_rules  # read for its mistakes
+    every = config.pull_every_steps
+    if config.steps_per_loop and every > config.steps_per_loop:
+        raise UsageError(
+            f"--pull_every_steps={every} is more than the --steps_per_loop={config.steps_per_loop} of a closure, which "
+            f"begins with a pull; use {config.steps_per_loop} or fewer, or a longer closure"
+        )
+    if config.max_staleness_steps is not None and every - 1 > config.max_staleness_steps:
+        raise UsageError(
+            f"--pull_every_steps={every} computes with variables of {every - 1} updates ago, and "
+            f"--max_staleness_steps={config.max_staleness_steps} allows fewer; use {config.max_staleness_steps + 1} or "
+            "pull more often"
+        )
+    if config.reduce_dtype == "float16":
+        raise UsageError(
+            "--reduce_dtype=float16 has no room for the small gradients of a mean, which is what workers push; use "
+            "bfloat16"
+        )
+
+
+def _check_amounts(config: Config) -> None:
+    if config.train_steps == 0 or config.train_epochs == 0:
+        name = "train_steps" if config.train_steps == 0 else "train_epochs"
+        if config.trains:
+            raise UsageError(f"--{name}=0 trains nothing; use 1 or more, or --mode=eval")
+    if config.trains and config.train_steps and config.warmup_steps >= config.train_steps:
+        raise UsageError(
+            f"--warmup_steps={config.warmup_steps} leaves nothing of --train_steps={config.train_steps}; use fewer"
+        )
+    clips = [
+        f"--{name}={value}"
+        for name in ("clip_norm", "clip_variable_norm", "clip_value")
+        if (value := config.values[name])
+    ]
+    if len(clips) > 1:
+        raise UsageError(f"{' and '.join(clips)} clip the same gradients; use one of them")
+    if config.accumulate_steps > config.global_batch_size:
+        raise UsageError(
+            f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
+            "--global_batch_size; use fewer"
+        )
+    if config.batch_parts > 1 and config.strategy != "one_device":
+        raise UsageError(
+            f"--batch_parts={config.batch_parts} is for --strategy=one_device, and --strategy={config.strategy} has "
+            "replicas to share a batch; leave it out"
+        )
+    if config.batch_parts * config.accumulate_steps > config.global_batch_size:
+        raise UsageError(
+            f"--batch_parts={config.batch_parts} of --accumulate_steps={config.accumulate_steps} is more than the "
+            f"{config.global_batch_size} examples of --global_batch_size; use fewer"
+        )
+
+
+def _check_rounds(config: Config) -> None:
+    """With --sync_every_steps replicas differ within a round, so nothing may need them to be alike there."""
+    steps = config.sync_every_steps
+    if steps == 1:
+        return
+    apart = f"--sync_every_steps={steps}, whose replicas differ within a round"
+    for name in configs.PERIODS:
+        if (period := config.values[name]) and period % steps:
+            above = configs.whole_rounds(period, steps)
+            near = " or ".join(str(n) for n in (above - steps, above) if n)
+            raise UsageError(f"--{name}={period} is no multiple of {apart}; use {near}")
+    for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):
+        if config.values[name] and config.values[name] == unlike:
+            raise UsageError(f"--{name}={unlike} can't be had with {apart}; leave one of them out")
+    if config.powersgd_rank:
+        raise UsageError(
+            f"--powersgd_rank={config.powersgd_rank} is of sums in each step, and --sync_every_steps={steps} makes "
+            "none; leave one of them out"
+        )
+
+
+def _check_part(config: Config) -> None:
+    """What --benchmark_part asks for can be measured with this strategy."""
+    part = config.benchmark_part
+    if config.strategy == "parameter_server" and part == "reduce":
+        raise UsageError(
+            "--benchmark_part=reduce is of sums over replicas, and workers around parameter servers make none; use "
+            "--benchmark_part=update, which sends gradients to the servers"
+        )
+    if part == "reduce" and (config.strategy == "one_device" or config.num_virtual_devices == 1):
+        raise UsageError(
+            "--benchmark_part=reduce needs two replicas or more, and there is one; add --strategy=mirrored "
+            "--num_virtual_devices=2"
+        )
+    if part == "reduce" and config.sync_every_steps > 1:
+        raise UsageError(
+            f"--benchmark_part=reduce is of sums in each step, and --sync_every_steps={config.sync_every_steps} makes "
+            "none; leave one of them out"
+        )
+
+
+def _check_monitor(config: Config) -> None:
+    source, _, metric = config.monitor.partition("_")
+    if config.restore_best and config.mode == "train":
+        evaluates = (
+            "the evaluator keeps it in best/"
+            if config.cluster and config.cluster.job("evaluator")
+            else ("--mode=train makes no evaluations; use --mode=train_and_eval")
+        )
+        raise UsageError(f"--restore_best takes the best evaluation's weights, and {evaluates}")
+    if source == "train" or config.mode not in ("train", "train_and_eval"):
+        return
+    if config.mode == "train":
+        why, instead = "--mode=train makes no evaluations", " or --mode=train_and_eval"
+        if config.cluster and config.cluster.job("evaluator"):
+            why, instead = "the evaluator's are not known to the run", ""
+    elif config.eval_every_steps == 0:
+        why, instead = "--eval_every_steps=0 makes none before the end", " or evaluate more often"
+    else:
+        return
+    for flag in ("early_stopping_patience", "reduce_lr_patience"):
+        if getattr(config, flag):
+            raise UsageError(
+                f"--{flag} watches --monitor={config.monitor}, and {why}; use --monitor=train_{metric}{instead}"
+            )
+
+
+def check_without_evaluation(config: Config) -> None:
+    """Raises `UsageError` for what needs evaluation data, where there is none."""
+    give = "return (train, eval) from the data function, or use --validation_split=0.1"
+    if config.mode == "eval" or config.looks_on:
+        what = "an evaluator" if config.looks_on else "--mode=eval"
+        raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
+    if config.mode != "train_and_eval":
+        return
+    if config.eval_every_steps or config.restore_best:
+        what = "--restore_best" if config.restore_best else f"--eval_every_steps={config.eval_every_steps}"
+        raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
+    source, _, metric = config.monitor.partition("_")
+    watching = [flag for flag in ("early_stopping_patience", "reduce_lr_patience") if config.values[flag]]
+    if source == "eval" and (watching or metric != "loss"):
+        who = f"--{watching[0]} watches --monitor" if watching else "--monitor"
+        raise UsageError(
+            f"{who}={config.monitor}, and there is no evaluation data; use --monitor=train_{metric}, or {give}"
+        )
+
+
+def _check_checkpoints(config: Config) -> None:
+    """There is something to evaluate or export; whether it is whole, is seen when it is read."""
+    which = config.eval_checkpoint
+    folder = "best" if which == "best" else "checkpoints"
+    steps = checkpoint_steps(config.run_dir, folder)
+    if not steps:
+        raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {folder}/; train first")
+    if which not in ("latest", "best", "all", *map(str, steps)):
+        raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
+
+
+def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
+    """Steps of the checkpoints that have a manifest. Raises `UsageError`."""
+    folder = os.path.join(run_dir, folder)
+    try:
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+    except OSError as error:
+        raise UsageError(f"{folder} can't be read ({error.strerror}); make it readable to this user") from None
+    return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"ckpt-(\d+)\.manifest\.json", name)))
+
+
+def _check_init_from(config: Config) -> None:
+    source = config.init_from
+    if source and source.endswith((".h5", ".hdf5")) and not source.endswith(KERAS_FILES):
+        raise UsageError(
+            f"--init_from={source} is in Keras's older format; load it with Keras, and save it as .weights.h5 or .keras"
+        )
+    if not source or os.path.exists(source) or os.path.exists(f"{source}.index"):
+        return
+    if config.run_dir and checkpoint_steps(config.run_dir, "checkpoints"):
+        return  # the run has weights of its own by now
+    raise UsageError(
+        f"--init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
+        ".weights.h5"
+    )
+
+
+def _check_run_dir(config: Config) -> None:
+    if config.trains:
+        paths.check_writable("run_dir", config.run_dir)
+        for folder in (os.path.join(config.run_dir, name) for name in ("checkpoints", "best")):
+            if os.path.lexists(folder):
+                paths.check_writable("run_dir", folder)
+    before = configs.read(config.run_dir)
+    if before is None or config.allow_changed_config or config.mode == "benchmark":
+        return
+    now = config.deciding()
+    if "script_flags" not in before["deciding"]:
+        now.pop("script_flags", None)  # of a run before they were kept
+    if changed := configs.differences(before["deciding"], now):
+        raise UsageError(
+            f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
+            "use another --run_dir, the same flags, or --allow_changed_config"
+        )
+
+
+def _check_benchmark(config: Config) -> None:
+    baseline.check(config)
+    _check_part(config)

@@ -1,0 +1,387 @@
+"""A run's configuration: the flags' values, their arguments parsed, and how two configurations differ. Host code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from absl import flags
+
+from crankshaft.engine.machine.files import read_json
+from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.cluster.tf_config import Cluster
+from crankshaft.launch.command_line import gpu_flags, paths, registry, uses
+from crankshaft.launch.command_line.flags import GROUPS, USES
+from crankshaft.launch.errors import UsageError, nearest
+
+FILE_NAME = "config.json"
+KERAS_FILES = (".keras", ".weights.h5")  # of weights, that --init_from takes beside checkpoints
+
+# What decides the numbers of a run: a run_dir is resumed only with the same. The rest may change from call to call.
+DECIDING = (
+    "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
+    "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
+    "clip_variable_norm clip_value ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
+    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer auto_shard_policy "
+    "validation_split"
+).split()
+# Flags of NAME=VALUE, which a run's configuration has as objects.
+ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
+# Types of JSON by absl's type of flag; all others are strings.
+_KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
+_CURE = (
+    'restore it from a copy (a checkpoint\'s manifest has the same under "about"), or use another --run_dir; the '
+    "checkpoints are as they were"
+)
+# When something is due that reads the weights.
+PERIODS = (
+    "eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps check_sync_every_steps"
+).split()
+# What a call that reads a run does not take from it.
+_OF_THIS_CALL = (
+    "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
+    "allow_changed_config gpus gpu_memory_growth"
+).split() + GROUPS["Benchmark mode"]
+# What means nothing with another input, model, optimizer, schedule or strategy.
+_BELONGS_TO = {
+    "input": ("input_arg", "data_dir"),
+    "model": ("model_arg",),
+    "optimizer": ("optimizer_arg",),
+    "learning_rate_schedule": ("learning_rate_schedule_arg",),
+    "strategy": ("num_virtual_devices",),
+}
+_CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
+# Schedules that reach their end at the run's end: for them its length decides too.
+_SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
+
+
+class Config:
+    """The flags' values as attributes, with `*_arg` flags as dictionaries.
+
+    Args:
+      values: flag name -> value.
+      model, input: the registry's entries of the model and the input.
+      cluster: of a strategy that has one: the workers, and which of them this process is.
+      script_flags: the values of the script's own flags that decide a run's numbers, by name.
+      owns_process: whether this run is all that its process is for, so that it may set threads.
+    """
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        model: registry.Entry,
+        input: registry.Entry | None,
+        cluster: Cluster | None = None,
+        script_flags: Mapping[str, Any] | None = None,
+        owns_process: bool = True,
+    ):
+        self.values = values
+        self.model_entry = model
+        self.input_entry = input
+        self.cluster = cluster
+        self.script_flags = script_flags or {}
+        self.owns_process = owns_process
+
+    def __getattr__(self, name: str):
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the mode changes the run."""
+        return self.mode in ("train", "train_and_eval")
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process, of those that train together, writes files and speaks to people."""
+        return self.cluster is None or self.cluster.is_chief
+
+    @property
+    def placement_rules(self) -> list[tuple[str, int]]:
+        """--variable_placement, as (regular expression, number of the server). Raises `UsageError`."""
+        servers = len(self.cluster.job("ps"))
+        rules = []
+        for given in self.variable_placement:
+            pattern, _, place = given.rpartition("=ps:")
+            if not pattern or not place.isdecimal() or int(place) >= servers:
+                raise UsageError(
+                    f"--variable_placement={given} is no REGEX=ps:N with N from 0 to {servers - 1}; use e.g. table=ps:0"
+                )
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(f"--variable_placement={given} is no regular expression: {error}") from None
+            rules.append((pattern, int(place)))
+        return rules
+
+    @property
+    def gpu_numbers(self) -> tuple[int, ...] | None:
+        """--gpus, () for none; None where it is not given."""
+        return gpu_flags.numbers(self.gpus)
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process does what a coordinator asks it to, and no more: a worker or a parameter server."""
+        return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
+
+    @property
+    def looks_on(self) -> bool:
+        """Whether this process evaluates what others train, each checkpoint of theirs."""
+        return self.strategy == "parameter_server" and self.cluster.kind == "evaluator"
+
+    @property
+    def coordinates(self) -> bool:
+        """Whether this process asks workers and parameter servers to do things."""
+        return self.strategy == "parameter_server" and self.cluster.kind == "chief"
+
+    @property
+    def writes_run(self) -> bool:
+        """Whether this process writes the run's files."""
+        return bool(self.run_dir) and self.trains and self.is_chief
+
+    @property
+    def writes_best(self) -> bool:
+        """Whether the best checkpoint is for this process to write: where there is an evaluator, for that one alone."""
+        return self.cluster is None or self.looks_on or not self.cluster.job("evaluator")
+
+    @property
+    def why_no_jit(self) -> str | None:
+        """Why XLA can't be used with these flags, or None if it can."""
+        checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
+        return checking and f"XLA leaves the checks of --{checking} out"
+
+    @property
+    def export_folder(self) -> str:
+        """Where --mode=export writes, a folder for each step."""
+        return self.export_dir or os.path.join(self.run_dir, "export")
+
+    def deciding(self) -> dict[str, Any]:
+        """The values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
+        values = {name: self.values[name] for name in DECIDING}
+        values["model"] = self.model_entry.name
+        values["model_arg"] = {**self.model_entry.defaults, **self.model_arg}
+        if self.input_entry:
+            values["input_arg"] = {**self.input_entry.defaults, **self.input_arg}
+        if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
+            values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
+        if self.script_flags:
+            values["script_flags"] = self.script_flags
+        return _plain(values)
+
+    def about(self) -> dict[str, Any]:
+        """All values, and those that decide. Plain JSON: what config.json holds."""
+        return _plain({"flags": self.values, "deciding": self.deciding()})
+
+
+def from_flags(
+    trainer_class: type | None,
+    has_data: bool,
+    environment: Mapping[str, str],
+    script_flags: Collection[str] = (),
+    owns_process: bool = True,
+) -> Config:
+    """The configuration that the command line asks for. Raises `UsageError`.
+
+    Args:
+      trainer_class: the user's own Trainer, or None: then --model names one.
+      has_data: whether the user's script brings its data: then --input is not needed.
+      environment: the process's variables, where a cluster is described.
+      script_flags: names of the script's own flags that decide a run's numbers.
+      owns_process: see `Config`.
+    """
+    values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
+    paths.check(values)
+    if values["mode"] in ("eval", "export"):
+        _fill_from_run(values, environment, script_flags)
+        if trainer_class is None and values["model"] is None and not read(values["run_dir"]):
+            raise UsageError(f"--run_dir={values['run_dir']} holds no run (no {FILE_NAME}); give the folder of a run")
+    uses.check(USES, values)
+    cluster = None
+    if values["strategy"] in _CLUSTERED:
+        cluster = tf_config.from_environment(environment, values["strategy"])
+    if cluster and cluster.job("evaluator") and values["mode"] == "train_and_eval":
+        if flags.FLAGS["mode"].present:
+            raise UsageError(
+                "--mode=train_and_eval evaluates within the run, as the evaluator does beside it; use --mode=train, or "
+                "leave the evaluator out"
+            )
+        values["mode"] = "train"
+    model = _model(values["model"], trainer_class)
+    data = None
+    if not has_data or values["input"]:
+        data = registry.find("input", values["input"], registry.inputs())
+    values["model_arg"] = _arguments("model_arg", values, model)
+    values["input_arg"] = _arguments("input_arg", values, data or registry.Entry("the script's data", "", {}))
+    _parse_update(values)
+    _settle_length(values, "train_steps", "train_epochs", 10.0)
+    _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
+    for name in PERIODS:  # a default gives way to whole rounds; what was asked for is checked against them
+        if values[name] and not flags.FLAGS[name].present:
+            values[name] = whole_rounds(values[name], values["sync_every_steps"])
+    own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
+    return Config(values, model, data, cluster, own, owns_process)
+
+
+def _model(name: str | None, trainer_class: type | None) -> registry.Entry:
+    if trainer_class is None:
+        return registry.find("model", name, registry.models())
+    if name not in (None, trainer_class.__name__):
+        raise UsageError(f"--model={name} is given, but this script trains {trainer_class.__name__}; omit it")
+    return registry.of_class(trainer_class)
+
+
+def _settle_length(values: dict[str, Any], steps: str, other: str, default: float) -> None:
+    """One of two flags says how long; `other` has the default where neither does."""
+    if values[steps] is not None and values[other] is not None:
+        raise UsageError(f"--{steps} and --{other} are both given; use one of them")
+    if values[steps] is None and values[other] is None:
+        values[other] = default
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as they are read back from JSON; what JSON has no words for, as its name, alike in each process."""
+
+    def name(value) -> str:
+        if hasattr(value, "__qualname__"):
+            return f"{value.__module__}.{value.__qualname__}"
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+    return json.loads(json.dumps(values, default=name), parse_constant=str)
+
+
+def whole_rounds(steps: int, round_steps: int) -> int:
+    """The next multiple of a round's steps."""
+    return -(-steps // round_steps) * round_steps
+
+
+def _arguments(flag: str, values: Mapping[str, Any], entry: registry.Entry) -> dict[str, Any]:
+    given = values[flag]
+    if not isinstance(given, dict):
+        return registry.parse_arguments(flag, given, entry)
+    given = json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(given)))  # a run's, by their names
+    if wrong := registry.wrong_argument(given, entry):
+        path = os.path.join(values["run_dir"], FILE_NAME)
+        raise UsageError(f"{path}: {flag} of its flags {wrong}; {_CURE}")
+    return given
+
+
+def _parse_update(values: dict[str, Any]) -> None:
+    optimizers, schedules = registry.optimizers(), registry.schedules()
+    name = values["optimizer"] = values["optimizer"].lower()
+    if name not in optimizers:
+        raise UsageError(f"--optimizer={name} is unknown; {nearest(name, optimizers)}")
+    values["optimizer_arg"] = _arguments("optimizer_arg", values, optimizers[name])
+    schedule = schedules[values["learning_rate_schedule"]]
+    values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", values, schedule)
+
+
+def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:
+    """Takes what the command line does not say from the run's own configuration."""
+    if not values["run_dir"]:
+        raise UsageError(f"--mode={values['mode']} needs --run_dir, the folder of a run")
+    if not os.path.isdir(values["run_dir"]):
+        raise UsageError(f"--run_dir={values['run_dir']} does not exist; give the folder of a run")
+    run = read(values["run_dir"])
+    if not run:
+        return
+    given = {name for name in values if flags.FLAGS[name].present} | set(_OF_THIS_CALL)
+    if run["flags"].get("strategy") in _CLUSTERED and "TF_CONFIG" not in environment:
+        given.add("strategy")  # one process can read what several have written
+    before = {**run["flags"], **run["deciding"]}  # the latter names the model of a script too
+    for name, of_it in _BELONGS_TO.items():
+        if name in given and str(values[name]).lower() != str(before.get(name)).lower():
+            given |= set(of_it)  # the run's are of another
+    length = {"train_steps", "train_epochs"}  # either one says it
+    if given & length:
+        given |= length
+    taken = {name: value for name, value in run["flags"].items() if name in values and name not in given}
+    path = os.path.join(values["run_dir"], FILE_NAME)
+    for name, value in taken.items():
+        _check_of_run(path, name, value)
+    values.update(taken)
+    if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
+        raise UsageError(f"{path} has script_flags={shown(of_script)}, which is no object; {_CURE}")
+    for name, value in of_script.items():
+        if name in script_flags and not flags.FLAGS[name].present:
+            flags.FLAGS[name].value = value  # where the script looks
+    if values["restore_best"] and not flags.FLAGS["eval_checkpoint"].present:
+        values["eval_checkpoint"] = "best"  # which the run has ended with
+
+
+def read(run_dir: str) -> dict[str, Any] | None:
+    """The configuration that a run_dir was made with, or None if it has none. Raises `UsageError`."""
+    path = os.path.join(run_dir, FILE_NAME)
+    if not os.path.lexists(path):
+        return None
+    try:
+        found = read_json(path, parse_constant=str)
+    except OSError as error:
+        raise UsageError(f"{path} can't be read ({error.strerror}); {_CURE}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON ({error}); {_CURE}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds {shown(found)}, which is no object; {_CURE}")
+    for part in ("flags", "deciding"):
+        if not isinstance(found.get(part), dict):
+            what = f"has {part}={shown(found[part])}, which is no object" if part in found else f"has no {part}"
+            raise UsageError(f"{path} {what}; {_CURE}")
+    given = found["flags"]
+    # A flag that did not decide yet was what the run had it at; one that was not there yet, what it is by default.
+    before = {name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}
+    return {"flags": given, "deciding": {**before, **found["deciding"]}}
+
+
+def _check_of_run(path: str, name: str, value) -> None:
+    """That a run's value of a flag is one that the flag takes. Raises `UsageError`."""
+    flag = flags.FLAGS[name]
+    if value is None and flag.default is None:
+        return
+    if name in ARGUMENTS:
+        fits, takes = isinstance(value, dict), "an object"
+    elif flag.flag_type() == "multi string":
+        fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        takes = "a list of strings"
+    else:
+        fits = type(value) in _KINDS.get(flag.flag_type(), (str,)) and _parses(flag.parser, value)
+        words = getattr(flag.parser, "enum_values", ())
+        takes = f"one of {', '.join(words)}" if words else flag.parser.syntactic_help or "a string"
+    if not fits:
+        raise UsageError(f"{path} has {name}={shown(value)} among its flags, which takes {takes}; {_CURE}")
+
+
+def _parses(parser: flags.ArgumentParser, value) -> bool:
+    """Whether a value of a flag's type is within its bounds, or one of its words."""
+    try:
+        parser.parse(value)
+    except ValueError:
+        return False
+    return not isinstance(value, int) or abs(value) < 1 << 63
+
+
+def shown(value) -> str:
+    """A value of a file that was read, as JSON, short enough for a line."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`name: before -> now` for each deciding value that changed, arguments one by one."""
+    changed = []
+    for name in [*before, *(n for n in now if n not in before)]:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += [f"{name} {line}" for line in differences(old, new)]
+        elif old != new:
+            changed.append(f"{name}: {short(old)} -> {short(new)}")
+    return changed
+
+
+def short(value) -> str:
+    """A value as text, short enough for a line."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,98 @@
+"""Flags given by name, in Python or in a file, as the words of a command line. Nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from absl import flags
+
+from crankshaft.launch.command_line.flags import GROUPS
+from crankshaft.launch.errors import UsageError
+
+_CONFIG = "config"
+# What a run's config.json says of the call that made it, and not of the run.
+_OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config".split() + GROUPS["Benchmark mode"]
+
+
+def words(values: Mapping[str, Any]) -> Iterator[str]:
+    """`--NAME=VALUE` for each value; None is a flag that is not given.
+
+    Args:
+      values: by flag: numbers, text, booleans, paths; lists, of a flag that may be repeated each by itself; and
+        dictionaries for `model_arg` and its like.
+    """
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from (f"--{name}={argument}={_text(given)}" for argument, given in value.items())
+        elif isinstance(value, (list, tuple)) and name in flags.FLAGS and _is_repeated(name):
+            yield from (f"--{name}={_text(each)}" for each in value)
+        else:
+            yield f"--{name}={_text(value)}"
+
+
+def expanded(arguments: list[str]) -> list[str]:
+    """The words of a command line, those of the files that `--config=FILE` names before them: the latter win.
+
+    Raises `UsageError` for a file that can't be read, or is no mapping of flags.
+    """
+    found: list[str] = []
+    for place, word in enumerate(arguments):
+        name, separator, path = word.lstrip("-").partition("=")
+        if name == _CONFIG and word.startswith("-"):
+            if not separator:
+                path = arguments[place + 1] if place + 1 < len(arguments) else ""
+            found += words(_read(path))
+    return [*found, *arguments]
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Flags by name: of a YAML file, a JSON file, or the config.json that a run has left."""
+    if not path:
+        raise UsageError("--config is empty; give a YAML or JSON file of flags")
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            text = file.read()
+        values = json.loads(text) if path.endswith(".json") else _from_yaml(path, text)
+    except OSError as error:
+        raise UsageError(f"--config={path} can't be read ({error.strerror}); give a YAML or JSON file") from None
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"--config={path} is not readable as such ({' '.join(str(error).split())}); mend it") from None
+    if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
+        script = values["deciding"].get("script_flags", {})
+        return {name: value for name, value in values["flags"].items() if name not in _OF_THAT_CALL} | script
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise UsageError(f"--config={path} is no mapping of flags; write lines such as learning_rate: 0.01")
+    return values
+
+
+def _from_yaml(path: str, text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(f"--config={path} needs PyYAML: pip install crankshaft[yaml], or give a .json") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from None
+
+
+def _is_repeated(name: str) -> bool:
+    return isinstance(flags.FLAGS[name], flags.MultiFlag)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_text, value))
+    with contextlib.suppress(TypeError):
+        return os.fspath(value)
+    return str(value)

@@ -1,0 +1,79 @@
+"""What --help shows: every flag by group, or those that most runs use. Nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from typing import NoReturn
+
+from absl import flags
+
+from crankshaft.launch.command_line import registry
+from crankshaft.launch.command_line.flags import ESSENTIAL, GROUPS, HELP
+
+
+def help_text(program: str, doc: str, own: list[str]) -> str:
+    """All flags, by group, with their defaults; `own` are those that the user's script defined."""
+    parts = [doc.strip(), "", f"usage: {program} [flags]"]
+    groups = {"This script": own, **GROUPS} if own else GROUPS
+    for title, names in groups.items():
+        parts += ["", f"{title}:"]
+        for name in names:
+            flag = flags.FLAGS[name]
+            about = HELP.get(name, flag.help)
+            if flag.default not in (None, "", []):
+                about += f" [{flag.default}]"
+            parts.append(described(f"--{_usage(flag)}", about))
+    parts += _found("model", registry.models()) + _found("input", registry.inputs())
+    return "\n".join(parts)
+
+
+def show(text: str) -> NoReturn:
+    """Prints a text and exits; a reader that has seen enough, such as `head`, is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
+    sys.exit(0)
+
+
+def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
+    """A section of --help: the models or inputs, with their arguments and defaults."""
+    parts = ["", f"{kind.capitalize()}s (--{kind}):"]
+    for name, entry in entries.items():
+        arguments = [*entry.required, *(f"{name}={as_given(value)}" for name, value in entry.defaults.items())]
+        about = f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
+        parts.append(described(name, about))
+    return parts
+
+
+def as_given(value) -> str:
+    """A default as it would be written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def short_help_text(program: str, doc: str) -> str:
+    """The flags that most runs use; fits a screen of 24 lines by 80 columns."""
+    title = doc.strip().splitlines()[0].split(", for example")[0]
+    lines = [textwrap.shorten(title, 79), f"usage: {program} [flags]   (--help: all flags)"]
+    for name in ESSENTIAL:
+        about = re.split(r"(?<!e\.g)\. |;| \(", HELP[name])[0].rstrip(".")
+        lines.append(f"  --{name:<24} {textwrap.shorten(about, 50, placeholder=' ...')}")
+    return "\n".join(lines)
+
+
+def _usage(flag) -> str:
+    if flag.boolean:
+        return f"[no]{flag.name}"
+    values = getattr(flag.parser, "enum_values", None)
+    return f"{flag.name}={'|'.join(values) if values else '...'}"
+
+
+def described(usage: str, about: str) -> str:
+    """A flag and what it is for, as --help shows it."""
+    width = min(110, shutil.get_terminal_size().columns)
+    lines = textwrap.wrap(about, width - 8)
+    return "\n".join([f"  {usage}", *(f"        {line}" for line in lines)])

@@ -1,0 +1,88 @@
+"""The paths that flags give: what can't be read or written is found before TensorFlow starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from crankshaft.engine.machine import files
+from crankshaft.launch.errors import UsageError
+
+_RESULTS = ("result_json", "result_jsonl", "result_html")
+_PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for the first path, of the flags' values, at which TensorFlow can't read checkpoints."""
+    for name in ("run_dir", "init_from"):
+        _check_readable_by_tensorflow(name, values[name])
+
+
+def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
+    """TensorFlow can read checkpoints at this path."""
+    whole = os.path.abspath(path) if path else ""
+    if found := next((character for character in whole if character in _PATTERN), None):
+        at = "" if whole == path else f", which is {whole},"
+        raise UsageError(
+            f"--{name}={path}{at} has a {found} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
+            "reads no checkpoint there; use a path without"
+        )
+
+
+def check_results(values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` where the values of the flags name files for results that can't be written."""
+    for name in _RESULTS:
+        if path := values[name]:
+            if os.path.isdir(path) or path.endswith(os.sep):
+                raise UsageError(f"--{name}={path} is a folder; give the path of a file")
+            if values["run_dir"] and _is_of_the_run(path, values["run_dir"], name):
+                raise UsageError(f"--{name}={path} is a file of the run's own; give another path")
+            check_writable(name, os.path.dirname(os.path.abspath(path)))
+            if name == "result_jsonl":
+                _check_appendable(path)
+            _check_name(name, path)
+
+
+class _TriedError(Exception):
+    """Raised before a file that was made for a trial takes another's place."""
+
+
+def _check_name(flag: str, path: str) -> None:
+    """A file of this name can be there, and before it the one that takes its place."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return  # what is there is written to
+    try:
+        with contextlib.suppress(_TriedError), files.replacing(path, files.make_file):
+            raise _TriedError
+    except OSError as error:
+        raise UsageError(f"--{flag}={path} can't be written ({error.strerror}); give another path") from None
+
+
+def _is_of_the_run(path: str, run_dir: str, flag: str) -> bool:
+    """Whether the run writes another thing there."""
+    own = ["config.json", ".lock"] + ["result.json"] * (flag != "result_json")
+    return os.path.realpath(path) in (os.path.realpath(os.path.join(run_dir, name)) for name in own)
+
+
+def _check_appendable(path: str) -> None:
+    try:
+        if os.path.isfile(path):
+            os.close(os.open(path, os.O_RDWR | os.O_APPEND))
+    except OSError as error:
+        raise UsageError(f"--result_jsonl={path} can't be added to ({error.strerror}); give another path") from None
+
+
+def check_writable(flag: str, folder: str) -> None:
+    """Raises `UsageError` if no file can be made in a folder, which is made if it is not there."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror
+        if isinstance(error, FileExistsError):
+            why = f"a link to {os.readlink(folder)}, which is no folder" if os.path.islink(folder) else "a file"
+        raise UsageError(f"--{flag}: {folder} can't be written ({why}); use a folder that can") from None

@@ -1,0 +1,281 @@
+"""Models and inputs, found by their module's name, and their arguments, read from the source.
+
+The source is parsed, not imported: a wrong name or argument is found before TensorFlow has started.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from crankshaft.engine.step import ranges
+from crankshaft.engine.step.ranges import Interval
+from crankshaft.launch.errors import UsageError, nearest
+
+_MODELS = "crankshaft.models."
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A model or input.
+
+    Attributes:
+      name: the module's.
+      summary: the first line of its documentation.
+      defaults: argument name -> default value.
+      required: arguments without a default.
+      fault: why its module can't be read, if it can't.
+      has_tables: whether its module, or one of models/ that it imports, knows `engine.layers.embeddings`.
+      intervals: of arguments that have one: what they have to lie in.
+    """
+
+    name: str
+    summary: str
+    defaults: dict[str, Any]
+    required: tuple[str, ...] = ()
+    fault: str = ""
+    has_tables: bool = False
+    intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
+
+
+def models() -> dict[str, Entry]:
+    """The modules of models/ that have a class `Model`."""
+    return _entries("models", _model_arguments)
+
+
+def inputs() -> dict[str, Entry]:
+    """The modules of input/ that have a function `load`."""
+    return _entries("input", _load_arguments)
+
+
+def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
+    """The entry of that name; a `UsageError` with the nearest if there is none."""
+    if name is None:
+        raise UsageError(f"--{kind} is not given; use one of {', '.join(sorted(entries))}")
+    if name not in entries:
+        raise UsageError(f"--{kind}={name} is unknown; {nearest(name, entries)}")
+    if fault := entries[name].fault:
+        raise UsageError(f"--{kind}={name} can't be read: {fault}; mend it")
+    return entries[name]
+
+
+def of_class(trainer_class: type) -> Entry:
+    """The entry of a user's own Trainer."""
+    parameters = list(inspect.signature(trainer_class.__init__).parameters.values())[1:]
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if trainer_class.__init__.__qualname__.split(".")[0] == "Module":
+        named = []  # tf.Module's own `name` is no argument of the model's
+    return Entry(
+        name=trainer_class.__name__,
+        summary=(trainer_class.__doc__ or "").strip().split("\n")[0],
+        defaults={p.name: p.default for p in named if p.default is not p.empty},
+        required=tuple(p.name for p in named if p.default is p.empty),
+    )
+
+
+def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]:
+    """`NAME=VALUE` strings as values of the types of the entry's defaults."""
+    values = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        known = {*entry.defaults, *entry.required}
+        if not known:
+            raise UsageError(f"--{flag} {pair}: {entry.name} takes no arguments; leave it out")
+        if name not in known:
+            raise UsageError(f"--{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
+        values[name] = parse_value(flag, name, text, entry.defaults.get(name))
+        if fault := ranges.outside(entry.intervals, name, values[name]):
+            raise UsageError(f"--{flag} {fault}; give {entry.name} one that is")
+    if missing := [name for name in entry.required if name not in values]:
+        raise UsageError(f"{entry.name} needs --{flag} {missing[0]}=VALUE")
+    return values
+
+
+def wrong_argument(values: dict[str, Any], entry: Entry) -> str | None:
+    """What is wrong with arguments that were read from a file, or None: their names, and their types by the defaults'.
+
+    Values are as JSON has them, tuples being lists.
+    """
+    for name, value in values.items():
+        if name not in {*entry.defaults, *entry.required}:
+            return f"has {name!r}, and {entry.name} has no such argument"
+        default = entry.defaults.get(name)
+        if default is not None and value != default and not _is_like(value, default):
+            return f"has {name}={value!r:.60}, which is unlike the default, {default}"
+    if missing := [name for name in entry.required if name not in values]:
+        return f"has no {missing[0]}, which {entry.name} needs"
+    return None
+
+
+def _is_like(value, default) -> bool:
+    if isinstance(default, (tuple, list)):
+        return isinstance(value, list) and (not default or all(_is_like(item, default[0]) for item in value))
+    if isinstance(default, float):
+        return type(value) in (int, float)
+    return type(value) is type(default)
+
+
+def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
+    """A string as a value of `default`'s type; by its looks (number, list, word) where the default is None."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        if isinstance(default, (tuple, list)):
+            kind = type(default[0]) if default else None
+            items = [item for item in text.strip("()[] ").split(",") if item.strip()]
+            return tuple(kind(item) if kind else _by_looks(item) for item in items)
+        if isinstance(default, (int, float, str)):
+            return type(default)(text)
+        return tuple(map(_by_looks, text.split(","))) if "," in text else _by_looks(text)
+    except (KeyError, ValueError):
+        kind = {bool: "boolean", int: "integer", float: "number"}.get(type(default), "such list")
+        shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
+        raise UsageError(f"--{flag} {name}={text} is no {kind}; give a value like the default, {shown}") from None
+
+
+def _by_looks(text: str) -> Any:
+    text = text.strip()
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def _entries(package: str, arguments) -> dict[str, Entry]:
+    found = {}
+    for path in sorted((_ROOT / package).glob("*.py")):
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError) as error:
+            line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+            fault = f"{path.relative_to(_ROOT)}{line}: {getattr(error, 'msg', error)}"
+            found[path.stem] = Entry(path.stem, f"(not readable: {fault})", {}, fault=fault)
+            continue
+        function = arguments(tree)
+        if function is not None:
+            summary = (ast.get_docstring(tree) or "").split("\n")[0]
+            found[path.stem] = Entry(
+                path.stem, summary, *_signature(function), has_tables=_has_tables(tree, path.parent)
+            )
+    return found
+
+
+def _has_tables(tree: ast.Module, folder: pathlib.Path) -> bool:
+    names = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+    names += [each.name for node in tree.body if isinstance(node, ast.Import) for each in node.names]
+    if any(name.startswith("crankshaft.engine.layers.embeddings") for name in names):
+        return True
+    paths = [folder / f"{name.removeprefix(_MODELS)}.py" for name in names if name.startswith(_MODELS)]
+    return any(_has_tables(ast.parse(path.read_text(encoding="utf-8")), folder) for path in paths if path.is_file())
+
+
+def _model_arguments(tree: ast.Module):
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == "Model":
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                    return item.args
+            return ast.arguments([], [ast.arg("self")], None, [], [], None, [])
+    return None
+
+
+def _load_arguments(tree: ast.Module):
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "load":
+            return node.args
+    return None
+
+
+def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(defaults, required) of a model's constructor or of an input's keyword-only arguments."""
+    is_method = args.args[:1] and args.args[0].arg == "self"
+    positional, given = (args.args[1:], args.defaults) if is_method else ([], [])
+    pairs = list(zip(positional, [None] * (len(positional) - len(given)) + given, strict=True))
+    pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    defaults = {arg.arg: _literal(default) for arg, default in pairs if default is not None}
+    return defaults, tuple(arg.arg for arg, default in pairs if default is None)
+
+
+def optimizers() -> dict[str, Entry]:
+    """The engine's optimizers and Keras's, by lower-case name."""
+    tree = ast.parse((_ROOT / "engine" / "optimizers" / "rules.py").read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = {}
+    for key, value in _dictionary(tree, "_RULES").items():
+        defaults = _without_flags(_constructor_defaults(value, classes))
+        summary = ast.get_docstring(classes[value]).split("\n")[0]
+        found[key] = Entry(key, summary, defaults, intervals=ranges.OPTIMIZER_ARGUMENTS)
+    keras = importlib.util.find_spec("keras")
+    folder = pathlib.Path(keras.origin).parent / "src" / "optimizers"
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        for name, node in classes.items():
+            is_optimizer = any(isinstance(base, ast.Attribute) and base.attr == "Optimizer" for base in node.bases)
+            defaults = _constructor_defaults(name, classes)
+            if is_optimizer and name.lower() not in found and "learning_rate" in defaults:
+                own = _without_flags(defaults)
+                summary = f"tf.keras.optimizers.{name}"
+                found[name.lower()] = Entry(name.lower(), summary, own, intervals=ranges.OPTIMIZER_ARGUMENTS)
+    return found
+
+
+def _without_flags(defaults: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's arguments less those that have a flag of their own, under which the engine does them itself."""
+    flags = (
+        "learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
+        "loss_scale_factor gradient_accumulation_steps name use_locking"
+    ).split()
+    return {name: default for name, default in defaults.items() if name not in flags}
+
+
+def schedules() -> dict[str, Entry]:
+    """The engine's learning-rate schedules and their arguments."""
+    tree = ast.parse((_ROOT / "engine" / "optimizers" / "schedules.py").read_text(encoding="utf-8"))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found = {}
+    for key, value in _dictionary(tree, "_SCHEDULES").items():
+        found[key] = Entry(key, "", _defaults(functions[value].args), intervals=ranges.SCHEDULE_ARGUMENTS)
+    return found
+
+
+def _dictionary(tree: ast.Module, name: str) -> dict[str, str]:
+    """A module's `name = {"key": Identifier, ...}`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            return {key.value: value.id for key, value in zip(node.value.keys, node.value.values, strict=True)}
+    raise LookupError(f"no {name} in the source")
+
+
+def _constructor_defaults(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, Any]:
+    """Arguments with defaults of a class's constructor, those of its bases in the same file included."""
+    node, defaults = classes[name], {}
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in classes:
+            defaults.update(_constructor_defaults(base.id, classes))
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            defaults.update(_defaults(item.args))
+    return defaults
+
+
+def _literal(node: ast.expr) -> Any:
+    """A default's value; None where it is no literal: then an argument is read by its looks."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _defaults(args: ast.arguments) -> dict[str, Any]:
+    named = args.args[len(args.args) - len(args.defaults) :]
+    pairs = [*zip(named, args.defaults, strict=True), *zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    return {arg.arg: _literal(default) for arg, default in pairs if default is not None}

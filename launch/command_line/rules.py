@@ -1,0 +1,180 @@
+"""What a flag's value may be: each flag has a range or a rule, which is applied as the command line is read, and a
+value outside is one line. For all of this project's commands; nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection
+
+from absl import flags
+
+from crankshaft.engine.step.ranges import Interval
+from crankshaft.launch.errors import UsageError, nearest
+
+flags.disclaim_key_flags()  # a flag is of the module that defines it by this one
+
+INT32 = 2**31 - 1
+Rule = Callable[[str], None]  # raises ValueError, which says why, for text that breaks it
+
+
+class _Parser(flags.ArgumentParser):
+    """Of a flag. `wants` says what it takes, e.g. "a number from 0 to 1"."""
+
+    wants: str
+
+
+class Number(_Parser):
+    """A number of an interval."""
+
+    def __init__(self, interval: Interval):
+        self.interval = interval
+        self.wants = str(interval)
+        self._convert = (flags.IntegerParser if interval.whole else flags.FloatParser)().convert
+
+    def parse(self, argument: str | float) -> float:
+        try:
+            value = self._convert(argument)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"it takes {self.wants}") from None
+        if value not in self.interval:
+            raise ValueError(f"it takes {self.wants}")
+        return value
+
+    def flag_type(self) -> str:
+        return "int" if self.interval.whole else "float"
+
+
+class Path(_Parser):
+    """A path: a leading ~ is a home, which a shell leaves as it is after --NAME=."""
+
+    wants = "a path"
+
+    def parse(self, argument: str) -> str:
+        if re.match(r"[a-z0-9]+://", argument):
+            raise ValueError("it is no path of a mounted file system; mount the bucket or give a local folder")
+        return os.path.expanduser(_text(argument))
+
+
+class Text(_Parser):
+    """Text that keeps a rule.
+
+    Args:
+      wants: what it is, e.g. "a regular expression".
+      rule: None takes any that is not empty.
+      may_be_empty: whether it may be.
+    """
+
+    def __init__(self, wants: str, rule: Rule | None, may_be_empty: bool):
+        self.wants, self._rule, self._may_be_empty = wants, rule, may_be_empty
+
+    def parse(self, argument: str) -> str:
+        if not (self._may_be_empty and argument == ""):
+            _text(argument)
+            if self._rule:
+                self._rule(argument)
+        return argument
+
+
+class Names(flags.ListParser):
+    """Some of the names that there are, separated by commas."""
+
+    def __init__(self, known: Collection[str]):
+        super().__init__()
+        self._known = known
+        self.wants = f"some of {', '.join(known)}"
+
+    def parse(self, argument: str | list[str]) -> list[str]:
+        names = super().parse(argument)
+        for name in names or [""]:
+            if name not in self._known:
+                raise ValueError(f"{name or 'nothing'} is unknown; {nearest(name, self._known)}")
+        return names
+
+
+def _text(argument: str) -> str:
+    """Itself; raises ValueError for what no argument of a program can be, but a line of a --flagfile."""
+    if not argument or "\0" in argument:
+        raise ValueError("it has a null character in it" if argument else "it is empty")
+    return argument
+
+
+def regular_expression(text: str) -> None:
+    """A rule: the text is a regular expression of Python's `re`."""
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"it is no regular expression ({error}); use e.g. bias|gamma") from None
+
+
+def matching(pattern: str, otherwise: str) -> Rule:
+    """A rule: all of the text matches a pattern, in which . is any character."""
+
+    def rule(text: str) -> None:
+        if not re.fullmatch(pattern, text, re.DOTALL | re.ASCII):
+            raise ValueError(otherwise)
+
+    return rule
+
+
+def whole(name, default, help, *, lower: int, upper: int = INT32, flag_values=flags.FLAGS) -> None:
+    """Defines a flag of an integer; see `absl.flags.DEFINE`, also of the others."""
+    _define(Number(Interval(lower=lower, upper=upper, whole=True)), name, default, help, flag_values)
+
+
+def number(name, default, help, *, flag_values=flags.FLAGS, **ends: float) -> None:
+    """Defines a flag of a number; `ends` are those of its `Interval`."""
+    _define(Number(Interval(**ends)), name, default, help, flag_values)
+
+
+def path(name, default, help, *, flag_values=flags.FLAGS) -> None:
+    """Defines a flag of a path."""
+    _define(Path(), name, default, help, flag_values)
+
+
+def text(name, default, help, *, wants: str, rule: Rule | None = None, may_be_empty: bool = False) -> None:
+    """Defines a flag of text; see `Text`."""
+    _define(Text(wants, rule, may_be_empty), name, default, help, flags.FLAGS)
+
+
+def repeated(name, default, help, *, wants: str, rule: Rule) -> None:
+    """Defines a flag of text that may be given several times; see `Text`."""
+    flags.DEFINE_multi(Text(wants, rule, False), flags.ArgumentSerializer(), name, default, help)
+
+
+def names(name, default, help, *, known: Collection[str], flag_values=flags.FLAGS) -> None:
+    """Defines a flag of some of the names that there are."""
+    flags.DEFINE(Names(known), name, default, help, flag_values, flags.CsvListSerializer(","))
+
+
+def _define(parser: _Parser, name, default, help, flag_values) -> None:
+    flags.DEFINE(parser, name, default, help, flag_values, flags.ArgumentSerializer())
+
+
+def wanted(flag: flags.Flag) -> str | None:
+    """What a flag takes, or None where it takes any text."""
+    if flag.boolean:
+        return "true or false"
+    if choices := getattr(flag.parser, "enum_values", None):
+        return f"one of {', '.join(choices)}"
+    kinds = {"int": "an integer", "float": "a number"}  # of a script's own flags
+    return getattr(flag.parser, "wants", kinds.get(flag.flag_type()))
+
+
+def explain(error: flags.Error, values: flags.FlagValues) -> UsageError:
+    """A value that is wrong or missing as one line."""
+    found = re.match(r"flag --(\w+)=", str(error))
+    if not found or found[1] not in values:
+        return UsageError(f"{' '.join(str(error).split())}; see --help")
+    flag = values[found[1]]
+    why = str(error.__context__)  # what the parser raised
+    value = str(error)[found.end() :].removesuffix(f": {why}")
+    wants = wanted(flag)
+    if not value:
+        cure = f"give {wants}, or leave it out" if wants else "see --help"
+        return UsageError(f"--{flag.name} is empty (a variable that is not set?); {cure}")
+    if choices := getattr(flag.parser, "enum_values", None):
+        return UsageError(f"--{flag.name}={value} is unknown; {nearest(value, choices)}")
+    if wants and not isinstance(flag.parser, (_Parser, Names)) and "is not" not in why:  # absl says what it is not
+        why = f"it takes {wants}"
+    return UsageError(f"--{flag.name}={value} can't be used: {why}; see --help")

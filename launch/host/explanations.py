@@ -1,0 +1,102 @@
+"""An exception as one line for whoever started the run: what was asked, what was found, what to do. Host code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+
+from crankshaft.engine.internals.errors import reason
+from crankshaft.input.splits import InputError
+from crankshaft.launch.cluster.tf_config import ClusterError
+from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+
+_HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
+
+_LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs
+_LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """(exit code, line). The code is 2 where the same command would fail again for the same reason."""
+    if isinstance(error, (UsageError, InputError)):
+        return EXIT_USAGE, str(error)
+    if isinstance(error, ClusterError):
+        return EXIT_FAILED, str(error)
+    if "tensorflow" in sys.modules and (found := _by_engine(error)):
+        return found
+    if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):
+        return EXIT_USAGE, " ".join(str(error).split())
+    place = _users_place(error)
+    what = f"{type(error).__name__}: {reason(error)}"
+    if place is None:
+        # A value that TensorFlow or Keras refused, it will refuse again.
+        return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}; --debug shows where"
+    # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
+    passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
+    return EXIT_FAILED if passes else EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Whether a process that this one trained with is gone."""
+    watchdog = sys.modules.get("crankshaft.engine.health.watchdog")  # without which nobody has raised it
+    return watchdog is not None and isinstance(error, watchdog.LostPeerError)
+
+
+def _by_engine(error: Exception) -> tuple[int, str] | None:
+    try:
+        import tensorflow as tf
+
+        from crankshaft.engine.checkpoints import CheckpointError
+        from crankshaft.engine.health.watchdog import LostPeerError
+        from crankshaft.engine.hooks import numerics
+        from crankshaft.engine.hooks.sync_check import OutOfSyncError
+        from crankshaft.engine.strategies.devices import DeviceError
+        from crankshaft.engine.strategies.parameter_server.coordinator import ClosureError
+    except Exception:  # the engine can't be imported, which is what `error` says
+        return None
+    if isinstance(error, (DeviceError, ClosureError)):
+        return EXIT_USAGE, str(error)
+    if isinstance(error, CheckpointError):  # a full disk may have room the next time
+        return EXIT_FAILED if "could not be written" in str(error) else EXIT_USAGE, str(error)
+    if isinstance(error, (numerics.NonfiniteError, LostPeerError, OutOfSyncError)):
+        return EXIT_FAILED, str(error)
+    if line := numerics.explain(error):
+        return EXIT_FAILED, line
+    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+        return EXIT_FAILED, (
+            f"out of memory ({reason(error)}); lower --global_batch_size or --resident_data_mb, or raise "
+            "--accumulate_steps"
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and (label := _LABEL.search(str(error))):
+        return EXIT_USAGE, (
+            f"the data has a label of {label[1]}, and the loss takes labels from 0 to below {label[2]}, as many as the "
+            "model has outputs; number labels from 0, and end the model in a layer of one unit for each class"
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and "assertion failed" in str(error):
+        return EXIT_USAGE, reason(error)
+    return None
+
+
+def _is_our_check(error: Exception) -> bool:
+    """Whether this project's own code raised it, on purpose: its message then says all there is to say."""
+    frames = traceback.extract_tb(error.__traceback__)
+    rooms = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
+    return (
+        bool(frames) and os.path.abspath(frames[-1].filename).startswith(rooms) and frames[-1].line.startswith("raise")
+    )
+
+
+def _users_place(error: Exception) -> str | None:
+    """file:line in function, of the innermost frame in the user's code, a model or an input; None if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = os.path.abspath(frame.filename)
+        inside = path.startswith(os.path.join(_HOUSE, "")) and not path.startswith(
+            (os.path.join(_HOUSE, "models", ""), os.path.join(_HOUSE, "input", ""), os.path.join(_HOUSE, "tests", ""))
+        )
+        if not inside and not any(part in frame.filename for part in _LIBRARIES):
+            return None if frame.name == "<module>" and frame is frames[0] else f"{path}:{frame.lineno} in {frame.name}"
+    return None

@@ -1,0 +1,385 @@
+"""The process that a run lives in: allocator, TensorFlow's start, signals, the lock on its run_dir. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Container, Iterator, MutableMapping
+from importlib import import_module
+from typing import NoReturn
+
+from absl import logging
+
+from crankshaft.engine.machine import cpus
+from crankshaft.engine.machine.files import open_regular
+from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from crankshaft.launch.host import lock_file
+
+# mallopt(3), glibc's <malloc.h>: parameter, value.
+_MALLOPT = {
+    "M_MMAP_THRESHOLD": (-3, 1 << 30),  # blocks under 1 GiB come from the heap, not from fresh zeroed pages
+    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # freed memory stays in the process
+    "M_TOP_PAD": (-2, 64 << 20),  # the heap grows by 64 MiB at a time
+}
+# What says how many threads there are: TensorFlow's (its process_util.cc, local_device.cc), and other libraries'.
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+_VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
+_LOCK = ".lock"  # in a run_dir
+# So soon after the first, another signal is the same request: `timeout` signals a process and its group; systemd and
+# Slurm signal all processes of a job, and a supervisor then passes its own on.
+SAME_REQUEST_SECONDS = 1.0
+# After the run was saved.
+EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
+_EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
+# What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
+_NOISE = re.compile(
+    r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
+    r"|All log messages before absl::InitializeLog|To enable the following instructions|Compiled cluster using XLA"
+    r"|XLA service .* initialized|StreamExecutor device|This TensorFlow binary is optimized|Input of GeneratorDatasetOp"
+)
+
+
+def open_closed_streams() -> None:
+    """Opens /dev/null as each standard stream that is closed: else a file of the run would get its number, and what is
+    printed. Call it before anything else."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+            os.set_inheritable(number, True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # as Python has it where the stream was closed at its start
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
+class Lasting:
+    """A standard stream whose reader may leave and whose disk may be full: what is printed then is lost, not the run.
+
+    Attributes:
+      lost: what kept something from being written, the first time; None if nothing has, or a reader had seen enough.
+    """
+
+    def __init__(self, stream):
+        self._stream = stream
+        self.lost: OSError | None = None
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._guarded(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._guarded(self._stream.flush)
+
+    def _guarded(self, do, *arguments) -> None:
+        try:
+            do(*arguments)
+        except OSError as error:
+            if self.lost is None and not isinstance(error, BrokenPipeError):
+                self.lost = error
+                logging.warning("%s can't be written (%s); what is printed is lost", self._stream.name, error.strerror)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # what the stream holds back is written there
+            os.close(nowhere)
+
+
+def tune_allocator() -> bool:
+    """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
+
+    Has to run before TensorFlow allocates. Returns whether it took effect.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        logging.debug("allocator left alone: this is not glibc")
+        return False
+    done = {name: bool(mallopt(*setting)) for name, setting in _MALLOPT.items()}
+    logging.debug("allocator tuned: %s", done)
+    return all(done.values())
+
+
+def prepare(tunes_allocator: bool) -> None:
+    """What this process's environment is to say before TensorFlow starts: threads, vectors, the allocator if asked.
+    Raises `UsageError` where tf.keras is asked to be Keras 2; its backend is chosen as `engine` is imported."""
+    if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
+        raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
+    fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
+    widen_vectors(os.environ, cpus.features())
+    if tunes_allocator:
+        tune_allocator()
+
+
+def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) -> None:
+    """As many threads as a CPU quota leaves cores; TensorFlow and other libraries take one for each core they see.
+
+    More would use the quota up and then stand still, all at once. Has to run before TensorFlow starts.
+
+    Args:
+      variables: the process's environment variables; what they say stays.
+      usable: cores that the process may use; a part of one counts as one.
+      cores: those that it sees.
+    """
+    threads = math.ceil(usable)
+    if threads < cores:
+        logging.debug("a CPU quota leaves %g of %d cores: %d threads", usable, cores, threads)
+        for name in _THREADS:
+            variables.setdefault(name, str(threads))
+
+
+def widen_vectors(variables: MutableMapping[str, str], features: Container[str]) -> None:
+    """Has XLA compile loops for vectors of 512 bits; it takes 256 of itself, also where CPUs have fast ones of 512.
+
+    Not on the first CPUs with AVX-512 (Skylake, Cascade Lake), which lower their clock for it (Intel's optimization
+    manual, "Skylake Server Power Management"): they lack VBMI2. Has to run before XLA compiles.
+
+    Args:
+      variables: the process's environment variables; a width that they ask for stays, and so does the name of a file,
+        which XLA reads where XLA_FLAGS does not begin with a flag.
+      features: of the CPU, as `cpus.features`.
+    """
+    given = variables.get("XLA_FLAGS", "")
+    if "avx512_vbmi2" in features and _VECTOR_WIDTH not in given and given.lstrip()[:1] in ("", "-"):
+        variables["XLA_FLAGS"] = f"{given} {_VECTOR_WIDTH}=512".lstrip()
+        logging.debug("XLA_FLAGS=%s", variables["XLA_FLAGS"])
+
+
+def keep_allocator_tuned() -> None:
+    """Tunes the allocator again, after what undoes it. To be called once TensorFlow has its devices.
+
+    As its first GeneratorDataset is made (every distributed iterator holds one), TensorFlow 2.21 sets M_TRIM_THRESHOLD
+    back to 128 KiB, once a process. So the first one is made here.
+    """
+    import tensorflow as tf
+
+    nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec([]))
+    for _ in nothing:
+        pass
+    tune_allocator()
+
+
+@contextlib.contextmanager
+def without_start_up_noise(quiet: bool = False):
+    """Within, TensorFlow's own notes on a start without a GPU do not reach standard error; all else does, after.
+
+    `quiet` keeps its errors from there too, in all that follows, unless TF_CPP_MIN_LOG_LEVEL is set: they come as
+    exceptions as well, and where a peer is lost there are pages of them.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            lines = held.read().decode(errors="replace").splitlines()
+            for line in lines:
+                if line.strip() and not _NOISE.search(line):
+                    print(line, file=sys.stderr)
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow for a script, as noisy as in its run, whose flags nobody has read yet: a worker's is quiet."""
+    with without_start_up_noise(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
+        import_module("tensorflow")
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process once the threads that write are done, without TensorFlow's end, which waits for lost peers."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class Signals:
+    """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
+
+    SIGHUP stays ignored where it is (nohup). What comes within `SAME_REQUEST_SECONDS` of the first is no second one.
+
+    Installed after the strategy is made, since some of TensorFlow's replace handlers that were there before.
+
+    Args:
+      request: called with the signal's name; must only take a note.
+      ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt. In a thread that
+        is not the main one, which gets no signals, nothing is done.
+    """
+
+    def __init__(self, request, ends_process: bool = True):
+        self._request = request
+        self._ends_process = ends_process
+        self._requested = False
+
+    def __enter__(self) -> Signals:
+        self._stack = contextlib.ExitStack()
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        if self._ends_process:
+            self._stack.enter_context(_ending_at_second())
+        for number in _EXIT_CODES:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            self._stack.callback(signal.signal, number, signal.signal(number, self._handle))
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stack.close()
+
+    def _handle(self, number, frame) -> None:
+        if not self._requested:
+            self._requested = True
+            self._request(signal.Signals(number).name)
+        elif not self._ends_process and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+
+
+@contextlib.contextmanager
+def _ending_at_second():
+    """Within, a second signal ends the process at once."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_second, args=(reading,), name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writing)  # ends the thread
+
+
+def _show_cursor() -> None:
+    """Shows a terminal's cursor again, which a progress bar hides."""
+    if os.isatty(1):
+        os.write(1, b"\x1b[?25h")
+
+
+def _end_at_second(reading: int) -> None:
+    """Ends the process at a second signal. Runs in a thread.
+
+    Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
+    which may take minutes. What it does at once is to write the signal's number to the wakeup file.
+    """
+    first = None
+    while numbers := os.read(reading, 4096):
+        asking = [number for number in numbers if number in _EXIT_CODES]
+        if not asking:
+            continue
+        first = first or time.monotonic()
+        if time.monotonic() - first > SAME_REQUEST_SECONDS:
+            _show_cursor()
+            os._exit(_EXIT_CODES[signal.Signals(asking[0])])
+    os.close(reading)
+
+
+@contextlib.contextmanager
+def lock(run_dir: str) -> Iterator[Held]:
+    """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it, or it can't be."""
+    held = Held(run_dir)
+    held.take()
+    try:
+        yield held
+    finally:
+        held.release()
+
+
+class Held:
+    """A run_dir with this process's lock on it."""
+
+    def __init__(self, run_dir: str):
+        self._run_dir = run_dir
+        self._file: int | None = None
+        self._without_flock = contextlib.ExitStack()
+
+    def take(self) -> None:
+        """Raises `UsageError` where it can't be had."""
+        self._file = _open_lock(self._run_dir)
+        try:
+            if not _take(self._file, self._run_dir):
+                self._without_flock.enter_context(lock_file.owned(self._run_dir))
+            self._folder = _identity(self._run_dir)
+        except UsageError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Lets go of it, if it is held."""
+        self._without_flock.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def check(self) -> None:
+        """Raises `UsageError` if the folder at run_dir is another by now, or none. A lock that is gone is made anew."""
+        with contextlib.suppress(OSError):  # a file system that does not answer for a moment
+            if _identity(self._run_dir) != self._folder:
+                raise UsageError(
+                    f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
+                    "would not be kept; leave it in its place, and start again"
+                )
+            if _identity(os.path.join(self._run_dir, _LOCK)) != _identity(self._file):
+                self.release()
+                self.take()
+
+
+def _identity(path: str | int) -> tuple[int, int] | None:
+    """What tells a file from every other; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _open_lock(run_dir: str) -> int:
+    path = os.path.join(run_dir, _LOCK)
+    try:
+        try:
+            return open_regular(path, os.O_RDWR | os.O_CREAT)
+        except PermissionError:  # another user's: a lock asks for no more than to read it
+            return open_regular(path)
+    except OSError as error:
+        raise _no_lock(run_dir, error) from None
+
+
+def _take(lock: int, run_dir: str) -> bool:
+    """Locks the file; False where the file system has no such lock."""
+    try:
+        if not lock_file.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
+        raise UsageError(
+            f"--run_dir={run_dir} is in use by process {owner}; wait for it, end it, or use another --run_dir"
+        ) from None
+    except OSError as error:
+        raise _no_lock(run_dir, error) from None
+    if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
+        return True
+    with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+    return True
+
+
+def _no_lock(run_dir: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"--run_dir={run_dir}: its file .lock can't be locked ({error.strerror}); remove it, or use another --run_dir"
+    )

@@ -1,0 +1,42 @@
+"""How a CPU's threads share the work, on which the order of sums depends, and so their bits. Host code."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine.checkpoints import Manifest
+from crankshaft.engine.machine import cpus
+from crankshaft.engine.strategies.replicated import Replicated
+
+
+def given() -> int:
+    """Threads that TensorFlow takes for an operation, unless it is told otherwise."""
+    asked = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    return int(asked) if asked.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
+
+
+def of(strategy: Replicated) -> dict[str, int]:
+    """Threads an operation and parts a batch, where a CPU of this process computes gradients; else nothing."""
+    if strategy.computing_tasks or "CPU" not in strategy.computes_on[0]:
+        return {}
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or given()
+    return {"threads": threads, "batch_parts": strategy.batch_parts}
+
+
+def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
+    """A line where a run goes on with other threads than its checkpoint's; one that does not name them says nothing."""
+    before, now = manifest.about.get("cpu"), about.get("cpu")
+    if before and now and before != now:
+        logging.warning(
+            "%s was computed with %s, and this process has %s: sums round otherwise, so from here on the bits are not "
+            "those of one run; for those, go on where as many cores are usable",
+            *(manifest.name, _said(before), _said(now)),
+        )
+
+
+def _said(cpu: dict[str, int]) -> str:
+    return f"{cpu.get('threads')} thread(s) an operation and {cpu.get('batch_parts')} part(s) a batch"

@@ -1,0 +1,87 @@
+"""What workers that train together were asked for, compared before the first step: who differs in what. Host code.
+
+Where they differ they would train nonsense, or wait for each other in vain. Workers around parameter servers are asked
+for nothing but their place in the cluster: what decides is the chief's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine.machine import environment
+from crankshaft.launch.command_line.config import Config, short
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.run import fingerprints
+
+# Flags that each worker may have its own way; of some it counts whether they are given.
+_MAY_DIFFER = set(
+    "data_dir result_json result_jsonl result_html baseline baseline_cmd export_dir progress debug keep_checkpoints "
+    "cluster_timeout_seconds step_timeout_seconds tune_allocator profile gpus "
+    "gpu_memory_growth".split()
+)
+_GIVEN_OR_NOT = ("run_dir", "init_from")  # the same folder may have another name on another host
+
+
+def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
+    """Raises `UsageError`, on all workers, where flags, versions or the layout of the data differ.
+
+    Args:
+      config: of this worker.
+      splits: of the data, by name, as `fingerprints.of` takes them.
+      strategy: by which workers tell each other.
+    """
+    if strategy.num_hosts == 1:
+        return
+    flags = {name: value for name, value in config.values.items() if name not in _MAY_DIFFER}
+    flags |= {name: bool(config.values[name]) for name in _GIVEN_OR_NOT} | config.deciding()
+    own = flags.pop("script_flags", {})
+    versions = {name: environment.versions()[name] for name in ("tensorflow", "keras", "crankshaft")}
+    asked = {
+        **{f"--{name}": value for name, value in {**flags, **own}.items()},
+        **versions,
+        **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
+    }
+    _check(asked, strategy)
+
+
+def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
+    """Raises `UsageError`, on all workers, where fingerprints are of other numbers of examples, or of ids; where only
+    contents differ, which may be another CPU's rounding, the chief warns."""
+    if strategy.num_hosts == 1:
+        return
+    kept = ("examples", "ids")
+    found = {f"{name} of the {split} data": of.get(name) for split, of in data.items() for name in kept}
+    _check(found, strategy)
+    for line in _differences({f"the {split} data": of["digest"] for split, of in data.items()}, strategy):
+        if strategy.is_chief:
+            logging.warning(
+                "workers have as many examples, of other contents (%s); give all of them the same data, in the same "
+                "order, unless it is their CPUs that round otherwise",
+                line,
+            )
+
+
+def _check(mine: Mapping[str, Any], strategy) -> None:
+    if found := _differences(mine, strategy):
+        with contextlib.suppress(tf.errors.OpError):  # none leaves while another still listens
+            strategy.exchange(0)
+        raise UsageError(f"workers were asked for different things: {'; '.join(found)}; give all the same")
+
+
+def _differences(mine: Mapping[str, Any], strategy) -> list[str]:
+    """What differs, a text each: the values, and the workers that have them."""
+    told = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine, sort_keys=True, default=str))]
+    found = []
+    for name in sorted(set().union(*told)):
+        workers: dict[str, list[str]] = {}
+        for worker, values in zip(strategy.place.names, told, strict=True):
+            workers.setdefault(short(values.get(name)), []).append(worker)
+        if len(workers) > 1:
+            found.append(f"{name} " + ", ".join(f"{value} at {' and '.join(who)}" for value, who in workers.items()))
+    return found

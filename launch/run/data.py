@@ -1,0 +1,33 @@
+"""The run's data: from the input module that the flags name, or from the user's own function. Host code.
+
+The inputs are NumPy's work, so a file that is missing or broken is found before TensorFlow has started.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.errors import UsageError
+
+
+def load(config: Config) -> tuple:
+    """(train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
+    module = importlib.import_module(f"crankshaft.input.{config.input_entry.name}")
+    return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
+
+
+def call(data: Callable | Sequence) -> tuple:
+    """What the user's function gives, or has given, None for what it leaves out; see `train.main` for what that is."""
+    splits = data() if callable(data) else data
+    if splits is not None and not isinstance(splits, (tuple, list)):
+        splits = (splits,)
+    if splits is None or not 1 <= len(splits) <= 5:
+        found = "None" if splits is None else f"{len(splits)} values"
+        raise UsageError(
+            f"the data function gave {found}; return (train, eval), (train, eval, num_classes) or (..., vocabulary)"
+        )
+    if len(splits) == 1 and hasattr(splits[0], "shape"):  # an array alone is features, which no other form can be
+        splits = ((splits[0],),)
+    return (*splits, None, None, None, None)[:5]

@@ -1,0 +1,144 @@
+"""A trained model for others: a SavedModel with one serving signature for batches of any size, or a .keras file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine import Trainer
+from crankshaft.engine.hooks.evaluation import averaged_weights
+from crankshaft.engine.machine import files
+from crankshaft.engine.step import batches
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.run import weights
+from crankshaft.launch.run.session import Session
+
+_WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
+
+
+def save(session: Session, folder: str, export_format: str) -> str:
+    """Writes the model of a session under `folder`, whole or not at all, and returns its path.
+
+    Args:
+      session: what it was trained in, restored.
+      folder: where to; of a SavedModel the parent of the version folders, one a step, as TensorFlow Serving wants it.
+      export_format: "saved_model" or "keras".
+    """
+    path = os.path.join(folder, str(session.state.step)) + (".keras" if export_format == "keras" else "")
+    if os.path.exists(path):
+        raise UsageError(f"--export_dir: {path} exists; remove it or use another --export_dir")
+    if getattr(session.trainer, "model", None) is None:
+        found = type(session.trainer).__name__
+        raise UsageError(f"--mode=export serves {found}.model, and there is none; name the model to serve self.model")
+    if export_format == "keras":
+        _save_keras(session, path)
+    else:
+        _save_serving(session.trainer, batches.features(session.example), path)
+    return path
+
+
+def _save_keras(session: Session, path: str) -> None:
+    """Writes `Trainer.model` alone, with the weights that evaluation uses."""
+    if type(session.trainer).forward is not Trainer.forward:
+        logging.warning(
+            "%s.forward computes more than self.model, which is all that a .keras file holds; "
+            "--export_format=saved_model has all of it",
+            type(session.trainer).__name__,
+        )
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path.removesuffix('.keras')}.tmp.keras"  # Keras goes by the ending
+    weights.trained(session).save(temporary)
+    os.replace(temporary, path)
+
+
+def _save_serving(trainer: Trainer, features, path: str) -> None:
+    """Writes a SavedModel.
+
+    The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
+    names, those of tuples and lists as `features_0` and so on. It gives `outputs`: what `Trainer.forward` gives, in
+    float32, with the weights that evaluation uses. Of several outputs it gives each, by its name if they are a dict,
+    else as `outputs_0` and so on.
+    """
+    inputs = _named(features)
+    specs = {
+        name: tf.TensorSpec([None, *np.shape(value)[1:]], tf.as_dtype(value.dtype), name=name)
+        for name, value in inputs.items()
+    }
+    if wrong := [name for name in inputs if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)]:
+        raise UsageError(
+            f"--mode=export: a signature can't name a feature {wrong[0]!r}; use a letter, then letters, digits and _"
+        )
+    module = tf.Module()
+    module.layers, module.embeddings = trainer.held_layers, trainer.embedding_tables
+
+    def serve(**given):
+        packed = tf.nest.pack_sequence_as(features, [given[name] for name in inputs])
+        return _by_name(trainer.forward(packed, training=False))
+
+    module.serve = tf.function(serve, autograph=False)
+    with files.replacing(path, os.mkdir) as temporary:
+        with averaged_weights(trainer):
+            signature = module.serve.get_concrete_function(**specs)
+            tf.saved_model.save(module, temporary, signatures=signature)
+        with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
+            file.write(_readme(trainer, inputs, list(signature.structured_outputs)))
+
+
+def _named(features) -> dict[str, Any]:
+    """A signature's inputs are flat, in the order of `tf.nest.flatten`."""
+    flat = tf.nest.flatten(features)
+    if isinstance(features, dict) and len(flat) == len(features):
+        return {name: features[name] for name in sorted(features)}
+    return (
+        {"features": features} if not tf.nest.is_nested(features) else {f"features_{i}": x for i, x in enumerate(flat)}
+    )
+
+
+def _by_name(outputs) -> dict[str, tf.Tensor]:
+    """A signature's outputs are flat."""
+    if isinstance(outputs, dict) and len(tf.nest.flatten(outputs)) == len(outputs):
+        found = outputs
+    elif tf.nest.is_nested(outputs):
+        found = {f"outputs_{place}": each for place, each in enumerate(tf.nest.flatten(outputs))}
+    else:
+        found = {"outputs": outputs}
+    return {name: tf.cast(each, tf.float32) for name, each in found.items()}
+
+
+def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
+    dtypes = {name: tf.as_dtype(x.dtype).name for name, x in inputs.items()}
+    shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {dtypes[name]}" for name, x in inputs.items())
+    arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{dtypes[name]}")' for name, x in inputs.items())
+    given = ", ".join(f"`{name}`" for name in outputs)
+    return (
+        f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, {given} out.\n\n"
+        "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
+        "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
+        f"print(serve({arrays})['{outputs[0]}'])\n```\n\n"
+        "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of one "
+        f"example, zeros:\n\n```sh\n{_request(inputs)}\n```\n"
+    )
+
+
+def _request(inputs: dict) -> str:
+    """A shell command that asks TensorFlow Serving's REST API (https://www.tensorflow.org/tfx/serving/api_rest)."""
+    url = "http://localhost:8501/v1/models/NAME:predict"
+    if sum(np.size(x) for x in inputs.values()) <= _WRITTEN_OUT:
+        zeros = {
+            name: np.asarray(x).astype(str if x.dtype == object else x.dtype).tolist() for name, x in inputs.items()
+        }
+        return f"curl -d '{json.dumps({'inputs': zeros})}' {url}"
+    # JSON tells whole numbers from others, and so does the server.
+    zeros = ", ".join(f'"{name}": np.zeros({list(np.shape(x))}, {_kind(x)}).tolist()' for name, x in inputs.items())
+    build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{zeros}}}}}))'
+    return f"python -c '{build}' | curl -d @- {url}"
+
+
+def _kind(x) -> str:
+    return {"b": "bool", "i": "int", "u": "int", "O": "str"}.get(np.dtype(x.dtype).kind, "float")

@@ -1,0 +1,128 @@
+"""What a run's data is, in a few numbers that its checkpoints keep, and what follows where they change. Host code.
+
+They are kept in each manifest's `about`, under "data", by split; a checkpoint without them is taken as one of this
+data.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine.checkpoints import Manifest
+from crankshaft.launch.command_line.config import Config, differences
+from crankshaft.launch.errors import UsageError
+
+# Of an array: milliseconds, whatever its size.
+_MOST_ROWS = 1024
+_MOST_BYTES = 1 << 24
+_OTHER_IDS = "ids are numbered otherwise"
+
+
+def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
+    """{"examples", "digest"} of a split, and "ids" if they are numbered by it.
+
+    The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, the first and the last among
+    them; what a dataset holds is not read.
+
+    Args:
+      split: arrays in a form of `engine.step.batches`, or a `tf.data.Dataset` of single examples.
+      examples: how many there are.
+      ids: what tells one numbering of ids from another, a number or text; None where the data does not say.
+    """
+    digest = zlib.crc32(layout(split).encode())
+    for array in [] if isinstance(split, tf.data.Dataset) else tf.nest.flatten(split):
+        digest = zlib.crc32(_content(array), digest)
+    return {"examples": examples, "digest": digest, **({} if ids is None else {"ids": zlib.crc32(repr(ids).encode())})}
+
+
+def layout(split: Any) -> str:
+    """Types and shapes of one example's parts, as text."""
+    spec = split.element_spec if isinstance(split, tf.data.Dataset) else split
+    return json.dumps(tf.nest.map_structure(_layout, spec), sort_keys=True, default=str)
+
+
+def _layout(part) -> str:
+    """Type and shape of one example's part, alike of an array and of a dataset's specification."""
+    shape = part.shape.as_list() if isinstance(part, tf.TensorSpec) else part.shape[1:]
+    return f"{part.dtype.name} {[*shape]}"
+
+
+def _content(array) -> bytes:
+    most = max(2, min(_MOST_ROWS, _MOST_BYTES * len(array) // max(1, array.nbytes)))
+    rows = np.asarray(array[np.linspace(0, len(array) - 1, min(most, len(array))).astype(np.int64)])
+    return repr(rows.tolist()).encode() if rows.dtype.hasobject else np.ascontiguousarray(rows).tobytes()
+
+
+def agreed(fingerprints: dict[str, dict[str, int]], strategy) -> dict[str, dict[str, int]]:
+    """The chief's, on every worker: what they say decides alike on all, though CPUs may round otherwise."""
+    return {
+        split: {name: strategy.exchange(value)[0] for name, value in numbers.items()}
+        for split, numbers in fingerprints.items()
+    }
+
+
+def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
+    """Says, a line for each split, what a run goes on with that is not its checkpoint's data.
+
+    Args:
+      config: what was asked.
+      manifest: of the checkpoint.
+      about: what is to be kept from now on.
+
+    Raises:
+      UsageError: another number of examples to train on, or ids that are numbered otherwise, and
+        --allow_changed_config is not given.
+    """
+    changed = manifest.other_data(about)
+    if "train" in changed:
+        found = _differences(manifest, about, "train")
+        if found and not config.allow_changed_config:
+            raise UsageError(
+                f"--run_dir={config.run_dir} is a run of other training data ({'; '.join(found)}); use another "
+                "--run_dir, the same data, or --allow_changed_config"
+            )
+        if config.is_chief:
+            logging.warning("%s; if that is not meant, use another --run_dir", _what_changed(manifest, about, "train"))
+    if "eval" in changed and config.is_chief:
+        logging.warning(
+            "%s: it is evaluated anew, and no score of before counts", _what_changed(manifest, about, "eval")
+        )
+
+
+def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
+    """Raises `UsageError` where ids are numbered otherwise than for the checkpoint, and that was not allowed."""
+    if _OTHER_IDS in _differences(manifest, about, "train") and not config.allow_changed_config:
+        where = f"--data_dir={config.data_dir}" if config.data_dir else "the training data"
+        raise UsageError(
+            f"{where} numbers ids otherwise than the training data of --run_dir={config.run_dir} did, so that rows of "
+            "its tables would mean others; use the run's own data, or --allow_changed_config"
+        )
+
+
+def warn_of_ids(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
+    """A line where a script's data does not say how its ids are numbered, and what it trains on has changed."""
+    is_known = config.input_entry is not None or "ids" in about["data"]["train"]
+    if "train" in manifest.other_data(about) and not is_known and config.is_chief:
+        logging.warning("%s; if it numbers ids, they mean others now", _what_changed(manifest, about, "train"))
+
+
+def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[str]:
+    """What is surely other data, and not the same that another CPU has computed; ids come last."""
+    if split not in manifest.other_data(about):
+        return []
+    before, now = (data["data"][split] for data in (manifest.about, about))
+    before = before if isinstance(before, dict) else {}
+    found = differences({"examples": before.get("examples")}, {"examples": now["examples"]})
+    return found + ([_OTHER_IDS] if before.get("ids") != now.get("ids") else [])
+
+
+def _what_changed(manifest: Manifest, about: dict[str, Any], split: str) -> str:
+    name = {"train": "training", "eval": "evaluation"}[split]
+    found = _differences(manifest, about, split) or ["as many examples, of other contents"]
+    return f"the {name} data is not that of {manifest.name} ({'; '.join(found)})"

@@ -1,0 +1,149 @@
+"""A run's history: a row for each window of training metrics or evaluation, written as the run goes. Host code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from absl import logging
+
+from crankshaft.engine.hooks import Moment, Windowed
+from crankshaft.engine.machine.files import open_regular, write_text
+from crankshaft.launch.errors import UsageError
+
+_FIRST = ("step", "epoch")
+
+
+class Rows(list):
+    """The rows of a history, dictionaries, in their order."""
+
+    def column(self, name: str) -> list[Any]:
+        """The values of `eval_loss`, say, of the rows that have one."""
+        return [row[name] for row in self if name in row]
+
+    def to_pandas(self):
+        """A `pandas.DataFrame`, a column for all that any row has."""
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError("pandas is not installed; pip install pandas") from None
+        return pandas.DataFrame(list(self))
+
+
+class History(Windowed):
+    """Keeps `rows`, and adds each to `history.jsonl` and `history.csv`.
+
+    A row is plain JSON: step, epoch (a number with its part), seconds since the run began in this process,
+    examples_per_sec of the window, `train_NAME` of each metric of the window that ends there and `eval_NAME` of each
+    metric of an evaluation made there. A resumed run first cuts off the rows past its checkpoint.
+
+    Args:
+      directory: where the files are written; None keeps the rows in memory alone.
+      every_steps: the window of the training metrics, which ends at evaluations and the run's end too.
+    """
+
+    name = "history"
+
+    def __init__(self, directory: str | None, every_steps: int):
+        super().__init__(every_steps, at_end=True)
+        self.rows: list[dict[str, Any]] = []
+        self._directory = directory
+        self._columns: list[str] = []
+        self._seconds = self._window_seconds = 0.0
+        self._window_examples = 0
+
+    def begin(self, moment: Moment) -> None:
+        if self._directory is None:
+            return
+        self.rows = [row for row in _read(self._path("jsonl")) if row["step"] <= moment.step]
+        self._write("jsonl", "".join(map(_json_line, self.rows)))
+        self._write_table()
+
+    def is_due(self, moment: Moment) -> bool:
+        return moment.evaluation is not None or super().is_due(moment)
+
+    def __call__(self, moment: Moment) -> None:
+        self._seconds += moment.seconds
+        self._window_seconds += moment.seconds
+        self._window_examples += moment.examples
+        super().__call__(moment)
+
+    def act(self, moment: Moment) -> None:
+        means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
+        row = {
+            "step": moment.step,
+            "epoch": moment.step / moment.steps_per_epoch,
+            "seconds": self._seconds,
+            "examples_per_sec": self._window_examples / self._window_seconds if self._window_seconds else None,
+            **{f"train_{name}": mean for name, mean in means.items()},
+            **{f"eval_{name}": value for name, value in (moment.evaluation or {}).items()},
+        }
+        self._window_seconds, self._window_examples = 0.0, 0
+        self._add({name: value if _is_finite(value) else None for name, value in row.items()})
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._write("jsonl", _json_line(row), adds=True)
+        if set(row) <= set(self._columns):
+            self._write("csv", _csv_lines(self._columns, [row]), adds=True)
+        else:
+            self._write_table()
+
+    def _write_table(self) -> None:
+        """Writes the CSV whole, with a column for all that any row has."""
+        names = {name: None for row in self.rows for name in row}
+        self._columns = [*_FIRST, *(name for name in names if name not in _FIRST)]
+        header = {name: name for name in self._columns}
+        self._write("csv", _csv_lines(self._columns, [header, *self.rows]))
+
+    def _write(self, ending: str, text: str, adds: bool = False) -> None:
+        """Writes a file whole, or adds to it. One that can't be written ends the writing, not the run."""
+        if self._directory is None:
+            return
+        path = self._path(ending)
+        try:
+            if not adds:
+                write_text(path, text)
+                return
+            with open(open_regular(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8", newline="") as file:
+                file.write(text)
+        except OSError as error:
+            logging.warning("%s can't be written (%s); the run goes on without a history", path, error.strerror)
+            self._directory = None
+
+    def _path(self, ending: str) -> str:
+        return os.path.join(self._directory, f"history.{ending}")
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _csv_lines(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _is_finite(value) -> bool:
+    return value is None or math.isfinite(value)
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    """The rows of a file, up to the first line that a killed writer has left unfinished."""
+    rows: list[dict[str, Any]] = []
+    if not os.path.exists(path):
+        return rows
+    with open(open_regular(path), encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                rows.append({**row, "step": int(row["step"])})
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                break
+    return rows

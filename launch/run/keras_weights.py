@@ -1,0 +1,85 @@
+"""Weights out of a file that Keras wrote, `.keras` or `.weights.h5`. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import zipfile
+
+import h5py
+import keras
+
+from crankshaft.engine.checkpoints import CheckpointError
+from crankshaft.engine.internals.errors import reason
+
+_LISTED = 8
+
+
+def load_keras_weights(path: str, model: keras.Model) -> int:
+    """Gives a model the weights that a Keras file has for it, and nothing else of the file.
+
+    Layers are found as Keras finds them: by their kind and place in the model, whatever their names.
+
+    Returns how many weights were taken: variables, moving statistics too. Raises CheckpointError, before any is
+    changed, for a file that can't be read, and where it and the model do not have the same layers of the same shapes.
+    """
+    theirs = _read(path)
+    with tempfile.TemporaryDirectory() as folder:
+        # What this model would have written says which of its layers stands where in such a file.
+        own = os.path.join(folder, "model.weights.h5")
+        model.save_weights(own)
+        ours = _read(own)
+    places = [*ours, *(place for place in theirs if place not in ours)]
+    wrong = [_difference(ours.get(place), theirs.get(place)) for place in places]
+    if wrong := [line for line in wrong if line]:
+        more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        raise CheckpointError(
+            f"{path} does not fit model {model.name}: {'; '.join(wrong[:_LISTED])}{more}; build the model that it is "
+            "of, or take single layers from it in build_model"
+        )
+    model.load_weights(path)
+    return sum(len(shapes) for _, shapes in ours.values())
+
+
+def _difference(here, there) -> str | None:
+    """How a layer of the model and that in its place of the file differ, (name, shapes) each; None if they do not."""
+    if there is None:
+        return f"{here[0]} is not in the file"
+    if here is None:
+        return f"{there[0]} is only in the file"
+    if here[1] != there[1]:
+        return f"{here[0]} has {_written(here[1])} here and {_written(there[1])} in the file"
+    return None
+
+
+def _written(shapes: list) -> str:
+    return " ".join(str(list(shape)) for shape in shapes)
+
+
+def _read(path: str) -> dict[str, tuple[str, list]]:
+    """The layers of a file that have weights, those within others too, by place: (name, shapes).
+
+    From the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see what a nested model holds.
+    """
+    found = {}
+
+    def take(place: str, part) -> None:
+        place, _, last = place.rpartition("/")
+        if last == "vars" and isinstance(part, h5py.Group) and len(part) and place.partition("/")[0] != "optimizer":
+            shapes = [part[key].shape for key in sorted(part, key=_number)]
+            found[place] = (str(part.attrs.get("name", place)), shapes)
+
+    try:
+        with contextlib.ExitStack() as stack:
+            file = path
+            if path.endswith(".keras"):
+                file = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open("model.weights.h5"))
+            stack.enter_context(h5py.File(file)).visititems(take)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
+    return found
+
+
+def _number(key: str):
+    return (0, int(key)) if key.isdecimal() else (1, key)

@@ -1,0 +1,68 @@
+"""What a finished run computes on new data, in the process that trained it. Host code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.hooks import evaluation
+from crankshaft.engine.hooks.evaluation import averaged_weights
+from crankshaft.engine.step import batches
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.run import splits
+from crankshaft.launch.run.session import Session
+
+
+def forward(session: Session) -> Callable[[Any], Any]:
+    """A function from features of any number of examples to outputs, NumPy arrays, with the evaluation's weights."""
+    trainer, size = session.trainer, session.config.eval_batch_size
+    example = batches.features(session.example)
+    signature = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
+
+    @tf.function(input_signature=[signature], autograph=False)
+    def compute(features):
+        outputs = trainer.forward(features, training=False)
+        return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
+
+    def predict(features):
+        features = splits.as_arrays(features)
+        _check_like("features", example, features)
+        count = len(tf.nest.flatten(features)[0])
+        with averaged_weights(trainer):
+            parts = [
+                compute(tf.nest.map_structure(lambda x, at=at: tf.constant(x[at : at + size]), features))
+                for at in range(0, max(count, 1), size)
+            ]
+        return tf.nest.map_structure(lambda *pieces: np.concatenate([piece.numpy() for piece in pieces]), *parts)
+
+    return predict
+
+
+def evaluate(session: Session, split) -> dict[str, float]:
+    """The metrics' means over a split. Training can't go on afterwards: the strategy works on this data then."""
+    split = splits.checked("evaluate", split, [])
+    if not isinstance(split, tf.data.Dataset):
+        _check_like("data", *(batches.without_weights(each) for each in (session.example, split)))
+    strategy = session.strategy
+    with strategy.watch():
+        feed = strategy.feed(split, session.config.eval_batch_size, None)
+        strategy.bind(session.state, strategy.train_feed, feed)
+        return evaluation.evaluate(strategy, session.trainer)
+
+
+def _check_like(name: str, example, given) -> None:
+    """Raises `UsageError` where arrays are not shaped as those that the run was trained on."""
+
+    def described(arrays) -> str:
+        return str(
+            tf.nest.map_structure(lambda x: f"{tf.as_dtype(np.asarray(x).dtype).name}{list(np.shape(x)[1:])}", arrays)
+        )
+
+    if described(example) != described(given):
+        line = f"{name} are {described(given)} an example; this run's are {described(example)}"
+        if isinstance(given, tuple) and not isinstance(example, (tuple, dict)):
+            line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
+        raise UsageError(line)

@@ -1,0 +1,242 @@
+"""What a person sees of a run: a live bar in a terminal, plain lines elsewhere, models' summaries. Host code."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+
+from absl import logging
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as RichProgress
+
+from crankshaft.engine.hooks import Hook, Moment
+from crankshaft.engine.metrics.means import Sums
+
+MODES = ("auto", "bar", "plain", "off")
+_HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
+_LEAST_BAR = 1  # columns
+
+
+class Progress(Hook):
+    """Shows step, metrics, examples a second, time left and evaluations. Reads metrics only when it shows them.
+
+    Args:
+      mode: "bar", redrawn in place; "plain", a line now and then; "off"; "auto", a bar if `file` is a terminal.
+      file: where to; None is standard output.
+      redraw_seconds: at least so long from one redrawing of the bar to the next. One costs about a millisecond.
+      line_seconds: at least so long from one plain line to the next, but for evaluations and the last step.
+      clock: seconds, for tests.
+    """
+
+    name = "progress"
+
+    def __init__(self, mode: str = "auto", file=None, redraw_seconds=0.2, line_seconds=10.0, clock=time.monotonic):
+        self._file = file or sys.stdout
+        self.mode = as_shown(mode, self._file)
+        self._seconds_between = redraw_seconds if self.mode == "bar" else line_seconds
+        self._clock = clock
+        self._bar: Bar | None = None
+        self._window = Sums()
+        self._speed = _Speed()
+        self._shown_at = 0.0
+        self._shown_step: int | None = None
+
+    def begin(self, moment: Moment) -> None:
+        self._shown_at = self._clock()
+        if self.mode == "bar":
+            self._bar = Bar(self._file, _step(moment), moment.until_step, moment.step)
+            atexit.register(self.close)  # after an exception, the terminal's cursor has to come back
+
+    def __call__(self, moment: Moment) -> None:
+        if self.mode == "off":
+            return
+        self._window.add(moment.sums)
+        self._speed.add(moment)
+        now = self._clock()
+        if moment.evaluation is not None or moment.last or moment.stop or now - self._shown_at >= self._seconds_between:
+            self._shown_at = now
+            self._show(moment)
+        if moment.evaluation is not None:
+            self._say("  ".join([_step(moment), "evaluation", *_metrics(moment.evaluation)]))
+
+    def end(self, moment: Moment) -> None:
+        if self.mode != "off" and moment.steps and self._shown_step != moment.step:
+            self._show(moment)
+        self.close()
+
+    def close(self) -> None:
+        """Gives the terminal back; may be called again, and has to be where the loop ended by an exception."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+            atexit.unregister(self.close)
+
+    def _show(self, moment: Moment) -> None:
+        metrics, self._window = _metrics(self._window.means()), Sums()
+        epoch = f"epoch {moment.step / moment.steps_per_epoch:.3g}"
+        speed = f"{self._speed.examples_per_second():,.0f} examples/s"
+        seconds = self._speed.seconds_left(moment.until_step - moment.step)
+        left = "" if seconds is None else f"{duration(seconds)} left"
+        self._shown_step = moment.step
+        if self._bar is None:
+            self._say("  ".join(filter(None, [_step(moment), *metrics, epoch, speed, left])))
+            return
+        self._bar.draw(moment.step, *_fitting(_step(moment), metrics, [epoch, left, speed], self._bar.width))
+
+    def _say(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.say(line)
+        else:
+            print(line, file=self._file, flush=True)
+
+
+class Bar:
+    """The bar, at the bottom of the terminal; lines that are printed meanwhile, by logging too, go above it.
+
+    Args:
+      file: the terminal.
+      description: what stands before it.
+      total, completed: how much there is to do, and how much of it is done.
+      stays: whether it is left in the terminal when it is closed.
+    """
+
+    def __init__(self, file, description: str, total: float, completed: float = 0.0, stays: bool = True):
+        self._console = Console(file=file, highlight=False, force_terminal=True)
+        self._progress = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None if self._console.width < 100 else 40),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
+            auto_refresh=False,
+            transient=not stays,
+            redirect_stderr=sys.stderr.isatty(),  # what somebody sends to a file stays there
+        )
+        self._task = self._progress.add_task(description, total=total, completed=completed, text="starting")
+        # absl holds the stderr of when it was imported; rich replaces it while the bar is there.
+        self._log = logging.get_absl_handler().python_handler
+        self._log_stream = self._log.stream
+        follows_stderr = self._log_stream is sys.stderr
+        self._progress.start()
+        if follows_stderr:
+            self._log.setStream(sys.stderr)
+
+    @property
+    def width(self) -> int:
+        """Columns for the description and the text, beside the least bar and what parts them."""
+        return self._console.width - _LEAST_BAR - 2
+
+    def draw(self, completed: float, description: str, text: str) -> None:
+        """Draws it anew, which takes about a millisecond; `text` stands behind it."""
+        self._progress.update(self._task, completed=completed, description=description, refresh=True, text=text)
+
+    def say(self, line: str) -> None:
+        """Prints a line above it."""
+        self._console.print(line, markup=False)
+
+    def close(self) -> None:
+        """Gives the terminal back."""
+        self._log.setStream(self._log_stream)
+        self._progress.stop()
+
+
+class _Speed:
+    """Steps and examples a second lately: older calls count for less, and the first, which compiles, for nothing once
+    there is another; of that one alone no time is reckoned."""
+
+    _MEMORY_SECONDS = 3.0
+
+    def __init__(self):
+        self._steps = self._examples = self._seconds = 0.0
+        self._calls = 0
+
+    def add(self, moment: Moment) -> None:
+        fade = 1.0 if self._calls > 1 else 0.0
+        if self._seconds > self._MEMORY_SECONDS:
+            fade *= max(0.0, 1.0 - moment.seconds / self._MEMORY_SECONDS)
+        self._steps = self._steps * fade + moment.steps
+        self._examples = self._examples * fade + moment.examples
+        self._seconds = self._seconds * fade + moment.seconds
+        self._calls += 1
+
+    def examples_per_second(self) -> float:
+        return self._examples / max(self._seconds, 1e-9)
+
+    def seconds_left(self, steps: int) -> float | None:
+        if self._calls < 2 and steps:
+            return None
+        return steps * self._seconds / max(self._steps, 1e-9)
+
+
+def as_shown(mode: str, file) -> str:
+    """What --progress comes to: "bar" in a terminal or a notebook, "plain" or "off". ValueErrors for no mode."""
+    if mode not in MODES:
+        raise ValueError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
+    if mode != "auto":
+        return mode
+    return "bar" if file.isatty() or _in_notebook(file) else "plain"
+
+
+def _in_notebook(file) -> bool:
+    """Whether rich can draw a bar below a notebook's cell, which it does by ipywidgets."""
+    return file is sys.stdout and Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+
+
+def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
+    """Prints Keras's summary of each model, as wide as the terminal allows, and a line for each embedding.
+
+    Args:
+      models: Keras models, built.
+      file: where to; None is standard output.
+      tables: `engine.layers.embeddings.Embedding`s, built.
+    """
+    file = file or sys.stdout
+    width = min(Console(file=file).width, 100)
+    for model in models:
+        model.summary(line_length=width, print_fn=lambda line, **_: print(line, file=file, flush=True))
+    for table in tables:
+        size = f"{table.rows:,} rows x {table.width}, {4e-6 * table.rows * table.width:,.1f} MB"
+        print(f"Embedding: {table.name!r}, {size}, shards: {len(table.shards)}", file=file, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """42s, 3m07s, 2h05m, 3d04h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def _step(moment: Moment) -> str:
+    return f"step {moment.step:,}/{moment.until_step:,}"
+
+
+def _metrics(means: dict[str, float]) -> list[str]:
+    """The loss first, the others by name."""
+    names = sorted((name for name in means if name not in _HIDDEN), key=lambda name: (name != "loss", name))
+    return [f"{name} {_number(means[name])}" for name in names]
+
+
+def _fitting(step: str, metrics: list[str], more: list[str], width: int) -> tuple[str, str]:
+    """(description, text) of a bar, in so many columns: rates go first, then the spaces, and only then metrics."""
+    parts = [*metrics, *filter(None, more)]
+    while len("  ".join([step, *parts])) > width and len(parts) > len(metrics):
+        parts.pop()
+    if len("  ".join([step, *parts])) <= width:
+        return step, "  ".join(parts)
+    step = step.removeprefix("step ")
+    while len(" ".join([step, *parts])) > width and len(parts) > 1:
+        parts.pop()
+    return step, " ".join(parts)
+
+
+def _number(value: float) -> str:
+    """Four places, or four digits of what is too small to be seen in them."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.3e}"

@@ -1,0 +1,74 @@
+"""Which checkpoints of a run are read, on all its workers alike. Host code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
+from crankshaft.engine.hooks import saving
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.run import fingerprints
+from crankshaft.launch.run.session import Session
+
+
+def newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
+    """The newest whole checkpoint, as the chief finds it, on every worker."""
+    manifest = checkpoints.latest()
+    step = session.strategy.exchange(-1 if manifest is None else manifest.step)[0]
+    if manifest is None or manifest.step != step:
+        manifest = next(iter(checkpoints.all(lambda each: each.step == step)), None)
+        if manifest is None and step >= 0:
+            raise UsageError(
+                f"{session.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
+                "chief restores it; put --run_dir on a file system that all workers see"
+            )
+    return manifest
+
+
+def restored(session: Session) -> Iterator[Manifest]:
+    """Restores the checkpoints that were asked for, the oldest first, each when the one before is done with.
+
+    One that a live run sweeps meanwhile is left out; for `latest` and `best` there is a newer one then.
+    """
+    config = session.config
+    which = "latest" if (config.mode, config.eval_checkpoint) == ("export", "all") else config.eval_checkpoint
+    checkpoints = session.best if which == "best" else session.checkpoints
+    count = 0
+    if which in ("latest", "best"):
+        while found := newest(session, checkpoints):
+            if manifest := _unless_swept(session, checkpoints, found):
+                count += 1
+                yield manifest
+                break
+    else:
+        for manifest in _listed(session, which):
+            if _unless_swept(session, checkpoints, manifest):
+                count += 1
+                yield manifest
+    if not count:
+        cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
+        raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); {cure}")
+
+
+def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
+    if session.config.mode == "eval":
+        fingerprints.check_evaluated(session.config, manifest, checkpoints.about)
+    try:
+        return saving.restore(checkpoints, session.state, manifest=manifest)
+    except (CheckpointError, tf.errors.OpError):
+        # Several workers that evaluate together have all to restore it, or none.
+        if manifest.problem(content=False) is None or session.strategy.num_hosts > 1:
+            raise
+        logging.warning("%s was removed before it could be read", manifest.name)
+        return None
+
+
+def _listed(session: Session, which: str) -> list[Manifest]:
+    found = session.checkpoints.all(lambda each: which in ("all", str(each.step)))
+    if found or which == "all":
+        return found
+    steps = ", ".join(str(manifest.step) for manifest in session.checkpoints.all())
+    raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {steps}")

@@ -1,0 +1,355 @@
+"""One run, put together: data, strategy, trainer, state, checkpoints and hooks, from a configuration. Host code."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine import StepOptions, Trainer
+from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
+from crankshaft.engine.health import watchdog
+from crankshaft.engine.hooks import Hook, numerics
+from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks, instead_of
+from crankshaft.engine.layers.embeddings import shards_in
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.engine.reduction.power_sgd import PowerSgd
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.step import batches, whole_numbers
+from crankshaft.engine.strategies import devices, jit_choice
+from crankshaft.engine.strategies.multi_worker import Place
+from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
+from crankshaft.engine.strategies.parameter_server.placement import Rule
+from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.launch.command_line import checks
+from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_rounds
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host import threads
+from crankshaft.launch.run import agreement, fingerprints
+from crankshaft.launch.run import splits as datasplits
+from crankshaft.launch.run.keras_weights import load_keras_weights
+from crankshaft.models.classification import Classifier
+from crankshaft.models.tabular import Tabular
+
+# Fewer are not worth a part: all of TensorFlow's kernels of a step are started for each.
+_LEAST_EXAMPLES_A_PART = 16
+
+
+@dataclasses.dataclass
+class Session:
+    """What the modes work on.
+
+    Attributes:
+      config: what was asked.
+      strategy, state: where steps run, and what they change.
+      train_steps: updates in all.
+      example: a batch of one example, zeros, in the form of the data.
+      has_evaluation: whether there is evaluation data.
+      checkpoints, best: those of the run, and the best one; None without a run_dir.
+    """
+
+    config: Config
+    strategy: Replicated
+    state: TrainState
+    train_steps: int
+    example: Any
+    has_evaluation: bool
+    checkpoints: Checkpoints | None
+    best: Checkpoints | None
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.state.trainer
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run makes evaluations of its own."""
+        return self.config.mode == "train_and_eval" and self.has_evaluation
+
+    @property
+    def epoch_period(self) -> int:
+        """The period of what is due each epoch: its steps, and what is missing to a whole round."""
+        return whole_rounds(self.strategy.train_order.steps_per_epoch, self.config.sync_every_steps)
+
+    def say(self, text: str) -> None:
+        """Prints a line; of several workers, the chief does."""
+        if self.strategy.is_chief:
+            print(text, flush=True)
+
+
+def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Replicated:
+    """Takes the devices; before anything else that touches them. Without a class, --model names one."""
+    strategy = devices.create(
+        "one_device" if config.looks_on else config.strategy,
+        num_virtual_devices=config.num_virtual_devices,
+        tpu_address=config.tpu_address,
+        place=_place(config),
+        servers=_servers(config),
+        communication=config.communication,
+        step_timeout_seconds=_step_timeout_seconds(config),
+        steps_per_loop=config.steps_per_loop,
+        feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
+        batch_parts=batch_parts(config, trainer_class or named_class(config.model_entry.name)),
+        owns_process=config.owns_process,
+        gpus=config.gpu_numbers,
+        gpu_memory_growth=config.gpu_memory_growth,
+    )
+    checks.check_batch(config.global_batch_size, strategy.num_replicas)
+    if config.batch_parts > strategy.batch_parts:
+        raise UsageError(
+            f"--batch_parts={config.batch_parts} is for a CPU whose threads are not started yet; this process has a "
+            "GPU, is not the run's alone (crankshaft.run), or used TensorFlow's devices before crankshaft.main: leave "
+            "it out, or move that into the data function"
+        )
+    tf.config.list_logical_devices()  # starts them: what TensorFlow says then is said now
+    return strategy
+
+
+def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
+    """Makes everything and restores nothing."""
+    *both, num_classes, vocabulary, ids = splits
+    if trainer_class is None:
+        trainer_class = named_class(config.model_entry.name)
+    train, evaluation, said = datasplits.prepare(*both, config.validation_split)
+    _check_data(config, trainer_class, train, evaluation, num_classes)
+    found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    agreement.check_asked(config, found, strategy)
+    train_feed = strategy.feed(train, config.global_batch_size, config.seed)
+    eval_feed = None if evaluation is None else strategy.feed(evaluation, config.eval_batch_size, None)
+    data = {"train": fingerprints.of(train, train_feed.order.num_examples, ids)}
+    if eval_feed:
+        data["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
+    agreement.check_data(data, strategy)
+    per_epoch = train_feed.order.steps_per_epoch
+    train_steps = config.train_steps
+    if train_steps is None:
+        train_steps = math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)  # as written: 1.1 is 11/10
+    train_steps = max(1, train_steps)
+    example = datasplits.example(train)
+
+    def make() -> TrainState:
+        trainer = trainer_class(**config.model_arg)
+        trainer.num_servers = _num_servers(config, strategy)
+        state = TrainState(trainer)
+        options = _step_options(config, train_steps, strategy.batch_parts)
+        trainer.prepare(options, _reduction(config), example, num_classes, vocabulary)
+        state.build()
+        return state
+
+    state = strategy.build(make)
+    if strategy.name == "tpu" and state.trainer.embedding_tables:
+        raise checks.no_tables_on_tpus(trainer_class.__name__)
+    _warn_of_rounded(state.trainer, train, strategy.is_chief)
+    strategy.bind(state, train_feed, eval_feed)
+    checkpoints, best = _checkpoints(config, state, strategy, data)
+    session = Session(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best)
+    for line in said:
+        session.say(line)
+    return session
+
+
+def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:
+    """The model and the flags can do with what the data has."""
+    name, is_ours = config.model_entry.name, issubclass(trainer_class, (Classifier, Tabular))
+    if is_ours and batches.parts(datasplits.spec(train)).labels is None:
+        raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
+    if num_classes is None and issubclass(trainer_class, Classifier):
+        raise UsageError(
+            f"{name} needs num_classes, and the data has none; return (train, eval, num_classes) from the data function"
+        )
+    if evaluation is None:
+        checks.check_without_evaluation(config)
+    if config.strategy == "tpu" and (text := batches.text_parts(datasplits.spec(train))):
+        raise UsageError(
+            f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
+            "function, or use another --strategy"
+        )
+
+
+def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
+    if isinstance(split, tf.data.Dataset) or not is_chief:
+        return
+    for name, most in whole_numbers.rounded(trainer, batches.features(split)).items():
+        logging.warning(
+            "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an "
+            "offset, divide them, or look them up as ids",
+            *(name, f"{most:,}", f"{whole_numbers.EXACT:,}"),
+        )
+
+
+def named_class(name: str) -> type[Trainer]:
+    """The class of a model of models/, which --model names."""
+    return importlib.import_module(f"crankshaft.models.{name}").Model
+
+
+def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
+    """How many parts of a batch a CPU's cores take side by side, by --batch_parts: 0 leaves it to the model."""
+    asked, splits = config.batch_parts, trainer_class.splits_batch(**config.model_arg)
+    if asked > 1 and not splits:
+        raise UsageError(
+            f"--batch_parts={asked}: {config.model_entry.name} as asked does not say that a batch may be cut; leave it "
+            "out, or let its splits_batch return True if no example depends on another"
+        )
+    if asked or not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
+        return max(1, asked)
+    cores = threads.given()
+    examples = config.global_batch_size // config.accumulate_steps
+    return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_A_PART else 1
+
+
+def _num_servers(config: Config, strategy) -> int:
+    """The servers that tables are divided for: as many as the run began with, since its checkpoints hold the shards."""
+    folder = os.path.join(config.run_dir, "checkpoints") if config.run_dir else None
+    newest = manifest.read_all(folder)[0][:1] if folder else []
+    return (newest and shards_in(newest[0].variables)) or strategy.num_servers
+
+
+def start_weights(session: Session) -> None:
+    """--init_from: the weights, and nothing else, of another run or of a file of Keras's."""
+    if not (source := session.config.init_from):
+        return
+    if source.endswith(KERAS_FILES):
+        taken = load_keras_weights(source, _only_model(session.trainer, source))
+    else:
+        taken = 0
+        for name, layer in session.trainer.held_layers.items():
+            taken += len(load_weights(source, layer, f"trainer.{name}")) if layer.variables else 0
+        for name, table in session.trainer.embedding_tables.items():
+            taken += len(load_weights(source, table, f"trainer.{name}"))
+    for optimizer in session.trainer.optimizers.values():
+        if optimizer.weight_average is not None:
+            optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
+    numerics.check_weights(session.trainer, f"--init_from={source}")
+    session.say(f"{taken} weights taken from {source}")
+
+
+def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
+    models = [model for model in trainer.models if model.variables]
+    if len(models) != 1:
+        raise UsageError(
+            f"--init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has "
+            f"{len(models)}; load them in its build with load_weights, or give a run's checkpoint"
+        )
+    return models[0]
+
+
+def choose_jit(session: Session) -> str:
+    """Decides `state.jit`, measuring if that is asked for and open, and says what it is and why."""
+    config, state, strategy = session.config, session.state, session.strategy
+    if reason := config.why_no_jit or strategy.why_no_jit:
+        if config.jit == "on":
+            raise UsageError(f"--jit=on: {reason}; use --jit=auto or off")
+        strategy.without_jit = True
+        if state.jit is None:
+            state.jit = False  # what the run began with; a choice that was made before is kept for the next process
+        return f"XLA off: {reason}"
+    if config.jit != "auto":
+        state.jit = config.jit == "on"
+        return f"XLA {config.jit}, as asked"
+    if state.jit is not None:
+        return f"XLA {'on' if state.jit else 'off'}, as this run began"
+    session.say("timing steps with XLA and without: seconds, more where the machine is busy")
+    measured, why_not = jit_choice.measure(strategy, state)
+    state.jit = jit_choice.choose(measured)
+    strategy.use_loop(measured[state.jit][1])
+    rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
+    with_xla = f"{rates[True]} with it" if True in rates else why_not
+    return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"
+
+
+def _place(config: Config) -> Place | None:
+    if config.strategy != "multi_worker":
+        return None
+    return Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True), config.cluster.secret)
+
+
+def _servers(config: Config) -> ServerOptions | None:
+    if not config.coordinates:
+        return None
+    cluster = config.cluster
+    return ServerOptions(
+        Cluster(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
+        config.max_inflight_per_worker,
+        config.max_staleness_steps,
+        config.max_closure_retries,
+        config.pull_every_steps,
+        tuple(Rule(*rule) for rule in config.placement_rules),
+    )
+
+
+def _step_timeout_seconds(config: Config) -> float:
+    asked = config.step_timeout_seconds
+    return watchdog.default_timeout_seconds() if asked is None else asked
+
+
+def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOptions:
+    return StepOptions(
+        seed=config.seed,
+        precision=config.precision,
+        optimizer=config.optimizer,
+        optimizer_args=config.optimizer_arg,
+        learning_rate=config.learning_rate,
+        schedule=config.learning_rate_schedule,
+        schedule_args=config.learning_rate_schedule_arg,
+        warmup_steps=config.warmup_steps,
+        # Modes that do not train take any length, and a schedule wants a step after its warm-up.
+        total_steps=train_steps if config.trains else max(train_steps, config.warmup_steps + 1),
+        weight_decay=config.weight_decay,
+        weight_decay_exclude=config.weight_decay_exclude,
+        clip_norm=config.clip_norm,
+        clip_variable_norm=config.clip_variable_norm,
+        clip_value=config.clip_value,
+        ema_decay=config.ema_decay,
+        accumulate_steps=config.accumulate_steps,
+        batch_parts=batch_parts,
+        on_nonfinite=config.on_nonfinite,
+        debug=config.debug,
+        check_numerics=config.check_numerics,
+    )
+
+
+def _reduction(config: Config) -> Reduction:
+    travel = (config.reduce_dtype, int(config.reduce_pack_mb * (1 << 20)))
+    if config.sync_every_steps > 1:
+        return LocalSgd(config.sync_every_steps, config.outer_learning_rate, config.outer_momentum, *travel)
+    return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
+
+
+def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: dict[str, dict[str, int]]):
+    if not config.run_dir:
+        return None, None
+    about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}
+    about["cpu"] = threads.of(strategy)
+    folder = os.path.join(config.run_dir, "checkpoints")
+    writes = strategy.is_chief
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writes=writes)
+    folder, writes = os.path.join(config.run_dir, "best"), writes and config.writes_best
+    best = Checkpoints(folder, state.checkpoint, keep=1, about=about, writes=writes)
+    return checkpoints, best
+
+
+def user_hooks(hooks: Sequence, config: Config) -> list:
+    """The user's hooks, checked: each is an `engine.hooks.Hook`; Keras callbacks are one together, the last."""
+    if not isinstance(hooks, Sequence):
+        raise UsageError(f"hooks={hooks!r} is no list; put hooks into one, hooks=[...]")
+    callbacks = [hook for hook in hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+    for callback in callbacks:
+        if flags := instead_of(callback):
+            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; here {flags} does it")
+    others = [hook for hook in hooks if hook not in callbacks]
+    for hook in others:
+        if not isinstance(hook, Hook):
+            raise UsageError(
+                f"hook {hook!r} is no engine.hooks.Hook and no Keras callback; wrap a function by every_epoch or "
+                "every_steps"
+            )
+    return [*others, KerasCallbacks(callbacks, config.summary_every_steps)] if callbacks else others

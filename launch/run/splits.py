@@ -1,0 +1,227 @@
+"""What a script's data function gave, checked and brought into the engine's form (`engine.step.batches`). Host code."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.data import host_arrays
+from crankshaft.engine.step.batches import parts
+from crankshaft.launch.errors import UsageError
+
+_FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
+_NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
+
+
+def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any, list[str]]:
+    """(train, evaluation, lines to say) of a run, each split a `tf.data.Dataset` of single examples, or arrays, in one
+    of the forms of a batch; evaluation is None if there is none.
+
+    float64, which NumPy makes unasked, becomes float32, as do weights; lists become tuples.
+
+    Args:
+      train, evaluation: as the data function gave them.
+      validation_split: the share of the training data that is taken for evaluation: its last examples, as they stand,
+        which is Keras's rule. So it does not depend on the seed or on how many workers there are.
+
+    Raises:
+      UsageError: what was given can't be trained on.
+    """
+    said: list[str] = []
+    train = checked("train", train, said)
+    if validation_split and evaluation is not None:
+        raise UsageError(
+            f"--validation_split={validation_split} takes evaluation data from the training data, and the data has its "
+            "own; leave the flag out, or return the training data alone"
+        )
+    if validation_split:
+        return *_divided(train, validation_split), said
+    if evaluation is not None:
+        evaluation = checked("eval", evaluation, said)
+        _check_alike(train, evaluation)
+    return train, evaluation, said
+
+
+def spec(split):
+    """The structure of a split's examples: what the parts of a batch will be."""
+    return split.element_spec if isinstance(split, tf.data.Dataset) else split
+
+
+def example(split):
+    """One example of zeros, or of empty strings, with a batch axis of 1."""
+    if isinstance(split, tf.data.Dataset):
+        return tf.nest.map_structure(lambda part: zeros(part.shape, part.dtype), split.element_spec)
+    return tf.nest.map_structure(lambda array: zeros(array.shape[1:], tf.as_dtype(array.dtype)), split)
+
+
+def zeros(shape, dtype: tf.DType) -> np.ndarray:
+    """A batch of one example, of zeros or empty strings."""
+    return np.full([1, *shape], b"", object) if dtype == tf.string else np.zeros([1, *shape], dtype.as_numpy_dtype)
+
+
+def checked(name: str, split, said: list[str]):
+    """A split in its form, see `prepare`; what is to be said of it is added to `said`."""
+    if isinstance(split, tf.data.Dataset):
+        return _checked_dataset(name, split, said)
+    split = _in_form(name, split)
+    split = as_arrays(split)
+    found = parts(split)
+    for what, array in found.named():
+        _check_array(name, what, array)
+    counts = [len(array) for array in tf.nest.flatten(split)]
+    if len(set(counts)) > 1:
+        raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
+    if not counts or counts[0] == 0:
+        raise UsageError(f"the {name} data has no examples; give at least one")
+    if found.weights is None:
+        return split
+    _check_weights(name, found.weights, np.shape(found.weights)[1:])
+    weights = np.asarray(found.weights, np.float32)
+    if wrong := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))[:1].tolist():
+        found_there = f"found {weights[wrong[0]]} at example {wrong[0]}"
+        raise UsageError(f"{_NEGATIVE.format(name)} ({found_there})")
+    if not weights.any():
+        raise UsageError(f"all weights of the {name} data are 0, so no example counts; give some more than that")
+    return (found.features, () if found.labels is None else found.labels, weights)
+
+
+def _in_form(name: str, split):
+    """The split with tuples for lists, without a tuple around features alone that need none, and () for no labels."""
+    if isinstance(split, (tuple, list)):
+        if not 1 <= len(split) <= 3:
+            raise UsageError(f"the {name} data is {len(split)} values; {_FORMS}")
+        split = tuple(split)
+        if len(split) > 1 and split[1] is None:
+            split = split[:1] if len(split) == 2 or split[2] is None else (split[0], (), split[2])
+        if len(split) == 3 and split[2] is None:
+            split = split[:2]
+        return split[0] if len(split) == 1 and not isinstance(split[0], (tuple, list)) else split
+    if isinstance(split, dict):
+        return split
+    alone = "; ((features, labels), None) is training data alone" if hasattr(split, "shape") else ""
+    raise UsageError(f"the {name} data is a {type(split).__name__}; {_FORMS}{alone}")
+
+
+def as_arrays(nest):
+    """Eager tensors as NumPy arrays, memory maps to be read in pieces, float64, which NumPy makes unasked, as float32,
+    and lists as tuples."""
+
+    def array(x):
+        x = np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x)
+        return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
+
+    return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
+
+
+def _check_array(name: str, what: str, array) -> None:
+    where = f"the {name} data"
+    if not np.ndim(array) or not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise UsageError(
+            f"{where} holds a {type(array).__name__} ({what}); give NumPy arrays whose first axis is examples"
+        )
+    objects = np.ravel(array) if array.dtype == object else ()
+    if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):
+        raise UsageError(
+            f"{where} has an array of Python objects ({what}), a {strange} among them; give an array of numbers, such "
+            "as np.stack makes of arrays of one shape, or of text alone"
+        )
+    try:
+        _check_real(name, tf.as_dtype(array.dtype))
+    except TypeError:
+        raise UsageError(
+            f"{where} has an array of {array.dtype} ({what}), which TensorFlow does not take; give numbers or text"
+        ) from None
+
+
+def _check_real(name: str, dtype: tf.DType) -> None:
+    if dtype.is_complex:
+        raise UsageError(
+            f"the {name} data holds complex numbers ({dtype.name}), of which layers take the real part; give both "
+            "parts (array.real, array.imag) as features"
+        )
+
+
+def _check_weights(name: str, weights, shape) -> None:
+    """Weights are one number an example: `shape` is of one example's."""
+    dtype = None if isinstance(weights, (tuple, dict)) else tf.as_dtype(weights.dtype)
+    if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
+        found = f"a {type(weights).__name__}" if dtype is None else f"of type {dtype.name}"
+        raise UsageError(f"the weights of the {name} data, its third part, are {found}; give one number an example")
+    if tuple(shape):
+        raise UsageError(
+            f"the weights of the {name} data, its third part, are of shape {[*shape]} an example; give one number an "
+            "example"
+        )
+
+
+def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf.data.Dataset:
+    if dataset.cardinality() == 0:
+        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
+    found = dataset.element_spec
+    if isinstance(found, tuple) and not 1 <= len(found) <= 3:
+        raise UsageError(
+            f"the {name} dataset's elements are {len(found)} values; give (features, labels), (features, labels, "
+            "weights) or features alone, one example each"
+        )
+    for part in tf.nest.flatten(found):
+        if not isinstance(part, tf.TensorSpec):
+            raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
+        _check_real(name, part.dtype)
+    if all(part.shape.rank and part.shape[0] is None for part in tf.nest.flatten(found)):  # .batch() makes them so
+        dataset = dataset.unbatch()
+        said.append(
+            f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
+        )
+    for what, part in parts(dataset.element_spec).named():
+        if not part.shape.is_fully_defined():
+            raise UsageError(
+                f"the {name} dataset's examples are of shape {part.shape} ({what}); give single examples of a known "
+                "shape: dataset.unbatch(), or tf.ensure_shape in dataset.map"
+            )
+    weights = parts(dataset.element_spec).weights
+    if weights is None:
+        return dataset
+    _check_weights(name, weights, getattr(weights, "shape", ()))
+
+    def checked(features, labels, weights):
+        weights = tf.cast(weights, tf.float32)
+        fine = tf.math.is_finite(weights) & (weights >= 0)
+        tf.debugging.Assert(fine, [_NEGATIVE.format(name), weights])
+        return features, labels, weights
+
+    return dataset.map(checked)
+
+
+def _check_alike(train, evaluation) -> None:
+    """Both have labels or neither has, and the same features by name; weights may be in one alone."""
+    train, evaluation = ({name for name, _ in parts(spec(x)).named()} - {"weights"} for x in (train, evaluation))
+    for one, name, other, other_name in ((train, "train", evaluation, "eval"), (evaluation, "eval", train, "train")):
+        if only := sorted(one - other):
+            raise UsageError(
+                f"the {name} data has {only[0]}, and the {other_name} data has {', '.join(sorted(other))}; give both "
+                "in one form"
+            )
+
+
+def _divided(train, share: float) -> tuple:
+    """(all but the last examples, the last ones), by Keras's rule."""
+    if isinstance(train, tf.data.Dataset):
+        raise UsageError(
+            f"--validation_split={share} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), "
+            "dataset.take(n)) from the data function"
+        )
+    examples = len(tf.nest.flatten(train)[0])
+    first = math.floor(examples * (1.0 - share))
+    if not 0 < first < examples:
+        raise UsageError(
+            f"--validation_split={share} of {examples} examples leaves {first} to train on and {examples - first} to "
+            "evaluate; use another share"
+        )
+
+    def part(examples: slice):
+        return tf.nest.map_structure(lambda array: host_arrays.part(array, examples), train)
+
+    return part(slice(first)), part(slice(first, None))

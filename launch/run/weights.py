@@ -1,0 +1,167 @@
+"""The Keras model of a run outside of it: on this process's device, with the weights of a checkpoint. Host code."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine import StepOptions, Trainer
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
+from crankshaft.engine.hooks.evaluation import averaged_weights
+from crankshaft.engine.machine.files import read_json
+from crankshaft.engine.optimizers.averaging import WeightAverage
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.step import batches
+from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host import isolation
+from crankshaft.launch.host.files import write_of_run
+from crankshaft.launch.run import splits
+from crankshaft.launch.run.session import Session, named_class
+
+FILE_NAME = "model.json"
+
+
+def write(session: Session, run_dir: str) -> None:
+    """Writes what `load` makes the model from: Keras's own configuration of it, and the data's shapes."""
+    model = getattr(session.trainer, "model", None)
+    try:
+        architecture = json.loads(model.to_json()) if model is not None else None
+    except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
+        architecture = None
+    vocabulary = session.trainer.vocabulary
+    about = {
+        "keras": architecture,
+        "features": _described(batches.features(session.example)),
+        "num_classes": session.trainer.num_classes,
+        "vocabulary": vocabulary and dict(vocabulary),  # TensorFlow wraps what it finds on a module
+    }
+    write_of_run(run_dir, FILE_NAME, about)
+
+
+def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.keras.Model:
+    """See `crankshaft.load_model`."""
+    manifest = _find(run_dir, which)
+    try:
+        about = read_json(os.path.join(run_dir, FILE_NAME))
+        architecture, features = about["keras"], _zeros(about["features"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
+    with isolation.isolated():
+        if trainer_class is None and architecture is not None:
+            return _of_architecture(architecture, manifest)
+        return _of_trainer(trainer_class, manifest, features, about)
+
+
+def trained(session: Session) -> tf.keras.Model:
+    """The model of a session, with the weights that evaluations use."""
+    if session.strategy.num_replicas == 1 and session.strategy.updates_here and not session.config.ema_decay:
+        return session.trainer.model
+    trainer = _copy(session)
+    with averaged_weights(session.trainer):
+        for path, layer in session.trainer.held_layers.items():
+            for own, theirs in zip(trainer.held_layers[path].variables, layer.variables, strict=True):
+                own.assign(theirs.numpy())
+    return trainer.model
+
+
+def restored(session: Session, prefix: str) -> tf.keras.Model:
+    """A copy of a session's model, with the weights of a checkpoint that evaluations use."""
+    trainer = _copy(session)
+    _take(trainer, prefix)
+    return trainer.model
+
+
+def _copy(session: Session) -> Trainer:
+    """The session's trainer made anew, on this process's device."""
+    if getattr(session.trainer, "model", None) is None:
+        found = type(session.trainer).__name__
+        raise UsageError(f"{found} has no model; name the Keras model to hand out self.model")
+    with isolation.isolated():
+        trainer = type(session.trainer)(**session.config.model_arg)
+        trainer.num_servers = session.trainer.num_servers
+        own = session.trainer
+        trainer.prepare(own.options, Reduction(), session.example, own.num_classes, own.vocabulary)
+    return trainer
+
+
+def _take(trainer: Trainer, prefix: str) -> None:
+    for path, layer in trainer.held_layers.items():
+        if layer.variables:
+            load_weights(prefix, layer, f"trainer.{path}")
+    for path, optimizer in trainer.optimizers.items():
+        if optimizer.weight_average is not None:
+            load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
+            optimizer.weight_average.hand_over()
+
+
+def _of_architecture(architecture: dict[str, Any], manifest: Manifest) -> tf.keras.Model:
+    from crankshaft.engine import layers  # noqa: F401 - so that Keras knows them by name
+
+    try:
+        model = tf.keras.models.model_from_json(json.dumps(architecture))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"Keras can't make this run's model from its configuration ({' '.join(str(error).split())[:200]}); "
+            "register its layers with keras.saving.register_keras_serializable, or give load_model(..., trainer_class=)"
+        ) from None
+    load_weights(manifest.prefix, model, "trainer.model")
+    if manifest.about.get("flags", {}).get("ema_decay"):
+        average = WeightAverage(0.0)
+        average.build(model.trainable_variables)
+        load_weights(manifest.prefix, average, "trainer.optimizer.weight_average")
+        average.hand_over()
+    return model
+
+
+def _of_trainer(
+    trainer_class: type[Trainer] | None, manifest: Manifest, features, about: dict[str, Any]
+) -> tf.keras.Model:
+    flags, name = manifest.about.get("flags", {}), manifest.about.get("deciding", {}).get("model")
+    if trainer_class is None and not flags.get("model"):
+        raise UsageError(f"this run's model is {name}'s; give load_model(..., trainer_class={name})")
+    found = trainer_class or named_class(name)
+    trainer = found(**manifest.about["deciding"]["model_arg"])
+    options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
+    trainer.prepare(options, Reduction(), (features, None), about["num_classes"], about["vocabulary"])
+    _take(trainer, manifest.prefix)
+    return trainer.model
+
+
+def _find(run_dir: str, which: str) -> Manifest:
+    """The newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
+    if configs.read(run_dir) is None:
+        raise UsageError(f"{run_dir} holds no run (no {configs.FILE_NAME}); give the folder of a run")
+    folder = os.path.join(run_dir, "best" if which == "best" else "checkpoints")
+    checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
+    if which in ("latest", "best"):
+        found = checkpoints.latest()
+    else:
+        found = next(iter(checkpoints.all(lambda each: str(each.step) == which)), None)
+    if found is None:
+        steps = ", ".join(str(each.step) for each in checkpoints.all()) or "none"
+        raise UsageError(f"{run_dir} has no whole checkpoint {which}; use latest, best, or a step of {steps}")
+    if problem := found.problem():
+        raise CheckpointError(problem)
+    return found
+
+
+def _described(features) -> Any:
+    """The shapes and dtypes of one example's features, plain JSON."""
+    if isinstance(features, dict):
+        return {"dict": {name: _described(value) for name, value in features.items()}}
+    if isinstance(features, (tuple, list)):
+        return {"tuple": [_described(value) for value in features]}
+    return {"shape": list(features.shape[1:]), "dtype": np.dtype(features.dtype).name}
+
+
+def _zeros(described: dict[str, Any]) -> Any:
+    if "dict" in described:
+        return {name: _zeros(value) for name, value in described["dict"].items()}
+    if "tuple" in described:
+        return tuple(_zeros(value) for value in described["tuple"])
+    return splits.zeros(described["shape"], tf.as_dtype(np.dtype(described["dtype"])))

@@ -1,0 +1,296 @@
+"""Each example of an epoch reaches replica code exactly once, whichever way the data goes, on any replicas.
+
+Examples are their own ids, from 1 on (0 is the stand-in of a replica that has none); replica code writes the ids that
+it sees into a variable, which is read back.
+"""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.data import host_arrays
+from crankshaft.engine.data.residency import on_each_device
+from crankshaft.engine.strategies.replicated import FeedOptions, count_examples
+
+LONGEST = 128  # steps of a test at most
+RESIDENT, STREAMED = FeedOptions(), FeedOptions(resident_bytes=0)
+
+
+class Recorder(Trainer):
+    """Trains nothing: notes which ids each replica was given at which step."""
+
+    def build(self):
+        kind = {"trainable": False, "dtype": tf.int64}
+        self.seen = tf.Variable(-tf.ones([LONGEST, 16], tf.int64), **kind)
+
+    def train_step(self, batch):
+        features, ids = batch
+        # What goes together stays together: all features and the label are of one example.
+        tf.debugging.assert_equal(tf.cast(features["value"][:, 0], tf.int64), ids)
+        tf.debugging.assert_equal(tf.cast(tf.reshape(features["image"][:, 0, 1, 0], [-1]), tf.int64), -ids)
+        tf.debugging.assert_equal(features["id"], ids)
+        row = tf.pad(ids, [[0, 16 - tf.shape(ids)[0]]], constant_values=-1)[tf.newaxis]
+        indices = tf.reshape(self.step, [1])
+        tf.raw_ops.ResourceScatterUpdate(resource=self.seen.handle, indices=indices, updates=row)
+        return {"loss": mean(ids)}
+
+    def eval_step(self, batch):
+        _, ids = batch
+        return {"loss": mean(ids), "square": mean(ids * ids)}
+
+
+def arrays(examples):
+    ids = np.arange(1, examples + 1, dtype=np.int64)
+    values = np.stack([ids, -ids], 1).astype(np.float32)
+    return {"id": ids, "value": values, "image": values.reshape(examples, 1, 2, 1)}, ids
+
+
+def dataset(examples):
+    return tf.data.Dataset.from_tensor_slices(arrays(examples))
+
+
+def seen(bench):
+    """[steps][replicas] lists of ids, in the order in which they came."""
+    copies = bench.copies(bench.trainer.seen)
+    return [[row[row > 0].tolist() for row in (copy[step] for copy in copies)] for step in range(bench.state.step)]
+
+
+def joined(steps):
+    """[steps] the global batches: replicas' parts one after the other."""
+    return [[i for part in parts for i in part] for parts in steps]
+
+
+def assert_each_once(bench, examples, batch_size, epochs=2):
+    steps = -(-examples // batch_size)
+    bench.train(epochs * steps)
+    batches = joined(seen(bench))
+    for epoch in range(epochs):
+        of_epoch = batches[epoch * steps : (epoch + 1) * steps]
+        counts = collections.Counter(i for batch in of_epoch for i in batch)
+        assert counts == dict.fromkeys(range(1, examples + 1), 1)
+        assert [len(batch) for batch in of_epoch[:-1]] == [batch_size] * (steps - 1)
+
+
+# Whole batches; a remainder; one smaller than the replicas (so that one has no example); one example; a batch larger
+# than the data; a batch that does not divide over replicas.
+SIZES = [(24, 6), (26, 6), (25, 6), (1, 6), (5, 12), (20, 10)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "examples", "batch_size"),
+    [("resident", *size) for size in SIZES]
+    + [(kind, *size) for kind in ("streamed", "dataset") for size in SIZES[1:4]],
+)
+def test_each_example_once_an_epoch(bench, kind, examples, batch_size, replicas):
+    source = dataset(examples) if kind == "dataset" else arrays(examples)
+    feed = STREAMED if kind == "streamed" else RESIDENT
+    made = bench(Recorder(), source, batch_size, replicas, feed=feed, block_steps=3)
+    assert_each_once(made, examples, batch_size)
+
+
+def in_files(folder, examples, files):
+    """A dataset that reads text files, so that it can be sharded by them; its length is not known beforehand."""
+    paths = []
+    for i in range(files):
+        paths.append(str(folder / f"{i}.txt"))
+        with open(paths[-1], "w") as file:
+            file.writelines(f"{n}\n" for n in range(i + 1, examples + 1, files))
+
+    def parse(line):
+        number = tf.strings.to_number(line, tf.int64)
+        value = tf.cast(tf.stack([number, -number]), tf.float32)
+        return {"id": number, "value": value, "image": tf.reshape(value, [1, 2, 1])}, number
+
+    return tf.data.TextLineDataset(paths).map(parse)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("policy", ["AUTO", "FILE", "DATA", "OFF"])
+def test_each_example_once_by_every_shard_policy(bench, tmp_path, policy, replicas):
+    source = in_files(tmp_path, 23, files=3)
+    assert source.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    made = bench(Recorder(), source, 6, replicas, feed=FeedOptions(auto_shard=policy))
+    assert_each_once(made, 23, 6)
+
+
+@pytest.mark.parametrize("policy", ["AUTO", "DATA", "OFF"])
+def test_each_example_once_without_files_by_every_shard_policy(bench, policy):
+    made = bench(Recorder(), dataset(23), 6, 2, feed=FeedOptions(auto_shard=policy))
+    assert_each_once(made, 23, 6)
+
+
+def test_length_of_a_dataset_is_counted_where_it_is_not_known():
+    assert count_examples(dataset(7)) == 7
+    assert count_examples(dataset(7).filter(lambda _, i: i != 3)) == 6
+    with pytest.raises(ValueError, match="never ends"):
+        count_examples(dataset(7).repeat())
+
+
+@pytest.fixture
+def reference(bench):
+    """The batches of 30 steps of 26 examples by 6, on one replica."""
+    made = bench(Recorder(), arrays(26), 6, seed=3)
+    made.train(30)
+    return joined(seen(made))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("feed", [RESIDENT, STREAMED], ids=["resident", "streamed"])
+def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, feed, replicas):
+    for block_steps, calls_of in [(1, 1), (3, 100), (64, 7)] if feed is RESIDENT else [(3, 2)]:
+        made = bench(Recorder(), arrays(26), 6, replicas, feed=feed, block_steps=block_steps, seed=3)
+        made.train(30, calls_of)
+        assert joined(seen(made)) == reference
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, replicas):
+    source = dataset(26) if kind == "dataset" else arrays(26)
+    feed = STREAMED if kind == "streamed" else RESIDENT
+    through = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+    through.train(20)
+    for start in (1, 4, 5, 13) if kind == "resident" else (4, 13):
+        resumed = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+        resumed.jump(start)
+        resumed.train(20)
+        assert seen(resumed)[start:] == seen(through)[start:]
+
+
+@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+def test_a_feed_says_how_far_a_call_can_go(bench, kind):
+    """Of epochs of four whole batches and one of two examples; blocks of three."""
+    source = dataset(26) if kind == "dataset" else arrays(26)
+    options = STREAMED if kind == "streamed" else RESIDENT
+    feed = bench(Recorder(), source, 6, feed=options, block_steps=3).strategy.train_feed
+    steps, gone = 0, []
+    while steps < 10:
+        reached = feed.reach(steps, 100)
+        run = feed.take(steps, 100)
+        assert run.stop - run.start == reached
+        assert feed.reach(steps, 1) == 1
+        steps += reached
+        gone.append(reached)
+    assert gone == ([4, 1, 4, 1] if kind == "dataset" else [3, 1, 1, 3, 1, 1])
+
+
+@pytest.mark.parametrize("kind", ["resident", "dataset"])
+def test_epochs_differ(bench, kind):
+    made = bench(Recorder(), dataset(26) if kind == "dataset" else arrays(26), 6)
+    made.train(10)
+    batches = joined(seen(made))
+    assert batches[:5] != batches[5:]
+
+
+@pytest.mark.parametrize("kind", ["resident", "dataset"])
+def test_seeds_have_no_epoch_in_common(bench, kind):
+    found = []
+    for seed in (0, 1, 2, 2**31 - 1):
+        made = bench(Recorder(), dataset(26) if kind == "dataset" else arrays(26), 6, seed=seed)
+        made.train(15)
+        batches = joined(seen(made))
+        found += [batches[:5], batches[5:10], batches[10:]]
+    assert all(found.count(epoch) == 1 for epoch in found)
+
+
+def test_a_feed_may_jump_back_and_forth(bench, reference):
+    """As measuring loops or a rollback do."""
+    made = bench(Recorder(), arrays(26), 6, 2, feed=STREAMED, block_steps=2, seed=3)
+    for step in (0, 9, 3, 29, 4, 5, 4):
+        made.jump(step)
+        made.strategy.run_train_steps(1)
+        assert joined(seen(made))[step] == reference[step]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
+    source = dataset(25) if kind == "dataset" else arrays(25)
+    feed = STREAMED if kind == "streamed" else RESIDENT
+    made = bench(Recorder(), source, 6, replicas, feed=feed, eval_source=source, eval_batch_size=8, block_steps=2)
+    ids = np.arange(1, 26)
+    for _ in range(3):
+        assert made.strategy.evaluate().values() == {"loss": (ids.sum(), 25), "square": ((ids**2).sum(), 25)}
+
+
+def _images(examples, dtype):
+    return np.random.default_rng(0).integers(0, 2, [examples, 8, 8, 4]).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        _images(1 << 12, np.float32),
+        _images(1 << 12, np.float32).transpose(0, 3, 1, 2),
+        _images(1 << 13, np.uint8),
+        _images(1 << 12, ">f4"),
+        _images(1 << 13, bool),
+        _images(3, np.float32),
+    ],
+    ids=["images", "not in one piece", "bytes", "other byte order", "bool", "small"],
+)
+def test_cpus_share_one_copy_of_an_array(distribution, array):
+    on_cpus = distribution(2)
+    copies = on_cpus.experimental_local_results(on_each_device(on_cpus, array))
+    for copy in copies:
+        np.testing.assert_array_equal(copy.numpy(), array)
+    assert len({np.asarray(memoryview(copy)).ctypes.data for copy in copies}) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ">f4", np.int32, bool])
+def test_a_file_s_array_becomes_a_tensor_as_it_is(tmp_path, dtype):
+    path = tmp_path / "images.npy"
+    np.save(path, _images(5, dtype))
+    mapped = host_arrays.of(np.load(path, mmap_mode="r"))
+    np.testing.assert_array_equal(host_arrays.as_tensor(mapped).numpy(), _images(5, dtype))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_streamed_arrays_are_in_no_graph(bench, replicas):
+    """An array in a graph is a copy of it, and a graph takes none of 2 GiB; this one has 8 MB."""
+    features, ids = arrays(1 << 18)
+    made = bench(Recorder(), (features, ids), 4, replicas, feed=STREAMED)
+    made.train(1)
+    mapped = made.strategy.train_feed._share(0, range(1))._input_dataset._input_dataset  # before prefetch and options
+    assert mapped._functions()
+    assert all(f.function.graph.as_graph_def().ByteSize() < 1 << 20 for f in mapped._functions())
+
+
+def test_evaluation_keeps_the_examples_own_order(bench):
+    made = bench(Recorder(), arrays(13), 4, 2, shuffle=False)
+    made.train(8)
+    assert joined(seen(made)) == 2 * [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13]]
+
+
+@pytest.mark.parametrize("options", [RESIDENT, STREAMED], ids=["resident", "streamed"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_files_that_are_mapped_are_read_as_arrays_are(bench, tmp_path, monkeypatch, options, replicas):
+    """Views of maps too, as a split is; in pieces of three examples."""
+    monkeypatch.setattr(host_arrays, "_PIECE_BYTES", 3 * host_arrays._AROUND_BYTES)
+
+    def mapped(array):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.npy"
+        np.save(path, np.concatenate([array[:3], array]))
+        return host_arrays.of(np.load(path, mmap_mode="r")[3:])
+
+    source = tf.nest.map_structure(mapped, arrays(26))
+    assert all(isinstance(array, host_arrays.Mapped) for array in tf.nest.flatten(source))
+    assert_each_once(bench(Recorder(), source, 6, replicas, feed=options, block_steps=3), 26, 6)
+
+
+def test_a_map_whose_changes_are_its_own_keeps_them(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(4))
+    changed = np.load(tmp_path / "a.npy", mmap_mode="c")
+    changed[1] = 7.0
+    assert host_arrays.of(changed) is changed
+    shared = np.load(tmp_path / "a.npy", mmap_mode="r+")
+    shared[1] = 7.0
+    found = host_arrays.of(shared).astype(np.float32)
+    for examples, values in ((slice(None), [0, 7, 0, 0]), ([[1, 0], [3, 1]], [[7, 0], [0, 7]]), (1, 7)):
+        np.testing.assert_array_equal(found[examples], np.array(values, np.float32))
+        assert found[examples].dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(found), [0, 7, 0, 0])

@@ -1,0 +1,228 @@
+"""The order of examples as arithmetic: each once an epoch, and any step's batch the same however it is reached."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.data.order import Order, SharedOrder, replica_part
+
+SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
+
+
+def batch(order, step):
+    """Examples of a step, found by its block alone."""
+    block, place, length = order.block_of(step)
+    indices = order.examples(tf.constant(block, tf.int64)).numpy()
+    assert place < length <= len(indices)
+    return indices[place]
+
+
+def batches(order, steps):
+    return [batch(order, step).tolist() for step in range(steps)]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 7])
+@pytest.mark.parametrize("block_steps", [1, 2, 5, 256])
+@pytest.mark.parametrize(("examples", "batch_size"), SIZES)
+def test_each_example_once_an_epoch(examples, batch_size, block_steps, seed):
+    order = Order(examples, batch_size, block_steps, seed)
+    steps = order.steps_per_epoch
+    assert steps == -(-examples // batch_size)
+    for epoch in range(3):
+        epoch_batches = [batch(order, epoch * steps + step) for step in range(steps)]
+        assert [len(b) for b in epoch_batches[:-1]] == [batch_size] * (steps - 1)
+        assert sorted(np.concatenate(epoch_batches).tolist()) == list(range(examples))
+
+
+@pytest.mark.parametrize(("examples", "batch_size"), SIZES)
+def test_block_size_does_not_change_a_batch(examples, batch_size):
+    reference = batches(Order(examples, batch_size, 1, seed=3), 40)
+    for block_steps in (2, 3, 64):
+        assert batches(Order(examples, batch_size, block_steps, seed=3), 40) == reference
+
+
+@pytest.mark.parametrize(
+    ("examples", "block_steps", "lengths"),
+    # 4 steps an epoch: parts of one, one, three, no more than eight; with a smaller last batch never more than one.
+    [
+        *[(12, 3, [3, 1, 3, 1]), (12, 4, [4, 4]), (12, 7, [4, 4]), (12, 14, [12, 12]), (12, 99, [32, 32])],
+        (13, 14, [4, 1, 4, 1]),
+    ],
+)
+def test_short_epochs_share_a_block(examples, block_steps, lengths):
+    order = Order(examples, 3, block_steps, seed=1)
+    firsts = np.cumsum([0, *lengths])
+    assert [order.block_of(int(first)) for first in firsts[:-1]] == [(n, 0, k) for n, k in enumerate(lengths)]
+    assert order.block_of(int(firsts[1]) - 1) == (0, lengths[0] - 1, lengths[0])
+
+
+def test_epochs_and_seeds_differ_and_are_repeated_by_the_same_seed():
+    one, again, other = (Order(200, 10, 4, seed) for seed in (1, 1, 2))
+    assert batches(one, 40) == batches(again, 40)
+    assert batches(one, 20) != batches(other, 20)
+    assert batches(one, 40)[:20] != batches(one, 40)[20:]
+    # A neighbouring seed's epochs are not this seed's next ones.
+    assert batches(one, 40)[20:] != batches(other, 20)
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_examples_before_a_step_are_those_of_the_batches_before_it(drop_remainder):
+    order = Order(10, 4, 2, drop_remainder=drop_remainder)
+    sizes = [4, 4] if drop_remainder else [4, 4, 2]
+    assert [order.examples_before(step) for step in range(8)] == np.cumsum([0, *(3 * sizes + [4])])[:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("order", "rows"),
+    [
+        (Order(20, 5, 4), [[5]] * 4),
+        (Order(22, 5, 4), [[5]] * 4 + [[2]]),
+        (Order(22, 5, 4, drop_remainder=True), [[5]] * 4),
+        (Order(3, 5, 4), [[3]]),
+        (SharedOrder(50, 20, 1, shares=(25, 25)), [[10, 10]] * 2 + [[5, 5]]),
+        (SharedOrder(50, 20, 1, shares=(40, 10)), [[10, 10]] + [[10, 0]] * 3),
+        (SharedOrder(50, 20, 1, shares=(0, 50)), [[0, 10]] * 5),
+        (SharedOrder(45, 20, 1, shares=(32, 13)), [[10, 10], [10, 3], [10, 0], [2, 0]]),
+    ],
+)
+def test_steps_alike_end_where_a_worker_has_other_than_it_had(order, rows):
+    """`rows` are the examples of each worker at each step of an epoch."""
+    assert order.steps_per_epoch == len(rows)
+    for step in range(2 * len(rows)):
+        later = [rows[place % len(rows)] != rows[step % len(rows)] for place in range(step, step + len(rows))]
+        assert order.steps_alike(step) == (later.index(True) if True in later else math.inf)
+
+
+def test_without_a_seed_the_order_is_the_examples_own_in_every_epoch():
+    order = Order(10, 4, 2)
+    assert batches(order, 6) == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_shuffle_moves_examples_through_the_whole_epoch():
+    """The mean distance of a uniform permutation's places is n/3; 10 standard deviations (0.0075 n at 1,000) around."""
+    order = Order(1000, 10, 100, seed=5)
+    places = np.concatenate(batches(order, 100))
+    assert abs(np.mean(np.abs(places - np.arange(1000))) / 1000 - 1 / 3) < 0.075
+
+
+def test_dropped_remainder_leaves_whole_batches_of_other_examples_each_epoch():
+    order = Order(10, 4, 3, seed=0, drop_remainder=True)
+    assert order.steps_per_epoch == 2
+    for epoch in range(5):
+        seen = np.concatenate([batch(order, 2 * epoch), batch(order, 2 * epoch + 1)])
+        assert len(set(seen.tolist())) == 8
+    left_out = {
+        frozenset(range(10)) - frozenset(np.concatenate(batches(order, 40)[i : i + 2])) for i in range(0, 40, 2)
+    }
+    assert len(left_out) > 1
+
+
+def test_data_that_makes_no_batch_is_refused():
+    with pytest.raises(ValueError, match="num_examples=0"):
+        Order(0, 4, 1)
+    with pytest.raises(ValueError, match="no whole batch of batch_size=4"):
+        Order(3, 4, 1, drop_remainder=True)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 64])
+def test_replicas_share_a_batch_evenly(size, replicas):
+    parts = [replica_part(size, replica, replicas) for replica in range(replicas)]
+    assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
+    assert parts[-1][1] == size
+    sizes = [stop - start for start, stop in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def epochs(examples, num_epochs, seed=0, batch_size=None):
+    """[num_epochs, places] the examples in the order of each epoch; with a batch size, of its first batch alone."""
+    order = Order(examples, batch_size or examples, 1, seed)
+    blocks = tf.data.Dataset.range(0, num_epochs * order._blocks_per_epoch, order._blocks_per_epoch)
+    return np.stack([*blocks.map(order.examples, tf.data.AUTOTUNE).map(lambda rows: rows[0]).as_numpy_iterator()])
+
+
+def spread(table, expected):
+    """How many standard deviations a table's chi-square is from its mean, where `expected` is in each cell."""
+    freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
+    return (np.sum((table - expected) ** 2 / expected) - freedom) / np.sqrt(2 * freedom)
+
+
+SHUFFLED = [64, 1437, 60_000, 65_537]  # the cipher has 16 bits up to 65,536, more from there
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_neighbouring_epochs_and_seeds_have_nothing_in_common(examples):
+    """Correlations of random orders have a standard deviation of 1/sqrt(examples - 1)."""
+    orders = [*epochs(examples, 6, seed=0), *epochs(examples, 2, seed=1), *epochs(examples, 1, seed=2)]
+    for one in range(len(orders)):
+        for other in range(one):
+            correlation = np.corrcoef(orders[one], orders[other])[0, 1]
+            assert abs(correlation) * np.sqrt(examples - 1) < 4.5, (one, other)
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_an_example_may_stand_anywhere_and_anywhere_else_in_the_next_epoch(examples):
+    """Chi-squares of place by example, and of place by place in the next epoch, both in 32 equal parts."""
+    orders = epochs(examples, 1001 if examples == 64 else 5)
+    part = 32 * np.arange(examples) // examples
+    places = np.argsort(orders, axis=1)
+    sizes = np.bincount(part)
+    expected = np.outer(sizes, sizes) / examples * (len(orders) - 1)
+    by_example, by_place = np.zeros([2, 32, 32])
+    for before, after in itertools.pairwise(places):
+        np.add.at(by_example, (part, part[before]), 1)
+        np.add.at(by_place, (part[before], part[after]), 1)
+    for table in (by_example, by_place):
+        assert abs(spread(table, expected)) < 4.5
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_batches_of_sorted_data_have_classes_as_by_chance(examples):
+    """Of ten classes, one after the other: the count in a batch has the hypergeometric variance."""
+    batch_size, orders = 16, epochs(examples, 200 if examples < 10_000 else 3)
+    batches = orders[:, : examples // batch_size * batch_size].reshape(-1, batch_size)
+    a_class = examples // 10
+    counts = np.sum(batches < a_class, axis=1)
+    share = a_class / examples
+    variance = batch_size * share * (1 - share) * (examples - batch_size) / (examples - 1)
+    # A variance of so many counts, whose fourth moment is about three times the variance's square, more for rare ones.
+    error = np.sqrt((2 + 1 / variance) / len(counts))
+    assert abs(counts.var() / variance - 1) < 4.5 * error
+    assert counts.max() <= batch_size * share + 7 * np.sqrt(variance) + 1
+
+
+@pytest.mark.parametrize("examples", SHUFFLED)
+def test_those_of_a_batch_meet_again_in_the_next_epoch_as_by_chance(examples):
+    batch_size, orders = 16, epochs(examples, 100 if examples < 10_000 else 4)
+    batches = examples // batch_size
+    met, pairs = 0, batches * batch_size * (batch_size - 1) / 2
+    for before, after in itertools.pairwise(np.argsort(orders, axis=1) // batch_size):
+        whole = (before < batches) & (after < batches)
+        together = np.bincount(before[whole] * batches + after[whole])
+        met += np.sum(together * (together - 1) // 2)
+    expected = (len(orders) - 1) * pairs * (batches * batch_size * (batch_size - 1)) / (examples * (examples - 1))
+    assert abs(met - expected) < 4.5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize(("examples", "batch_size"), [(64, 8), (1437, 32), (65_536, 32)])
+def test_ten_thousand_epochs_and_seeds_have_no_period(examples, batch_size):
+    """Up to 2^16 examples there are 2^24 keys: of 10,000, three pairs are expected to be the same by chance."""
+    first_batches = epochs(examples, 10_000, batch_size=batch_size)
+    assert len(np.unique(first_batches, axis=0)) > 9_990
+    seeds = [batch(Order(examples, batch_size, 1, seed), 0) for seed in (*range(40), *range(256, 296), 2**31 - 1)]
+    assert len(np.unique(seeds, axis=0)) == len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("examples", "begins"),
+    [
+        (10, [[4, 1, 6, 0, 7, 8, 2, 9], [9, 8, 0, 6, 1, 7, 3, 4]]),
+        (100_000, [[27384, 98686, 52722, 50819, 81134, 13561, 5872, 57494]]),
+    ],
+)
+def test_an_order_stays_what_it_is(examples, begins):
+    """Another is another rule: `engine.state.RULES` counts them, so that no run of this one is gone on with."""
+    assert epochs(examples, len(begins), seed=7, batch_size=8).tolist() == begins

@@ -1,0 +1,143 @@
+"""TensorBoard's event files: each step once over kills and restarts, written by a thread that ends no run."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.hooks import saving
+from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.hooks.tensorboard import TensorBoard, event_values
+from crankshaft.engine.hooks.tensorboard.event_files import EventFiles, cut_back
+from crankshaft.engine.metrics.means import LoopSums
+from tests.engine.hooks.tensorboard.boards import Every, raw_events, run, scalars
+
+
+def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
+    """Killed at step 8 with a checkpoint of step 4: the steps from there on are trained, and written, a second time."""
+    board = tmp_path / "tensorboard"
+    straight = made()
+    run(straight, [Evaluation(2), TensorBoard(tmp_path / "straight", 2)], 12)
+
+    def hooks_of(bench):
+        hooks = [Evaluation(2), TensorBoard(board, 2)]
+        saved = Checkpoints(tmp_path / "checkpoints", bench.state.checkpoint, keep=None, about={})
+        hooks.append(saving.Checkpointing(saved, 4, hooks))
+        return saved, hooks
+
+    class Killed(Exception):
+        pass
+
+    class Kill(Every):
+        def __call__(self, moment):
+            if moment.step == 8:
+                hooks[1].settle(moment)  # what was put is on disk, as if its time had come
+                raise Killed
+
+    bench = made()
+    saved, hooks = hooks_of(bench)
+    with pytest.raises(Killed):
+        run(bench, [*hooks[:-1], Kill(8), hooks[-1]], 12)
+    saved.wait()
+    assert list(scalars(board / "train")["loss"]) == [2, 4, 6, 8]
+    with open(board / "train" / os.listdir(board / "train")[0], "ab") as file:
+        file.write(b"half a record")
+
+    resumed = made()
+    saved, hooks = hooks_of(resumed)
+    assert saving.restore(saved, resumed.state, hooks).step == 4
+    run(resumed, hooks, 12)
+    for folder in ("train", "eval"):
+        expected = scalars(tmp_path / "straight" / folder)
+        for tag in ("loss", "accuracy"):
+            assert scalars(board / folder)[tag] == expected[tag]
+        # A TensorBoard that had read the events which were cut forgets them at this one.
+        starts = [e.step for e in raw_events(board / folder) if e.HasField("session_log")]
+        assert starts == [5]
+
+
+def test_run_that_begins_again_leaves_nothing_of_the_killed_one(made, tmp_path):
+    run(made(), [TensorBoard(tmp_path, 2)], 6)
+    run(made(), [TensorBoard(tmp_path, 3)], 3)
+    assert list(scalars(tmp_path / "train")["loss"]) == [3]
+
+
+def test_events_are_on_disk_before_a_checkpoint_is(made, tmp_path):
+    class NoEnd(TensorBoard):
+        def end(self, moment):
+            seen.append(list(scalars(tmp_path / "train")["loss"]))
+            super().end(moment)
+
+    seen = []
+    bench = made()
+    hooks = [NoEnd(tmp_path, 2)]
+    saved = Checkpoints(tmp_path / "checkpoints", bench.state.checkpoint, keep=None, about={})
+    hooks.append(saving.Checkpointing(saved, 4, hooks))
+    run(bench, hooks, 4)
+    assert seen == [[2, 4]]
+
+
+def test_sums_are_read_in_the_writers_thread_and_not_in_the_hook(made, tmp_path, monkeypatch):
+    read = LoopSums.read
+    in_hook, elsewhere = [], set()
+
+    class Watched(TensorBoard):
+        def __call__(self, moment):
+            in_hook.append(0)
+            super().__call__(moment)
+            in_hook.append(None)
+
+    def spy(sums):
+        thread = threading.current_thread().name
+        if thread != "MainThread":
+            elsewhere.add(thread)
+        elif in_hook and in_hook[-1] is not None:
+            in_hook[-1] += 1
+        return read(sums)
+
+    monkeypatch.setattr(LoopSums, "read", spy)
+    run(made(), [Watched(tmp_path, 2)], 6)
+    assert set(in_hook) == {0, None}
+    assert elsewhere == {"event-files"}
+
+
+def test_files_that_cannot_be_written_are_warned_of_once_and_end_no_run(made, tmp_path, caplog):
+    (tmp_path / "train").write_text("a file where the folder should be")
+    with caplog.at_level("WARNING", logger="absl"):
+        assert run(made(), [TensorBoard(tmp_path, 1)], 4).step == 4
+    warnings = [r.getMessage() for r in caplog.records if "no longer written" in r.getMessage()]
+    assert len(warnings) == 1
+    assert str(tmp_path) in warnings[0]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "the disk is full")])
+def test_an_event_that_fails_ends_neither_the_writers_thread_nor_the_run(tmp_path, caplog, error):
+    def fail():
+        raise error
+
+    files = EventFiles(str(tmp_path))
+    with caplog.at_level("WARNING", logger="absl"):
+        files.open(None)
+        files.put("train", 1, fail)
+        files.flush()  # returns, though nothing can be written
+        files.close()
+    (warning,) = [r.getMessage() for r in caplog.records if "no longer written" in r.getMessage()]
+    assert warning.endswith(str(error) or "MemoryError")
+
+
+def test_cutting_back_leaves_a_file_alone_that_has_nothing_to_lose(tmp_path):
+    files = EventFiles(str(tmp_path))
+    files.open(None)
+    files.put("train", 3, lambda: event_values.scalars({"a": 1.0}))
+    files.close()
+    (name,) = os.listdir(tmp_path / "train")
+    before = os.stat(tmp_path / "train" / name)
+    cut_back(tmp_path / "train", 3)
+    after = os.stat(tmp_path / "train" / name)
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    cut_back(tmp_path / "train", 2)
+    assert scalars(tmp_path / "train") == {}

@@ -1,0 +1,147 @@
+"""A look at what a step computes: it changes nothing, and shows what training does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.hooks.tensorboard import TensorBoard, event_values
+from crankshaft.models.cnn import Model as Cnn
+from crankshaft.models.mlp import Model as Mlp
+from tests.engine.hooks.tensorboard.boards import BATCH, EXAMPLES, Every, data, probe_of, run, scalars, tensor
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_gradient_histograms_are_those_of_the_next_step_over_all_replicas(made, tmp_path, replicas):
+    bench = made(Mlp(hidden_units=(8,)), replicas)
+    found = probe_of(bench).gradients(0)
+    model = bench.trainer.model
+    one = made(Mlp(hidden_units=(8,)))
+    features, labels = one.strategy.train_feed.batch(*one.strategy.train_feed.take(0, 1).operands, tf.constant(0))
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, one.trainer.model(features))
+        loss = tf.reduce_mean(losses)
+    gradients = tape.gradient(loss, one.trainer.model.trainable_variables)
+    assert list(found) == [v.path for v in model.trainable_variables]
+    for histogram, gradient in zip(found.values(), gradients, strict=True):
+        assert int(tf.reduce_sum(histogram.counts)) == gradient.shape.num_elements()
+        # Summed over replicas in another order: float32 rounding.
+        assert float(histogram.low) == pytest.approx(float(tf.reduce_min(gradient)), rel=1e-4, abs=1e-7)
+        assert float(histogram.high) == pytest.approx(float(tf.reduce_max(gradient)), rel=1e-4, abs=1e-7)
+
+
+def ranges(histograms):
+    return np.array([(float(h.low), float(h.high)) for h in histograms.values()])
+
+
+def test_probe_takes_a_replica_without_examples_as_training_does(bench):
+    """17 images by 16: the second step's one example is on one of two replicas. Kernels do not bear no examples."""
+    source = tuple(array[:17] for array in data())
+    found = [
+        ranges(probe_of(bench(Cnn(), source, 16, replicas, num_classes=3, shuffle=False)).gradients(1))
+        for replicas in (1, 2)
+    ]
+    assert np.isfinite(found[1]).all()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)  # one example's: rounding of kernels alone
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_looks_at_a_dataset_leave_its_iterator_to_training(bench, tmp_path, replicas):
+    begun = []
+
+    def examples():
+        begun.append(1)
+        yield from zip(*data(), strict=True)
+
+    def source():
+        signature = tf.TensorSpec((12, 12, 1)), tf.TensorSpec((), tf.int32)
+        whole = tf.data.Dataset.from_generator(examples, output_signature=signature)
+        return whole.apply(tf.data.experimental.assert_cardinality(EXAMPLES))
+
+    losses = []
+    for histograms in (0, 2):
+        made = bench(Mlp((8,)), source(), BATCH, replicas, num_classes=3)
+        begun.clear()
+        board = TensorBoard(tmp_path / str(histograms), 1, histogram_every_steps=histograms, probe=probe_of(made))
+        run(made, [board], 12)
+        losses.append(scalars(tmp_path / str(histograms) / "train")["loss"])
+        # Three epochs and two fetched ahead; a first look, of images, and training's return to where it was: once.
+        assert len(begun) <= 7
+    assert losses[0] == losses[1]
+
+
+def test_probe_takes_micro_batches_as_training_does(bench):
+    """Batch normalisation makes them tell: its mean is that of a micro-batch."""
+    learning_rate = 0.5
+    options = {"num_classes": 3, "accumulate_steps": 4, "optimizer": "sgd", "learning_rate": learning_rate}
+    made = bench(Cnn(batch_norm=True), data(), 16, **options)
+    variables = made.trainer.model.trainable_variables
+    found, before = probe_of(made).gradients(0), [v.numpy() for v in variables]
+    made.train(1)
+    gradients = [(then - v.numpy()) / learning_rate for then, v in zip(before, variables, strict=True)]
+    wanted = [(g.min(), g.max()) for g in gradients]
+    np.testing.assert_allclose(ranges(found), wanted, rtol=1e-3, atol=1e-6)  # differences of float32 weights
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
+    """Dropout draws and batch normalisation moves in the probe too: both are put back on each replica."""
+
+    def trainer():
+        return Cnn(batch_norm=True)
+
+    plain, watched = made(trainer(), replicas), made(trainer(), replicas)
+    run(plain, [Every(2)], 7)
+    run(watched, [TensorBoard(tmp_path, 3, histogram_every_steps=2, probe=probe_of(watched))], 7)
+    for a, b in zip(plain.arrays(), watched.arrays(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_probe_puts_back_statistics_and_seeds_to_the_bit(made):
+    model = Cnn(batch_norm=True)
+    bench = made(model, 2)
+    bench.train(3)
+    moved = [v.value for v in model.model.non_trainable_variables]
+    assert moved
+    before = [copy for v in moved for copy in bench.copies(v)]
+    probe_of(bench).gradients(3)
+    for kept, copy in zip(before, [copy for v in moved for copy in bench.copies(v)], strict=True):
+        np.testing.assert_array_equal(kept, copy)
+    dropout = made()
+    dropout.train(3)
+    before = [copy for v in dropout.state.variables() for copy in dropout.copies(v)]
+    probe_of(dropout).gradients(3)
+    after = [copy for v in dropout.state.variables() for copy in dropout.copies(v)]
+    for kept, copy in zip(before, after, strict=True):
+        np.testing.assert_array_equal(kept, copy)
+
+
+def test_weight_histograms_count_every_weight(made, tmp_path):
+    bench = made()
+    run(bench, [TensorBoard(tmp_path, 0, histogram_every_steps=3, probe=probe_of(bench))], 5)
+    for variable in bench.trainer.model.trainable_variables:
+        for kind in ("weights", "gradients"):
+            table = tensor(tmp_path / "train", f"{kind}/{variable.path}", 3)
+            assert table.shape == (30, 3)
+            assert table[:, 2].sum() == np.prod(variable.shape)
+            np.testing.assert_allclose(table[1:, 0], table[:-1, 1])
+
+
+@pytest.mark.parametrize("values", [[], [2.0, 2.0], [np.nan, 1.0, 3.0, np.inf], [-3e38, 0.0, 3e38]])
+def test_histogram_of_odd_values_counts_the_finite_ones(values):
+    (value,) = event_values.histograms({"a": event_values.histogram(tf.constant(values, tf.float32))})
+    table = tf.make_ndarray(value.tensor)
+    assert np.isfinite(table).all()
+    assert table[:, 2].sum() == np.isfinite(values).sum()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_histogram_counts_as_numpys(jit):
+    values = np.random.default_rng(0).normal(size=[50, 7]).astype("float32")
+    found = tf.function(event_values.histogram, jit_compile=jit)(tf.constant(values))
+    counts, edges = np.histogram(values.astype("float64"), 30)
+    assert (float(found.low), float(found.high)) == (edges[0], edges[-1])
+    # A value within float32's rounding of an edge may be counted on the other side.
+    np.testing.assert_allclose(np.cumsum(found.counts), np.cumsum(counts), atol=1)
+    assert int(np.sum(found.counts)) == values.size

@@ -1,0 +1,127 @@
+"""What is written takes the place of whatever is there, whole; what is read is a regular file."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from crankshaft.engine.machine import files
+
+
+def test_a_link_is_replaced_and_its_target_stays(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("dear")
+    for name in ("result.json", "result.json.tmp"):
+        (tmp_path / name).symlink_to(victim)
+    files.write_text(tmp_path / "result.json", "{}")
+    assert victim.read_text() == "dear"
+    assert (tmp_path / "result.json").read_text() == "{}"
+    assert not (tmp_path / "result.json").is_symlink()
+
+
+def test_a_pipe_is_replaced_without_a_wait(tmp_path):
+    os.mkfifo(tmp_path / "result.json")
+    files.write_text(tmp_path / "result.json", "{}")
+    assert (tmp_path / "result.json").read_text() == "{}"
+
+
+def test_what_can_not_be_put_in_place_leaves_nothing(tmp_path):
+    (tmp_path / "result.json" / "full").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        files.write_text(tmp_path / "result.json", "{}")
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_has_stays(tmp_path):
+    path = tmp_path / "result.json"
+    program = (
+        "import os, sys\nfrom crankshaft.engine.machine import files\n"
+        "with files.replacing(sys.argv[1], files.make_file):\n    print('writing', flush=True)\n    sys.stdin.read()\n"
+    )
+    others = {"result.json.tmp", "result.json.0123.tmp", "other.json.0123456789abcdef.tmp"}
+    for name in others:
+        (tmp_path / name).touch()
+    writer = subprocess.Popen([sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout.readline() == b"writing\n"
+        files.write_text(path, "1")
+        (left,) = set(os.listdir(tmp_path)) - others - {"result.json"}
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert left in os.listdir(tmp_path)
+        files.write_text(path, "2")
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert set(os.listdir(tmp_path)) == others | {"result.json"}
+
+
+def test_what_was_swept_before_it_was_locked_is_made_anew(tmp_path):
+    """Between a file's making and its lock another writer may take it for one that was left."""
+    made = []
+
+    def make(path):
+        files.make_file(path)
+        made.append(path)
+        if len(made) == 1:
+            os.remove(path)
+            files.make_file(path)
+            swept.append(os.open(path, os.O_RDONLY))
+            fcntl.flock(swept[0], fcntl.LOCK_EX)
+            threading.Timer(0.2, lambda: (os.remove(path), os.close(swept[0]))).start()
+
+    swept = []
+    with files.replacing(tmp_path / "a", make) as temporary:
+        assert temporary == made[1] != made[0]
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_many_writers_of_one_file_leave_one_whole(tmp_path):
+    texts = [str(number) * 100_000 for number in range(8)]
+    failed = []
+
+    def write(text):
+        try:
+            for _ in range(20):
+                files.write_text(tmp_path / "a", text)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert (tmp_path / "a").read_text() in texts
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("how", [os.O_RDONLY, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_APPEND | os.O_CREAT])
+def test_a_pipe_and_a_folder_are_no_regular_files(tmp_path, how):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no regular file"):
+        files.open_regular(tmp_path / "pipe", how)
+    with pytest.raises(OSError, match=r"it is no regular file|Is a directory"):
+        files.open_regular(tmp_path, how)
+
+
+def test_a_link_is_read_and_not_written_through(tmp_path):
+    (tmp_path / "victim").write_text("{}")
+    (tmp_path / "link").symlink_to("victim")
+    (tmp_path / "broken").symlink_to("nothing")
+    assert files.read_json(tmp_path / "link") == {}
+    for name in ("link", "broken"):
+        with pytest.raises(OSError, match="it is a link"):
+            files.open_regular(tmp_path / name, os.O_RDWR | os.O_CREAT)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_json_that_is_nested_too_deep_is_a_value_error(tmp_path):
+    (tmp_path / "a").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deep"):
+        files.read_json(tmp_path / "a")

@@ -1,0 +1,193 @@
+"""Keras's metrics in a trainer, beside Keras's own over the whole data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import KerasMetric, Trainer, mean
+from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
+
+CLASSES = 4
+
+
+def points(examples=45):
+    rng = np.random.default_rng(2)
+    features = rng.normal(size=(examples, 3)).astype(np.float32)
+    return {"x": features, "weight": rng.uniform(0, 2, examples).astype(np.float32)}, rng.integers(0, CLASSES, examples)
+
+
+class Custom(tf.keras.metrics.Metric):
+    """A user's own: the share of examples of class 0 among the weights, and how many there were."""
+
+    def __init__(self):
+        super().__init__(name="custom")
+        self.zeros = self.add_variable(shape=(), initializer="zeros", name="zeros")
+        self.seen = self.add_variable(shape=(), initializer="zeros", dtype="int32", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.zeros.assign(self.zeros + tf.reduce_sum(tf.cast(tf.equal(y_true, 0), tf.float32)))
+        self.seen.assign(self.seen + tf.shape(y_true)[0])
+
+    def result(self):
+        return {"share": self.zeros / tf.cast(self.seen, tf.float32), "seen": self.seen}
+
+
+def metrics_of_keras():
+    """{name: (a metric, whether it wants labels as "one_hot", "binary" or "classes", what is predicted)}"""
+    keras = tf.keras.metrics
+    return {
+        "f1": (keras.F1Score(average="macro"), "one_hot", "probabilities"),
+        "f1_each": (keras.F1Score(average=None), "one_hot", "probabilities"),
+        "auc": (keras.AUC(), "binary", "first"),
+        "pr": (keras.AUC(curve="PR", multi_label=True), "one_hot", "probabilities"),
+        "precision": (keras.Precision(), "binary", "first"),
+        "recall_at": (keras.RecallAtPrecision(0.3), "binary", "first"),
+        "top2": (keras.SparseTopKCategoricalAccuracy(2), "classes", "probabilities"),
+        "accuracy": (keras.SparseCategoricalAccuracy(), "classes", "probabilities"),
+        "iou": (keras.MeanIoU(CLASSES), "classes", "class"),
+        "rmse": (keras.RootMeanSquaredError(), "binary", "first"),
+        "r2": (keras.R2Score(), "one_hot", "probabilities"),
+        "own": (Custom(), "classes", "class"),
+    }
+
+
+def arguments(kind, predicted, outputs, labels):
+    probabilities = tf.nn.softmax(outputs)
+    y_true = {
+        "one_hot": tf.one_hot(labels, CLASSES),
+        "binary": tf.cast(tf.equal(labels, 1), tf.float32),
+        "classes": labels,
+    }[kind]
+    y_pred = {
+        "probabilities": probabilities,
+        "first": probabilities[:, 1],
+        "class": tf.argmax(probabilities, axis=1),
+    }[predicted]
+    return y_true, y_pred
+
+
+class Measured(Trainer):
+    def __init__(self, weighted=False):
+        super().__init__()
+        self.weighted = weighted
+        self.measures = {name: (KerasMetric(metric), *how) for name, (metric, *how) in metrics_of_keras().items()}
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(CLASSES)])
+
+    def build_layers(self, model, features):
+        model(tf.keras.Input([3]))
+
+    def forward(self, features, training):
+        return self.model(features["x"])
+
+    def loss(self, outputs, batch):
+        return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], outputs))
+
+    def metrics(self, outputs, batch):
+        weights = (batch[0]["weight"],) if self.weighted else ()
+        return {
+            name: metric(*arguments(*how, outputs, batch[1]), *weights)
+            for name, (metric, *how) in self.measures.items()
+        }
+
+
+def by_keras(model, weighted):
+    """What Keras's metrics say of all examples at once."""
+    features, labels = points()
+    found = {}
+    for name, (metric, *how) in metrics_of_keras().items():
+        weights = {"sample_weight": features["weight"]} if weighted else {}
+        metric.update_state(*arguments(*how, model(features["x"]), labels), **weights)
+        result = metric.result()
+        if isinstance(result, dict):
+            found |= {f"{name}_{key}": float(value) for key, value in result.items()}
+        elif result.shape.rank:
+            found |= {f"{name}_{i}": float(value) for i, value in enumerate(result)}
+        else:
+            found[name] = float(result)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("replicas", "weighted", "options"),
+    [
+        (1, True, {"jit": True}),
+        (1, False, {"accumulate_steps": 2}),
+        (3, True, {}),  # a last batch of 1: two replicas have none
+    ],
+)
+def test_values_are_keras_ones_over_all_examples(bench, replicas, weighted, options):
+    """45 examples by 4: uneven parts and batches. Sums of float32 values in another order: 1e-5."""
+    made = bench(Measured(weighted), points(), 4, replicas, learning_rate=0.0, eval_source=points(), **options)
+    sums = Sums()
+    while made.state.step < 12:  # an epoch
+        sums.add(made.strategy.run_train_steps(5).sums)
+    expected = by_keras(made.trainer.model, weighted)
+    assert expected.keys() >= {"f1_each_0", "f1_each_3", "own_share"}
+    for found in (sums.means(), made.strategy.evaluate().means()):
+        assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+class Largest(tf.keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.most = self.add_variable(shape=(), initializer="zeros", name="most")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(tf.maximum(self.most, tf.reduce_max(y_pred)))
+
+    def result(self):
+        return self.most
+
+
+def mean_of_batches(y_true, y_pred):
+    return tf.reduce_max(y_pred) - tf.reduce_mean(y_true)
+
+
+@pytest.mark.parametrize(
+    "metric", [Largest, lambda: tf.keras.metrics.MeanMetricWrapper(mean_of_batches, name="batches")]
+)
+def test_a_state_that_is_no_sum_is_refused(metric):
+    metric = KerasMetric(metric())
+    with pytest.raises(ValueError, match=r"Keras metric (largest|batches) .* has a state that is not made of sums"):
+        tf.function(lambda: metric(tf.ones([4]), tf.ones([4])))()
+
+
+def test_a_metric_that_its_batches_do_not_fit_is_named():
+    metric = KerasMetric(tf.keras.metrics.F1Score())
+    with pytest.raises(ValueError, match=r"Keras metric f1_score can't be tried on batches of float32 \[None\] and"):
+        tf.function(lambda: metric(tf.ones([4]), tf.ones([4])))()
+
+
+def test_what_is_no_metric_or_made_in_a_step_is_refused():
+    with pytest.raises(TypeError, match=r"is no tf.keras.metrics.Metric"):
+        KerasMetric(tf.keras.losses.MeanSquaredError())
+    metric = tf.keras.metrics.AUC()
+    with pytest.raises(ValueError, match="made within a step"):
+        tf.function(lambda: KerasMetric(metric)(tf.ones([4]), tf.ones([4])))()
+
+
+def test_a_window_goes_on_after_a_restart_and_a_batch_of_nothing_counts_for_nothing():
+    keras = tf.keras.metrics.Precision()
+    metric = KerasMetric(keras)
+    batches = [([1.0, 0.0, 1.0], [0.9, 0.8, 0.1]), ([1.0], [0.7])]
+
+    def sums(y_true, y_pred):
+        pairs = {"precision": metric(tf.constant(y_true), tf.constant(y_pred))}
+        return LoopSums(row_names(pairs), stack(pairs, tf.float64))
+
+    window = Sums()
+    window.add(sums(*batches[0]))
+    again = Sums(window.host_state())
+    assert again.means() == {}  # nobody has said yet which metric it is
+    again.add(sums(*batches[1]))
+    for batch in batches:
+        keras.update_state(*batch)
+    assert again.means() == {"precision": pytest.approx(float(keras.result()))}
+    pairs = {"precision": tf.nest.map_structure(tf.zeros_like, metric(tf.ones([1]), tf.ones([1])))}
+    empty = Sums()
+    empty.add(LoopSums(row_names(pairs), stack(pairs, tf.float64)))
+    assert empty.means() == {}

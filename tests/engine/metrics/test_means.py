@@ -1,0 +1,190 @@
+"""(total, count) pairs: exact on uneven and empty batches, merged on the host in float64."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import mean
+from crankshaft.engine.metrics.means import Auc, LoopSums, Sums, auc, root_mean_square, row_names, stack
+
+
+def test_mean_of_values_and_of_an_empty_batch():
+    pair = mean(tf.constant([1.0, 2.0, 6.0]))
+    assert (pair.total.numpy(), pair.count.numpy()) == (9.0, 3.0)
+    assert [x.numpy() for x in mean(tf.zeros([0]))] == [0.0, 0.0]
+    assert [x.numpy() for x in mean(tf.constant([True, False, True]))] == [2.0, 3.0]
+
+
+def test_one_number_for_a_batch_is_warned_of(monkeypatch):
+    """Keras's loss objects give the batch's mean, which would weigh as much for 7 examples as for 64."""
+    warned = []
+    monkeypatch.setattr("absl.logging.log_first_n", lambda _, message, *__: warned.append(message))
+    mean(tf.constant([2.0]))
+    mean(tf.constant(2.0), tf.constant(7.0))
+    assert not warned
+    assert mean(tf.constant(2.0)).count.numpy() == 1
+    assert "reduction=None" in warned[0]
+
+
+def test_weights_broadcast_and_padding_may_hold_anything():
+    values = tf.constant([[1.0, 2.0], [np.nan, np.inf]])
+    pair = mean(values, tf.constant([[2.0], [0.0]]))
+    assert (pair.total.numpy(), pair.count.numpy()) == (6.0, 4.0)
+
+
+def test_sixteen_bit_values_are_summed_in_float32():
+    """4,097 ones: bfloat16 could not count past 256."""
+    assert mean(tf.ones([4097], tf.bfloat16)).total.numpy() == 4097.0
+
+
+def loop_sums(**pairs):
+    metrics = {name: mean(tf.constant(values, tf.float32)) for name, values in pairs.items()}
+    return LoopSums(sorted(metrics), stack(metrics, tf.float64))
+
+
+def test_uneven_batches_weigh_by_their_examples():
+    sums = Sums()
+    sums.add(loop_sums(loss=[1.0, 1.0, 1.0], accuracy=[0.0, 1.0, 1.0]))
+    sums.add(loop_sums(loss=[5.0], accuracy=[0.0]))
+    assert sums.means() == {"loss": 2.0, "accuracy": 0.5}
+    assert sums.values()["loss"][1] == 4
+
+
+def test_a_metric_that_nothing_was_counted_for_is_left_out():
+    sums = Sums()
+    sums.add(loop_sums(loss=[1.0], norm=[]))
+    assert sums.means() == {"loss": 1.0}
+
+
+def test_a_long_window_is_summed_exactly():
+    sums = Sums()
+    for _ in range(3 * Sums.COLLAPSE_AT + 1):
+        sums.add(loop_sums(loss=[0.1, 0.7]))
+    each = np.float64(np.float32(0.1) + np.float32(0.7))
+    assert sums.values()["loss"] == (each * (3 * Sums.COLLAPSE_AT + 1), 2.0 * (3 * Sums.COLLAPSE_AT + 1))
+
+
+def test_what_was_read_outlives_the_window():
+    sums = Sums({"loss": (3.0, 2.0)})
+    sums.add(loop_sums(loss=[1.0]))
+    values = sums.values()
+    sums.add(loop_sums(loss=[2.0]))
+    assert values == {"loss": (4.0, 3.0)}
+    assert sums.values() == {"loss": (6.0, 4.0)}
+
+
+def test_adding_never_reads_the_newest_sums():
+    """They may be what a device is at work on; older ones are read now and then, so that a window stays small."""
+    window, added = Sums(), []
+    for _ in range(3 * Sums.COLLAPSE_AT):
+        added.append(loop_sums(loss=[1.0]))
+        window.add(added[-1])
+        assert all(sums._read is None for sums in added[-Sums.IN_FLIGHT :])
+    assert sum(sums._read is None for sums in added) < Sums.COLLAPSE_AT
+
+
+def true_auc(scores, labels):
+    """The share of (positive, negative) pairs in the right order, ties counting half."""
+    positives, negatives = scores[labels == 1], np.sort(scores[labels == 0])
+    below = sum(np.searchsorted(negatives, positives, side) for side in ("left", "right"))
+    return np.mean(below) / 2 / len(negatives)
+
+
+def auc_sums(*parts):
+    sums = Sums()
+    for logits, labels in parts:
+        metrics = {"auc": auc(tf.constant(logits, tf.float32), tf.constant(labels, tf.float32)), "loss": mean([1.0])}
+        sums.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    return sums
+
+
+def drawn_at_odds(rng, logits, shift=0.0):
+    return (rng.random(len(logits)) < 1 / (1 + np.exp(shift - logits))).astype(np.float32)
+
+
+@pytest.mark.parametrize("mean_logit", [0.0, -4.0])
+def test_auc_of_uneven_batches_is_that_of_all_examples(mean_logit):
+    rng = np.random.default_rng(1)
+    logits = rng.normal(mean_logit, 1.5, 6000).astype(np.float32)
+    labels = drawn_at_odds(rng, logits)
+    cuts = [0, 1, 1, 4000, 6000]
+    means = auc_sums(*((logits[a:b], labels[a:b]) for a, b in itertools.pairwise(cuts))).means()
+    assert abs(means["auc"] - true_auc(logits, labels)) < 5e-5
+    assert means["loss"] == 1.0
+
+
+def scores_of(case, rng, examples=400_000):
+    """(logits, labels)."""
+    normal = rng.normal(size=examples)
+    rare, sure = -6 + 0.6 * normal, 9.3 + rng.gamma(2, 1.5, examples)
+    coin = (rng.random(examples) < 0.3).astype(np.float32)
+    return {
+        "rare positives": lambda: (rare, drawn_at_odds(rng, rare)),
+        "probabilities over 0.9999": lambda: (sure, drawn_at_odds(rng, sure, shift=12.0)),
+        "probabilities under 0.0001": lambda: (-sure, 1 - drawn_at_odds(rng, sure, shift=12.0)),
+        "hardly trained": lambda: (0.02 * (normal + coin), coin),
+        "far too sure": lambda: (40 * (normal + coin), coin),
+        "tied": lambda: (np.round(normal + coin, 1), coin),
+    }[case]()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("rare positives", "probabilities over 0.9999", "probabilities under 0.0001"),
+        *("hardly trained", "far too sure", "tied"),
+    ],
+)
+def test_auc_is_that_of_ranks_wherever_the_scores_are(case):
+    logits, labels = scores_of(case, np.random.default_rng(0))
+    logits = logits.astype(np.float32)
+    assert abs(auc_sums((logits, labels)).means()["auc"] - true_auc(logits, labels)) < 1e-4
+
+
+def test_auc_error_is_within_the_bound_it_states():
+    """All in one bucket: every pair counts half, and the bound is half of all pairs."""
+    close = 3 + np.array([0.0, 1e-4, 2e-4, 3e-4])
+    assert auc_sums((close, np.array([0, 0, 1, 1]))).means()["auc"] == 0.5
+
+
+def test_auc_of_one_class_is_left_out_and_perfect_order_is_one():
+    assert "auc" not in auc_sums(([1.0, 2.0], [1, 1])).means()
+    assert "auc" not in auc_sums(([], [])).means()
+    assert auc_sums(([-50.0, 50.0], [0, 1])).means()["auc"] == 1.0
+    assert auc_sums(([-50.0, 50.0, np.nan], [1, 0, 1])).means()["auc"] == 0.0
+
+
+def test_auc_weighs_examples():
+    pair = auc(tf.constant([-1.0, 0.0, 1.0]), tf.constant([0, 1, 0]), weights=tf.constant([3.0, 2.0, 1.0]))
+    assert Auc(*(part.numpy() for part in pair)).value() == pytest.approx(3 / 4)
+
+
+def test_root_mean_square_is_the_root_of_the_mean_over_all_batches():
+    sums = Sums()
+    for values in ([3.0, 4.0], [5.0], []):
+        metrics = {"rmse": root_mean_square(tf.constant(values))}
+        sums.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    assert sums.means()["rmse"] == pytest.approx(np.sqrt(50 / 3))
+
+
+def test_a_window_of_every_kind_survives_json():
+    window = auc_sums(([-1.0, 0.0, 1.0], [0, 1, 1]))
+    metrics = {"rmse": root_mean_square(tf.constant([3.0]))}
+    window.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    again = Sums(json.loads(json.dumps(window.host_state())))
+    assert again.means() == window.means() == {"auc": 1.0, "loss": 1.0, "rmse": 3.0}
+    again.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
+    assert again.values()["rmse"] == (18.0, 2.0)
+
+
+def test_a_mean_may_be_called_as_a_kind_is():
+    assert loop_sums(auc=(1.0, 2.0), root_mean=(3.0, 4.0)).read() == {"auc": (3.0, 2.0), "root_mean": (7.0, 2.0)}
+
+
+def test_rows_of_means_alone_carry_their_names():
+    metrics = {"loss": mean([1.0]), "top:5": mean([0.0]), "accuracy": mean([1.0])}
+    assert row_names(metrics) == sorted(metrics)
+    assert LoopSums(row_names(metrics), stack(metrics, tf.float64)).read()["top:5"] == (0.0, 1.0)

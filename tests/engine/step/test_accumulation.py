@@ -1,0 +1,172 @@
+"""Micro-batches: N of them make the update that one big batch makes, whatever the sizes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.layers.embeddings import Embedding
+from crankshaft.engine.step.accumulation import accumulate
+from crankshaft.models.mlp import Model as Mlp
+
+# A sum over examples in parts is a sum in another order: some ulps (6e-8) of the largest partial sum.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class Gradients:
+    """A linear model's sums over a batch, dense, sparse and absent gradients; notes the sizes of the parts."""
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        self.weights = tf.Variable(rng.normal(size=(3, 2)).astype(np.float32))
+        self.table = tf.Variable(rng.normal(size=(9, 3)).astype(np.float32))
+        self.unused = tf.Variable(0.0)
+
+    def __call__(self, batch):
+        features, labels = batch
+        with tf.GradientTape() as tape:
+            rows = tf.gather(self.table, features["id"])
+            losses = tf.reduce_sum((rows * features["x"]) @ self.weights, 1) * labels
+            total = tf.reduce_sum(losses)
+        gradients = tape.gradient(total, [self.weights, self.table, self.unused])
+        return gradients, {
+            "loss": mean(losses),
+            "part": mean([tf.cast(tf.size(labels), tf.float32)]),
+        }
+
+
+def batch(examples):
+    rng = np.random.default_rng(examples)
+    features = {"id": rng.integers(0, 9, examples), "x": rng.normal(size=(examples, 3)).astype(np.float32)}
+    return tf.nest.map_structure(tf.constant, (features, rng.normal(size=examples).astype(np.float32)))
+
+
+def dense(gradients):
+    return [None if g is None else tf.convert_to_tensor(g).numpy() for g in gradients]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "jit"])
+@pytest.mark.parametrize(
+    ("examples", "steps", "parts"),
+    [(12, 4, 1), (13, 4, 1), (3, 5, 1), (1, 2, 1), (8, 1, 1), (8, 1, 2), (7, 1, 3), (2, 1, 4), (9, 2, 2), (8, 2, 4)],
+)
+def test_parts_add_up_to_the_whole(examples, steps, parts, mode):
+    """Micro-batches, each of so many parts side by side."""
+    compute = Gradients()
+    data = batch(examples)
+    length = None if mode == "dynamic" else examples
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([length, *x.shape[1:]], x.dtype), data)
+
+    def run(data):
+        gradients, metrics = accumulate(compute, data, steps, parts)
+        return [g if g is None else tf.convert_to_tensor(g) for g in gradients], metrics
+
+    run = tf.function(run, input_signature=[spec], jit_compile=mode == "jit" or None, autograph=False)
+    found, metrics = run(data)
+    wanted, whole = compute(data)
+    for a, b in zip(dense(found), dense(wanted), strict=True):
+        if b is None:
+            assert a is None
+        else:
+            np.testing.assert_allclose(a, b, **CLOSE)
+    np.testing.assert_allclose(metrics["loss"].total, whole["loss"].total, **CLOSE)
+    assert metrics["loss"].count == examples
+    micro_batches = min(steps, examples)
+    if mode == "dynamic":  # whole, where there are fewer examples than parts
+        assert metrics["part"].count == micro_batches * (parts if examples // micro_batches >= parts else 1)
+    else:
+        assert metrics["part"].count == min(steps * parts, examples)
+    assert metrics["part"].total == examples
+
+
+def test_an_empty_batch_is_one_empty_part():
+    compute = Gradients()
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch(1))
+    run = tf.function(lambda data: accumulate(compute, data, 3)[1]["loss"], input_signature=[spec], autograph=False)
+    loss = run(batch(0))
+    assert [x.numpy() for x in loss] == [0.0, 0.0]
+
+
+def data(examples=44):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
+
+
+@pytest.mark.parametrize(("replicas", "jit"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize("steps", [3, 50])
+def test_a_trainer_learns_the_same_from_micro_batches(bench, steps, replicas, jit):
+    """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
+    common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1}
+    whole = bench(Mlp((8,)), data(), 16, replicas, jit=jit, **common)
+    parts = bench(Mlp((8,)), data(), 16, replicas, jit=jit, accumulate_steps=steps, **common)
+    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
+    for a, b in zip(parts.arrays(), whole.arrays(), strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)
+
+
+def test_a_trainer_learns_the_same_from_micro_batches_of_a_dataset(bench):
+    """Whose batches' size is not known when the step of three replicas is traced."""
+    source = tf.data.Dataset.from_tensor_slices(data())
+    common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1, "shuffle": False}
+    whole = bench(Mlp((8,)), source, 16, **common)
+    parts = bench(Mlp((8,)), source, 16, 3, accumulate_steps=2, **common)
+    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
+
+
+class Bag(Trainer):
+    """Rows of a table, averaged: gradients of the table are sparse."""
+
+    def build_model(self):
+        return tf.keras.Sequential(
+            [tf.keras.layers.Embedding(20, 4), tf.keras.layers.GlobalAveragePooling1D(), tf.keras.layers.Dense(1)]
+        )
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_table_learns_the_same_from_micro_batches(bench, replicas):
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, 20, (22, 3)), rng.normal(size=22).astype(np.float32)
+    sgd = {"optimizer": "sgd", "learning_rate": 0.1}
+    made = [bench(Bag(), source, 8, replicas, accumulate_steps=steps, **sgd) for steps in (1, 3)]
+    for each in made:
+        each.train(9)
+    for a, b in zip(made[0].arrays(), made[1].arrays(), strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)
+
+
+class Table(Trainer):
+    """The sum of a row of an engine's own table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = Embedding("table", 20, 4, combiner="sum")
+
+    def build(self):
+        self.build_embeddings()
+        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+
+    def forward(self, features, training):
+        return tf.reduce_sum(self.table(features), -1)
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1]))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("steps", [3, 4])
+def test_rows_that_no_part_touches_stay_where_they_are(bench, replicas, steps):
+    """Adam, whose dense update would move rows by their momentum. Batches of 8 and 6 in even parts, or not."""
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, 12, (22, 3)), rng.normal(size=22).astype(np.float32)
+    adam = {"optimizer": "adam", "learning_rate": 0.1}
+    whole, parts = [bench(Table(), source, 8, replicas, accumulate_steps=steps, **adam) for steps in (1, steps)]
+    first = parts.trainer.table.shards[0].numpy()
+    for each in (whole, parts):
+        each.train(9)
+    table = parts.trainer.table.shards[0].numpy()
+    np.testing.assert_allclose(table, whole.trainer.table.shards[0].numpy(), rtol=1e-3, atol=1e-5)
+    np.testing.assert_array_equal(table[12:], first[12:])
+    assert (table[:12] != first[:12]).all()

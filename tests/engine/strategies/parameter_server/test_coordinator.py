@@ -1,0 +1,127 @@
+"""What the coordinator does about closures that do not come back, and about what TensorFlow's threads print."""
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context, executor
+
+from crankshaft.engine.checkpoints import CheckpointError
+from crankshaft.engine.health.watchdog import LostPeerError
+from crankshaft.engine.strategies.parameter_server import coordinator
+from crankshaft.engine.strategies.parameter_server.closures import Board, Returned
+from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster
+from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
+
+TIMEOUT_SECONDS = 1.0
+
+
+class Loop:
+    function = None
+
+
+class BoardHere(Board):
+    """On this process's device: there is no server."""
+
+    def __init__(self, slots: int, workers: int):
+        self.slots, self.workers = slots, workers
+        self.counts, self.holding, self.takers = (
+            tf.Variable(tf.zeros([size], tf.int64)) for size in (1 + 2 * slots + workers, workers, slots)
+        )
+
+
+@pytest.fixture
+def closures(monkeypatch):
+    """`Closures` of one worker and one server, which are ports here, and the events after which each one is back."""
+    monkeypatch.setattr(coordinator, "Board", BoardHere)
+    with contextlib.ExitStack() as stack:
+        tasks = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(3)]
+        chief, worker, server = (f"localhost:{each.getsockname()[1]}" for each in tasks)
+        may_return = []
+
+        def schedule(function, args):
+            may_return.append(threading.Event())
+
+            def fetch(back=may_return[-1]):
+                back.wait()
+                return np.zeros([len(Returned.unpacked(np.zeros(500)).staleness) + 5])
+
+            return types.SimpleNamespace(fetch=fetch)
+
+        remote = types.SimpleNamespace(schedule=schedule)
+        found = Closures(
+            remote,
+            Cluster(chief, (worker,), (server,)),
+            max_inflight_per_worker=2,
+            max_retries=1,
+            timeout_seconds=TIMEOUT_SECONDS,
+            describe=lambda lease, step: f"steps {lease.first} to {lease.stop - 1}",
+        )
+        yield found, may_return
+        for each in may_return:
+            each.set()
+
+
+def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_built(closures):
+    closures, may_return = closures
+    loops = [Loop() for _ in range(2)]
+    closures.hand_out(loops[0], (), 0, 1)
+    assert closures.collect(2 * TIMEOUT_SECONDS) == []
+    may_return[0].set()
+    assert len(closures.collect(30)) == 1
+    closures.hand_out(loops[0], (), 1, 2)
+    with pytest.raises(LostPeerError, match="no update for --step_timeout_seconds=1: no worker has taken"):
+        closures.collect(30)
+    may_return[1].set()
+    assert len(closures.collect(30)) == 1
+    closures.hand_out(loops[1], (), 2, 3)
+    with pytest.raises(LostPeerError, match="no update for 5 times --step_timeout_seconds=1: no worker has taken"):
+        closures.collect(30)
+
+
+@pytest.mark.parametrize("where", [" from remote target /job:ps/replica:0/task:0", ""])
+def test_a_checkpoint_that_is_not_written_since_a_server_is_lost_says_that_it_is_lost(closures, where):
+    """And one whose own file system is out of reach says what it says."""
+    cluster = closures[0]._cluster._replace(servers=("localhost:1",))
+    closures[0]._cluster = cluster
+    strategy = ParameterServer(None, ServerOptions(cluster))
+    strategy._closures = closures[0]
+    expected = LostPeerError if where else CheckpointError
+    with (
+        pytest.raises(expected, match=r"ps 0 \(localhost:1\) is lost" if where else "could not be written"),
+        strategy.watch(),
+    ):
+        raise CheckpointError("ckpt-1 could not be written") from tf.errors.UnavailableError(
+            None, None, f"closed{where}"
+        )
+
+
+def test_a_lost_servers_error_is_not_printed_again_by_whoever_lets_go_of_an_executor(monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: printed.append(repr(raised.exc_value)))
+    monkeypatch.setattr(logging.getLogger("tensorflow"), "filters", [])
+
+    def let_go():
+        failed = executor.new_executor(enable_async=True)
+        with context.executor_scope(failed):
+            tf.raw_ops.ReadFile(filename="/nowhere/at/all")
+
+    let_go()
+    assert len(printed) == 1  # as TensorFlow has it
+    coordinator.quiet_tensorflow()
+    let_go()
+    assert len(printed) == 1
+
+    class Other:
+        def __del__(self):
+            raise ValueError("of its own")
+
+    Other()
+    assert len(printed) == 2
+    assert "of its own" in printed[1]

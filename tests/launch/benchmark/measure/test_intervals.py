@@ -1,0 +1,207 @@
+"""How sure a benchmark's rate is: intervals of known series, and how often they hold the truth."""
+
+import math
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from crankshaft.engine.machine import cpus
+from crankshaft.launch.benchmark.measure import intervals, noise
+from crankshaft.launch.benchmark.measure.noise import Noise, Reading
+
+QUIET = Noise(2, 0.0, 0.0, 0.0, 0.0)
+
+
+def calls(seconds, rounds=None, examples=64):
+    """Calls of so many seconds, and 64 examples each."""
+    return {"examples": [examples] * len(seconds), "seconds": list(seconds), "round": rounds or [0] * len(seconds)}
+
+
+def result(seconds, rounds=None, lost_share=0.0):
+    return {"calls": calls(seconds, rounds), "noise": {"lost_share": lost_share}}
+
+
+def noisy(seed, count, correlation=0.0, spread=0.1):
+    """Seconds around 1, lognormal, each like the one before by `correlation`."""
+    found = np.random.default_rng(seed).normal(size=count + 100)
+    for place in range(1, len(found)):
+        found[place] = correlation * found[place - 1] + math.sqrt(1 - correlation**2) * found[place]
+    return np.exp(spread * found[100:] - spread**2 / 2).tolist()
+
+
+# -- the rate ---------------------------------------------------------------------------------------------------------
+
+
+def test_constant_calls_leave_no_doubt():
+    assert intervals.interval(calls([0.5] * 30)) == pytest.approx([128.0, 128.0])
+
+
+def test_a_single_call_has_no_interval():
+    assert intervals.interval(calls([0.5])) is None
+
+
+def test_the_interval_is_the_same_each_time():
+    assert intervals.interval(calls(noisy(0, 40))) == intervals.interval(calls(noisy(0, 40)))
+
+
+@pytest.mark.parametrize(("count", "correlation", "least"), [(10, 0.0, 0.9), (90, 0.0, 0.9), (300, 0.6, 0.88)])
+def test_nineteen_of_twenty_intervals_hold_the_true_rate(count, correlation, least):
+    # Of 200 fair ones of 95 %, 184 to 196 hold it (two standard deviations); blocks know correlation a little late.
+    found = [intervals.interval(calls(noisy(seed, count, correlation))) for seed in range(200)]
+    held = sum(low <= 64 <= high for low, high in found) / 200
+    assert held >= least
+    # And they are no wider than the textbook's needs: the mean's deviation is spread * sqrt((1+c)/(1-c) / count).
+    width = np.mean([high - low for low, high in found]) / 64
+    expected = (
+        2 * intervals.student(max(1, count // 2)) * 0.1 * math.sqrt((1 + correlation) / (1 - correlation) / count)
+    )
+    assert width < 1.5 * expected
+
+
+def test_what_others_took_lifts_the_upper_end_alone():
+    low, high = intervals.interval(calls(noisy(0, 40)))
+    assert intervals.interval(calls(noisy(0, 40)), lost_share=0.2) == pytest.approx([low, high / 0.8])
+
+
+def test_rounds_that_have_drifted_are_all_within():
+    # 64, 64 and 128 examples/s; drawn again without the rule, ten calls of twenty would hardly come to either end.
+    seconds, rounds = [1.0] * 40 + [0.5] * 40, [0] * 20 + [1] * 20 + [2] * 40
+    assert intervals.parts(calls(seconds, rounds)) == [64.0, 64.0, 128.0]
+    low, high = intervals.interval(calls(seconds, rounds))
+    assert low <= 64.0 + 1e-6
+    assert high >= 128.0 - 1e-6
+
+
+def test_halves_of_a_single_round_tell_of_drift():
+    assert intervals.parts(calls([1.0, 1.0, 0.5, 0.5])) == [64.0, 128.0]
+
+
+def test_student_is_that_of_the_tables():
+    for freedom, quantile in ((1, 12.706), (4, 2.776), (6, 2.447), (10, 2.228), (19, 2.093), (100, 1.984)):
+        assert intervals.student(freedom) == pytest.approx(quantile, abs=2e-3)
+
+
+def test_blocks_are_longer_where_neighbours_are_alike():
+    independent = intervals.block_length(np.array(noisy(0, 300)))
+    alike = intervals.block_length(np.array(noisy(0, 300, correlation=0.9)))
+    assert 6 <= independent < alike <= 100  # 300 ** (1 / 3) and 300 / 3
+    assert intervals.block_length(np.ones(27)) == 3
+
+
+# -- the ratio --------------------------------------------------------------------------------------------------------
+
+
+def test_equal_runs_show_no_difference():
+    ratio, (low, high) = intervals.ratio_interval([(result(noisy(0, 90)), result(noisy(1, 90)))])
+    assert low < 1 < high
+    assert ratio == pytest.approx(1.0, abs=0.05)  # two means of 90, each 1 % off
+
+
+def test_a_ratio_has_the_doubt_of_both_runs():
+    ratio, (low, high) = intervals.ratio_interval([(result([0.5] * 30), result([1.0] * 30))])
+    assert (ratio, low, high) == pytest.approx((2.0, 2.0, 2.0))
+    _, ends = intervals.ratio_interval([(result([0.5] * 30), result(noisy(0, 30)))])
+    assert ends[1] - ends[0] > 0.05
+    # Ours may have lost a tenth, theirs a fifth: 2 * 0.8 to 2 / 0.9.
+    _, ends = intervals.ratio_interval([(result([0.5] * 30, lost_share=0.1), result([1.0] * 30, lost_share=0.2))])
+    assert ends == pytest.approx([1.6, 2 / 0.9])
+
+
+def test_turns_doubt_by_what_differs_between_them():
+    # Ratios 1.1 and 1.21: the mean of their logarithms is 1.5 log 1.1, Student's t of one degree 12.706 times the error
+    # log 1.1 / 2.
+    pairs = [(result([1 / 1.1] * 30), result([1.0] * 30)), (result([1 / 1.21] * 30), result([1.0] * 30))]
+    ratio, (low, high) = intervals.ratio_interval(pairs)
+    assert ratio == pytest.approx(1.1**1.5)
+    assert low == pytest.approx(ratio / 1.1 ** (12.706 / 2))
+    assert high == pytest.approx(ratio * 1.1 ** (12.706 / 2))
+
+
+def test_load_that_both_turns_have_decides_nothing():
+    pair = (result([0.5] * 30, lost_share=0.3), result([1.0] * 30, lost_share=0.3))
+    assert intervals.ratio_interval([pair, pair])[1] == pytest.approx([2.0, 2.0])
+
+
+def test_a_single_call_leaves_the_ratio_without_interval():
+    assert intervals.ratio_interval([(result([1.0]), result([2.0] * 9))]) == (pytest.approx(2.0), None)
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def test_what_others_used_is_a_share_of_the_machine():
+    # Ten seconds of two CPUs: 16 s busy, 12 of them ours: 0.4 cores were others'.
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 1, 1, 0), Reading(2, 15, 17, 13, 0))
+    assert noise.between(start, first, end) == pytest.approx(Noise(2, 0.0, 0.4, 0.0, 0.2))
+
+
+def test_load_before_the_rounds_counts_as_well():
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 10, 5, 0), Reading(2, 15, 20, 15, 0))
+    assert noise.between(start, first, end) == pytest.approx(Noise(2, 1.0, 0.0, 0.0, 0.5))
+
+
+def test_others_may_have_what_a_quota_leaves_idle():
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 0, 0, 0), Reading(2, 15, 14, 10, 0))
+    assert noise.between(start, first, end, 1.0).lost_share == 0.0
+    assert noise.between(start, first, end).lost_share == pytest.approx(0.2)
+
+
+def test_quotas_take_of_the_time_that_threads_would_have_run():
+    start, first, end = (Reading(2, 0, 0, 0, 1), Reading(2, 5, 0, 0, 1), Reading(2, 15, 9, 9, 2))
+    assert noise.between(start, first, end) == pytest.approx(Noise(2, 0.0, 0.0, 0.1, 0.1))
+
+
+def test_a_quiet_machines_housekeeping_is_no_load():
+    start, first, end = (Reading(2, 0, 0, 0, 0), Reading(2, 5, 5, 5, 0), Reading(2, 15, 15.3, 15, 0))
+    found = noise.between(start, first, end)
+    assert found.lost_share == 0.0
+    assert noise.warnings(found, calls([1.0] * 30)) == []
+
+
+def test_busy_time_is_of_the_cpus_that_this_process_may_use(tmp_path, monkeypatch):
+    # user nice system idle iowait irq softirq steal guest guest_nice: guest is in user already.
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {pid})
+    lines = ["cpu 9 9 9 9 9 9 9 9 9 9", "cpu0 100 20 30 999 999 4 5 6 50 0", "cpu1 35 0 0 999 999 0 0 0 0 0"]
+    (tmp_path / "stat").write_text("\n".join([*lines, "cpu2 70 7 7 7 7 7 7 7 7 7", ""]))
+    ticks = noise.read([0, 1], tmp_path).busy * 100
+    assert ticks == pytest.approx(200)
+    (tmp_path / "stat").write_text("cpu0 0 0 0 0 0 0 0 0 0 0\n")
+    assert noise.read([0, 1], tmp_path).busy is None
+
+
+def test_another_process_is_seen_and_one_of_the_job_is_not():
+    # The kernel counts in ticks of 10 ms, a reading of each process and CPU may be one off, and others may run besides.
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        jobs = ([os.getpid()], [os.getpid(), other.pid])
+        before = cpus.cpu_seconds([other.pid])
+        starts = [noise.read(pids) for pids in jobs]
+        time.sleep(1.0)
+        ends = [noise.read(pids) for pids in jobs]
+        used = cpus.cpu_seconds([other.pid]) - before
+    finally:
+        other.kill()
+        other.wait()
+    alone, together = (noise.between(start, start, end).other_cores for start, end in zip(starts, ends, strict=True))
+    assert used > 0
+    assert alone >= (used - 0.05) / (ends[0].clock - starts[0].clock)
+    assert alone - together == pytest.approx(used / (ends[0].clock - starts[0].clock), abs=0.1)
+
+
+def test_each_disturbance_is_one_line():
+    found = noise.warnings(QUIET._replace(other_cores=0.5, throttled_share=0.25), calls([1.0] * 5 + [0.5] * 4))
+    assert found == [
+        "few calls: 9 were timed, under 20; the interval is as wide as Student's t says; time for longer",
+        "drift: halves ran at 64 to 128 examples/s; the interval holds them all",
+        "other load: 0.00 of 2 cores during the warm-up, 0.50 during the rounds; the interval's upper end allows for "
+        "it",
+        "throttled: a CPU quota stopped threads for 25% of the time that they would have run; the interval's upper end "
+        "allows for it",
+    ]
+    assert noise.warnings(QUIET._replace(other_cores_before=None, other_cores=None), calls([1.0] * 30)) == [
+        "other load is not known: the system does not count CPU time; the interval leaves it out"
+    ]

@@ -1,0 +1,31 @@
+"""What a cluster's tasks print acts on a terminal by its colours alone."""
+
+import pytest
+
+from crankshaft.launch.cluster import output
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (b"plain", b"plain"),
+        (b"\x1b[31mred\x1b[0m", b"\x1b[31mred\x1b[0m"),
+        (b"\x1b[38;5;208morange", b"\x1b[38;5;208morange"),
+        (b"a\tb", b"a\tb"),
+        ("grün \u2713".encode(), "grün \u2713".encode()),
+        (b"latin-1 \xe4", b"latin-1 \xe4"),
+        (b"\x1b]0;title\x07", b"\\x1b]0;title\\x07"),
+        (b"\x1b[2J\x1b[1;1H", b"\\x1b[2J\\x1b[1;1H"),
+        (b"\x1b[31\x1b[0m", b"\\x1b[31\x1b[0m"),
+        (b"\x08\x7f\x00", b"\\x08\\x7f\\x00"),
+        (b"\x9b2J", b"\\udc9b2J"),
+        ("\x9b2J".encode(), b"\\x9b2J"),
+        ("\u202etxt".encode(), b"\\u202etxt"),
+    ],
+)
+def test_of_commands_to_a_terminal_colours_alone_pass(printed, shown):
+    assert output._harmless(printed) == shown
+
+
+def test_last_lines_have_no_commands_at_all():
+    assert output.last_lines(b"\x1b[31mred\x1b[0m\x07\n" + "\x9b2J".encode()) == ("red", "2J")

@@ -1,0 +1,278 @@
+"""TF_CONFIG's mistakes, each one line; ports really taken; workers as processes that come, come late, or do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.errors import UsageError
+from tests.waiting import PATIENCE
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TWO = ["a:1", "b:2"]
+ME = {"type": "worker", "index": 0}
+
+
+def config(jobs, task=ME) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": jobs, "task": task})}
+
+
+MISTAKES = {
+    "none": ({}, ["TF_CONFIG is not set", "crankshaft local --workers=2"]),
+    "blank": ({"TF_CONFIG": " "}, ["TF_CONFIG is not set"]),
+    "not JSON": ({"TF_CONFIG": "{'cluster': 1}"}, ["TF_CONFIG=\"{'cluster': 1}\" is not JSON", "it looks like {"]),
+    "not an object": ({"TF_CONFIG": "[1]"}, ["'[1]' is not an object"]),
+    "no cluster": ({"TF_CONFIG": '{"task": {}}'}, ["has no cluster, only task"]),
+    "nothing": ({"TF_CONFIG": "{}"}, ["has no cluster, only nothing"]),
+    "a cluster that is a list": (config(TWO), ["cluster=", "not an object of task types"]),
+    "an empty cluster": (config({}), ["cluster is empty"]),
+    "a job without tasks": (config({"worker": []}), ["cluster is empty"]),
+    "a job that is no list": (config({"worker": "a:1"}), ["worker='a:1'", "not a list"]),
+    "parameter servers": (config({"worker": TWO, "ps": ["c:3"]}), ["'ps'", "use that, or leave ps out"]),
+    "an evaluator": (config({"worker": TWO, "evaluator": ["c:3"]}), ["'evaluator'", "--mode=eval"]),
+    "an unknown job": (config({"wroker": TWO}), ["'wroker'", "use chief, worker"]),
+    "two chiefs": (config({"chief": TWO}, {"type": "chief", "index": 0}), ["2 chiefs", "list one"]),
+    "no task": ({"TF_CONFIG": json.dumps({"cluster": {"worker": TWO}})}, ["has no task", "which of"]),
+    "a task that is no object": (config({"worker": TWO}, 1), ["task='1'", "not an object"]),
+    "an unknown task type": (config({"worker": TWO}, {"type": "x", "index": 0}), ["type='x'", "chief or worker"]),
+    "no task type": (config({"worker": TWO}, {"index": 0}), ["type='null'", "chief or worker"]),
+    "a task of a list": (config({"worker": TWO}, {"type": ["worker"], "index": 0}), ["type=", "chief or worker"]),
+    "a ps task": (config({"worker": TWO}, {"type": "ps", "index": 0}), ["type='ps'", "parameter_server"]),
+    "an evaluator task": (config({"worker": TWO}, {"type": "evaluator", "index": 0}), ["type='evaluator'", "leave it"]),
+    "a task of no job": (config({"worker": TWO}, {"type": "chief", "index": 0}), ["is a chief", "only worker", "add"]),
+    "no index": (config({"worker": TWO}, {"type": "worker"}), ["has no index", "use 0 to 1"]),
+    "an index in quotes": (config({"worker": TWO}, {"type": "worker", "index": "1"}), ["index='1'", "not an integer"]),
+    "an index that is true": (config({"worker": TWO}, {"type": "worker", "index": True}), ["index='true'"]),
+    "an index too large": (
+        config({"worker": TWO}, {"type": "worker", "index": 2}),
+        ["index=2", "2 of worker", "0 to 1"],
+    ),
+    "a negative index": (config({"worker": TWO}, {"type": "worker", "index": -1}), ["index=-1", "0 to 1"]),
+    "an address that is a number": (config({"worker": [7]}), ["worker 0 is '7'", "'host:port'"]),
+    "no port": (config({"worker": ["a:1", "b"]}), ["worker 1 is 'b'", "'host:port'"]),
+    "a scheme": (config({"worker": ["grpc://a:1"]}), ["'grpc://a:1'", "without a scheme"]),
+    "a port that is a word": (config({"worker": ["a:http"]}), ["'a:http'", "'host:port'"]),
+    "port 0": (config({"worker": ["a:0"]}), ["'a:0'", "1 to 65535"]),
+    "a port too large": (config({"worker": ["a:65536"]}), ["'a:65536'", "1 to 65535"]),
+    "one address twice": (
+        config({"worker": ["a:1", "b:2", "a:1"]}),
+        ["worker 0 and worker 2 are both a:1", "own port"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line_with_its_cure(mistake):
+    environment, said = MISTAKES[mistake]
+    with pytest.raises(UsageError) as error:
+        tf_config.from_environment(environment)
+    line = str(error.value)
+    assert "\n" not in line
+    assert "TF_CONFIG" in line
+    assert [part for part in said if part not in line] == [], line
+
+
+def test_chief_comes_first_whatever_the_order_in_the_object():
+    found = tf_config.from_environment(config({"worker": TWO, "chief": ["c:3"]}, {"type": "worker", "index": 1}))
+    assert found.addresses == (("chief", "c:3"), ("worker 0", "a:1"), ("worker 1", "b:2"))
+    assert (found.index, found.task, found.address, found.is_chief, found.num_workers) == (
+        2,
+        "worker 1",
+        "b:2",
+        False,
+        3,
+    )
+    assert found.peers == (("chief", "c:3"), ("worker 0", "a:1"))
+
+
+def test_worker_0_is_the_chief_where_none_is_named():
+    for index in (0, 1):
+        found = tf_config.from_environment(config({"worker": TWO}, {"type": "worker", "index": index}))
+        assert found.index == index
+        assert found.is_chief == (index == 0)
+
+
+def test_host_may_be_an_ipv6_number():
+    assert tf_config.split("[::1]:22") == ("::1", 22)
+    assert tf_config.split("::1:22") is None
+
+
+def test_reading_needs_no_tensorflow():
+    code = "import sys, crankshaft.launch.cluster.tf_config; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def on_this_host(ports: list[int], index: int = 0) -> tf_config.Cluster:
+    return tf_config.Cluster(tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports)), index)
+
+
+@pytest.mark.parametrize("where", ["", "127.0.0.1"])
+def test_own_port_in_use_is_named(where):
+    with socket.create_server((where, 0)) as taken:
+        mine = on_this_host([taken.getsockname()[1]])
+        with pytest.raises(tf_config.ClusterError, match=f"worker 0, this process, is at {mine.address}.*is in use"):
+            tf_config.check_bindable(mine)
+    tf_config.check_bindable(mine)
+
+
+def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        monkeypatch.setenv("TF_CONFIG", config({"worker": [address, "localhost:1"]})["TF_CONFIG"])
+        outcome = crank("--model=mlp", "--input=digits", "--strategy=multi_worker", tensorflow=False)
+    assert outcome.code == 1
+    assert re.match(rf"TF_CONFIG's worker 0, this process, is at {address}, .* in use", outcome.error)
+    assert "Traceback" not in outcome.err
+
+
+def test_port_that_lingers_is_free():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("localhost", port))
+        server.accept()[0].close()  # whoever closes first holds the port in TIME_WAIT
+        client.close()
+    with socket.socket() as naive, pytest.raises(OSError, match="in use"):
+        naive.bind(("", port))
+    tf_config.check_bindable(on_this_host([port]))
+
+
+@pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "not this host"), ("nowhere.invalid", "not known")])
+def test_own_address_elsewhere_is_warned_of(host, said, caplog):
+    """A container's mapped port or a cluster's name may be no address of the host, and right all the same."""
+    # 192.0.2.0/24 and .invalid are kept for documents (RFC 5737, RFC 2606): no host has them.
+    (port,) = free_ports(1)
+    with caplog.at_level("WARNING", logger="absl"):
+        tf_config.check_bindable(tf_config.Cluster((("worker 0", f"{host}:{port}"),), 0))
+    (record,) = caplog.records
+    assert re.match(
+        rf"TF_CONFIG's worker 0, this process, is at {host}:{port}, .*{said}.*correct the task's index",
+        record.getMessage(),
+    )
+
+
+def test_workers_meet_at_addresses_that_are_mapped_to_them():
+    """Each knows itself by a name that only the others can follow; its port is what it listens at."""
+    ports = free_ports(2)
+    tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
+    mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
+    tf_config.check_bindable(mine := tf_config.Cluster(mapped, 0))
+    with tf_config._listen(tf_config.Cluster(tasks, 1)):
+        tf_config.wait_for_peers(mine, PATIENCE)
+
+
+WAIT = """
+import sys, time
+from crankshaft.launch import cluster
+ports, index, delay, timeout = eval(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+time.sleep(delay)
+tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
+try:
+    tf_config.wait_for_peers(tf_config.Cluster(tasks, index), timeout)
+except tf_config.ClusterError as error:
+    sys.exit(str(error))
+server = tf_config._listen(tf_config.Cluster(tasks, index))  # TensorFlow's server from here on
+time.sleep(1.0)
+"""
+
+
+def come(ports, delays, timeout) -> list[tuple[int, str]]:
+    """(exit code, what it said) of workers that come after so many seconds, counted from when all are ready; those that
+    never do have None."""
+    here = {
+        index: subprocess.Popen(
+            [sys.executable, "-c", WAIT, repr((ports, index, delay, timeout))],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, delay in enumerate(delays)
+        if delay is not None
+    }
+    try:
+        assert [process.stdout.readline() for process in here.values()] == ["ready\n"] * len(here)
+        for process in here.values():
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = [process.communicate(timeout=PATIENCE)[1].strip() for process in here.values()]
+    finally:
+        for process in here.values():
+            process.kill()
+            process.wait()
+    return [(process.returncode, line) for process, line in zip(here.values(), said, strict=True)]
+
+
+def test_workers_that_come_late_are_awaited():
+    assert come(free_ports(3), [0.0, 1.0, 0.5], PATIENCE) == [(0, "")] * 3
+
+
+def test_workers_that_do_not_come_are_named_by_all_who_did():
+    # The first gives up before the second does: it did come, so the second must not name it.
+    ports = free_ports(3)
+    line = f"worker 2 (localhost:{ports[2]}) did not come within --cluster_timeout_seconds=2; start it, or look at"
+    for code, said in come(ports, [0.0, 0.3, None], 2.0):
+        assert code == 1
+        assert said.startswith(line)
+
+
+def test_worker_that_left_before_the_last_came_is_named():
+    ports = free_ports(3)
+
+    def come_and_leave():
+        with socket.create_server(("", ports[1])):
+            time.sleep(0.5)
+        with socket.create_server(("", ports[2])):
+            time.sleep(2.0)
+
+    others = threading.Thread(target=come_and_leave)
+    others.start()
+    with pytest.raises(tf_config.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"):
+        tf_config.wait_for_peers(on_this_host(ports), 1.5)
+    others.join()
+
+
+STRATEGY = """
+import os, sys
+from crankshaft.launch import cluster
+found = tf_config.from_environment(os.environ)
+import tensorflow as tf
+tf_config.wait_for_peers(found, 600)
+with tf_config.limited(2.0):
+    tf.distribute.MultiWorkerMirroredStrategy()
+"""
+
+
+def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process():
+    ports = free_ports(2)
+    jobs = {"worker": [f"localhost:{port}" for port in ports]}
+    with socket.create_server(("", ports[1])):  # comes, and is no TensorFlow
+        done = subprocess.run(
+            [sys.executable, "-c", STRATEGY],
+            cwd=ROOT,
+            env=config(jobs),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert done.returncode == 1
+    assert re.search(r"Timeout \(0:00:02\)!", done.stderr)
+    assert "in _initialize_multi_worker" in done.stderr

@@ -1,0 +1,120 @@
+"""The configuration that a command line asks for, with what a run's own says. In this process, without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from crankshaft.launch.command_line import checks, config
+from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host.files import write_json
+
+OF_THE_RUN = (
+    "--model=mlp --model_arg=hidden_units=4 --input=synthetic --input_arg=examples=500 --optimizer_arg=beta_1=0.8 "
+    "--learning_rate_schedule=cosine --learning_rate_schedule_arg=alpha=0.5 --train_steps=9"
+).split()
+
+
+def asked(*given, script: type | None = None) -> Config:
+    with flagsaver.flagsaver():
+        for name in flags.FLAGS:
+            flags.FLAGS[name].unparse()
+        flags.FLAGS(["crankshaft train", *map(str, given)])
+        return config.from_flags(script, False, {})
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    write_json(tmp_path / config.FILE_NAME, asked(*OF_THE_RUN, f"--data_dir={tmp_path}").about())
+    return tmp_path
+
+
+def test_what_is_not_given_is_the_runs(run_dir):
+    found = asked("--mode=eval", f"--run_dir={run_dir}")
+    assert (found.model, found.input, found.data_dir) == ("mlp", "synthetic", str(run_dir))
+    assert found.model_arg["hidden_units"] == [4]
+    assert found.input_arg["examples"] == 500
+    assert found.optimizer_arg["beta_1"] == 0.8
+    assert found.learning_rate_schedule_arg["alpha"] == 0.5
+
+
+def test_the_same_given_again_keeps_what_belongs_to_it(run_dir):
+    same = ("--model=mlp", "--input=synthetic", "--optimizer=Adam", "--learning_rate_schedule=cosine")
+    assert asked("--mode=eval", f"--run_dir={run_dir}", *same).deciding() == asked(*OF_THE_RUN).deciding()
+    assert asked("--mode=eval", f"--run_dir={run_dir}", *same).data_dir == str(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("--input=digits", ("input_arg", "data_dir")),
+        ("--model=logistic", ("model_arg",)),
+        ("--optimizer=sgd", ("optimizer_arg",)),
+        ("--learning_rate_schedule=constant", ("learning_rate_schedule_arg",)),
+    ],
+)
+def test_what_belongs_to_another_is_not_taken_from_the_run(run_dir, given, names):
+    found = asked("--mode=eval", f"--run_dir={run_dir}", given)
+    assert not any(found.values[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("flag", "other"), [("shuffle_buffer", "7"), ("auto_shard_policy", "file"), ("global_batch_size", "7")]
+)
+def test_what_decides_a_datasets_order_is_the_runs(run_dir, flag, other):
+    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
+    with pytest.raises(UsageError, match=rf"is a run of another configuration \({flag}: \w+ -> {other}\)"):
+        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--{flag}={other}"))
+
+
+@pytest.mark.parametrize(("was", "now"), [("file", "file"), (None, "auto")])
+def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, was, now):
+    path = run_dir / config.FILE_NAME
+    before = json.loads(path.read_text())
+    del before["deciding"]["auto_shard_policy"], before["flags"]["auto_shard_policy"]
+    if was:
+        before["flags"]["auto_shard_policy"] = was
+    path.write_text(json.dumps(before))
+    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--auto_shard_policy={now}"))
+    with pytest.raises(UsageError, match=f"auto_shard_policy: {now} -> data"):
+        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data"))
+
+
+def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
+    class Line:
+        def __init__(self, units=3):
+            pass
+
+    trained = asked("--input=digits", "--model_arg=units=5", script=Line)
+    write_json(tmp_path / config.FILE_NAME, trained.about())
+    for given in ((), ("--model=Line",)):
+        assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).model_arg == {"units": 5}
+
+
+def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
+    class Line:
+        def __init__(self, most=1.0, least=(0.0,)):
+            pass
+
+    given = ("--input=digits", "--model_arg=most=inf", "--model_arg=least=-inf,2")
+    trained = asked(*given, script=Line)
+    write_json(tmp_path / config.FILE_NAME, trained.about())
+    assert config.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
+    found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
+    assert found.model_arg == {"most": math.inf, "least": [-math.inf, 2]}
+    assert found.deciding() == trained.deciding()
+
+
+@pytest.mark.parametrize("mode", ["eval", "export"])
+def test_a_folder_that_is_no_run_is_named_before_the_model_is_missed(tmp_path, mode):
+    with pytest.raises(UsageError, match=f"--run_dir={tmp_path}/none does not exist; give the folder of a run"):
+        asked(f"--mode={mode}", f"--run_dir={tmp_path}/none")
+    with pytest.raises(UsageError, match=rf"--run_dir={tmp_path} holds no run \(no config.json\); give the folder of"):
+        asked(f"--mode={mode}", f"--run_dir={tmp_path}")
+    with pytest.raises(UsageError, match=f"--mode={mode} needs --run_dir, the folder of a run"):
+        asked(f"--mode={mode}")

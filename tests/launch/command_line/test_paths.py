@@ -1,0 +1,117 @@
+"""Paths that flags give: those that are none, or can't be used, are one line. In this process."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from crankshaft.launch.command_line import flags as our_flags
+from crankshaft.launch.command_line import paths, rules
+from crankshaft.launch.errors import UsageError
+
+FLAGS = "run_dir config init_from data_dir export_dir result_json result_jsonl result_html baseline".split()
+NONE = dict.fromkeys(FLAGS)
+
+
+def refusal(name: str, path: str) -> str:
+    """What is said of a flag's value as the command line is read."""
+    with flagsaver.flagsaver(), pytest.raises(flags.Error) as error:
+        flags.FLAGS(["crankshaft train", f"--{name}={path}"])
+    return str(rules.explain(error.value, flags.FLAGS))
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket", "file:///tmp/run"])
+def test_a_bucket_is_no_folder(name, path):
+    cure = "it is no path of a mounted file system; mount the bucket or give a local folder; see --help"
+    assert refusal(name, path) == f"--{name}={path} can't be used: {cure}"
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_an_empty_path_is_not_taken_for_none(name):
+    cure = "give a path, or leave it out"
+    assert refusal(name, "") == f"--{name} is empty (a variable that is not set?); {cure}"
+
+
+@pytest.mark.parametrize("name", ["run_dir", "init_from"])
+@pytest.mark.parametrize("character", r"[]\*?{}")
+def test_a_path_where_tensorflow_reads_no_checkpoint_is_refused(name, character):
+    with pytest.raises(UsageError, match=re.escape(f"--{name}=/runs/a{character}b has a {character} in it")):
+        paths.check({**NONE, name: f"/runs/a{character}b"})
+
+
+def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypatch):
+    folder = tmp_path / "lr[1]"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match=re.escape(f"--run_dir=first, which is {folder}/first, has a [ in it")):
+        paths.check({**NONE, "run_dir": "first"})
+    paths.check({**NONE, "data_dir": "first", "result_json": "a.json"})
+
+
+def test_each_flag_of_a_path_is_checked():
+    names = [name for group in our_flags.GROUPS.values() for name in group]
+    assert {name for name in names if isinstance(flags.FLAGS[name].parser, rules.Path)} == set(FLAGS)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_home_is_found_as_by_a_shell(name, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, meant in (("~/x", "/home/me/x"), ("~", "/home/me"), ("./~/x", "./~/x"), ("x~/~", "x~/~")):
+        with flagsaver.flagsaver():
+            flags.FLAGS(["crankshaft train", f"--{name}={given}"])
+            assert flags.FLAGS[name].value == meant
+
+
+def test_a_run_in_a_home_is_printed_as_it_is(crank, tmp_path, monkeypatch):
+    """Its logs, which crankshaft local keeps, lie there too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text("from crankshaft.launch import train\n\ntrain.main()\n")
+    asked = ("--", tmp_path / "task.py", "--run_dir=~/run", "--data_dir=~/none", "--model=mlp", "--input=digits")
+    outcome = crank("--workers=1", *asked, command="local", tensorflow=False)
+    assert f"--data_dir={tmp_path}/none does not exist" in outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "task.py"]
+    assert (tmp_path / "run" / "logs").is_dir()
+
+
+def test_other_paths_are_let_through():
+    paths.check(NONE)
+    paths.check(dict.fromkeys(FLAGS, "runs/lr=0.1,seed:3 (second)~#+ü//x"))
+
+
+@pytest.mark.parametrize("name", ["result_json", "result_jsonl", "result_html"])
+def test_a_path_that_ends_as_a_folders_is_one(tmp_path, name):
+    with pytest.raises(UsageError, match=f"--{name}={tmp_path}/out/ is a folder; give the path of a file"):
+        paths.check_results({**NONE, name: f"{tmp_path}/out/"})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("result_json", "config.json"), ("result_jsonl", "result.json"), ("result_html", ".lock")],
+)
+def test_a_file_of_the_runs_own_takes_no_result(tmp_path, name, file):
+    (tmp_path / "link").symlink_to(tmp_path)
+    values = {**NONE, "run_dir": str(tmp_path), name: f"{tmp_path}/link/{file}"}
+    with pytest.raises(UsageError, match=f"--{name}={tmp_path}/link/{file} is a file of the run's own; give another"):
+        paths.check_results(values)
+    paths.check_results({**values, name: f"{tmp_path}/other.json"})
+    paths.check_results({**values, name: None, "result_json": f"{tmp_path}/result.json"})  # the same twice
+
+
+def test_lines_that_cannot_be_added_to_a_file(tmp_path, monkeypatch):
+    def refused(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    (tmp_path / "all.jsonl").touch()
+    values = {**NONE, "result_jsonl": f"{tmp_path}/all.jsonl"}
+    paths.check_results(values)
+    monkeypatch.setattr(paths, "check_writable", lambda *_: None)
+    monkeypatch.setattr(paths.os, "open", refused)
+    with pytest.raises(UsageError, match=rf"{tmp_path}/all.jsonl can't be added to \(Permission denied\); give"):
+        paths.check_results(values)

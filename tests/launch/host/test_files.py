@@ -1,0 +1,69 @@
+"""Files are there whole or not at all; what is no file is written to."""
+
+import json
+import math
+import os
+import threading
+
+import pytest
+
+from crankshaft.launch.command_line import registry
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host import files
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """(path of a named pipe, what was read from it once its writer was done)."""
+    path, read = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_text()))
+    reader.start()
+    yield path, read
+    reader.join(10)
+    assert path.is_fifo()
+    assert json.loads(read[0]) == {"a": 1}
+
+
+def test_a_result_goes_into_a_pipe(pipe):
+    files.write_json(pipe[0], {"a": 1})
+
+
+def test_a_line_goes_into_a_pipe(pipe):
+    files.append_json_line(pipe[0], {"a": 1})
+
+
+def test_a_device_stays_one(tmp_path):
+    """As root everything may be written to, /dev too."""
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+    files.write_json(link, {"a": 1})
+    assert link.is_symlink()
+    assert link.is_char_device()
+
+
+def test_what_json_has_no_number_for_is_null(tmp_path):
+    values = {"a": math.nan, "b": [1.5, {"c": -math.inf}], "d": "NaN"}
+    as_read = {"a": None, "b": [1.5, {"c": None}], "d": "NaN"}
+    files.write_json(tmp_path / "one.json", values)
+    files.append_json_line(tmp_path / "all.jsonl", values)
+    for path in (tmp_path / "one.json", tmp_path / "all.jsonl"):
+        assert json.loads(path.read_text(), parse_constant=pytest.fail) == as_read
+
+
+def test_a_module_that_cannot_be_read_is_told_where_it_is_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "half.py").write_text('"""Half."""\n\nclass Model(\n')
+    (tmp_path / "models" / "whole.py").write_text('"""Whole."""\n\nclass Model:\n    pass\n')
+    monkeypatch.setattr(registry, "_ROOT", tmp_path)
+    found = registry.models()
+    assert registry.find("model", "whole", found).summary == "Whole."
+    with pytest.raises(UsageError, match=r"--model=half can't be read: models/half.py:3: .* mend it"):
+        registry.find("model", "half", found)
+
+
+def test_an_input_with_defaults_for_all_has_those_behind_the_star(tmp_path, monkeypatch):
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "mine.py").write_text('"""Mine."""\n\ndef load(data_dir=None, seed=0, *, x=1):\n    pass\n')
+    monkeypatch.setattr(registry, "_ROOT", tmp_path)
+    assert registry.inputs()["mine"].defaults == {"x": 1}

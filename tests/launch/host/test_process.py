@@ -1,0 +1,207 @@
+"""The process that a run lives in."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from crankshaft.engine.hooks import every_steps
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host import explanations, process
+from tests.launch.conftest import ROOT, Program
+from tests.runs import newest
+from tests.waiting import PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("usable", "cores", "threads"), [(8.0, 8, None), (2.0, 8, "2"), (1.5, 8, "2"), (0.25, 8, "1"), (7.5, 8, None)]
+)
+def test_there_are_as_many_threads_as_a_quota_leaves_cores(usable, cores, threads):
+    variables = {}
+    process.fit_threads(variables, usable, cores)
+    assert set(variables.values()) == ({threads} if threads else set())
+
+
+def test_a_number_of_threads_that_was_given_stays():
+    variables = {"TF_NUM_INTRAOP_THREADS": "3"}
+    process.fit_threads(variables, 1.0, 4)
+    assert variables["TF_NUM_INTRAOP_THREADS"] == "3"
+    assert variables["TF_NUM_INTEROP_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("given", "features", "flags"),
+    [
+        (None, {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=512"),
+        ("--xla_dump_to=x", {"avx512f", "avx512_vbmi2"}, "--xla_dump_to=x --xla_cpu_prefer_vector_width=512"),
+        ("--xla_cpu_prefer_vector_width=128", {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=128"),
+        ("/etc/xla_flags", {"avx512f", "avx512_vbmi2"}, "/etc/xla_flags"),
+        (None, {"avx2", "avx512f"}, None),
+    ],
+)
+def test_xla_has_wide_vectors_where_the_cpu_has_fast_ones(given, features, flags):
+    variables = {} if given is None else {"XLA_FLAGS": given}
+    process.widen_vectors(variables, features)
+    assert variables.get("XLA_FLAGS") == flags
+
+
+@pytest.mark.parametrize("value", ["1", "true", "True"])
+def test_keras_2_is_refused(value, monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", value)
+    with pytest.raises(UsageError, match=f"TF_USE_LEGACY_KERAS={value} asks for Keras 2, .*; unset it"):
+        process.prepare(False)
+
+
+def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "crankshaft.engine.strategies.parameter_server.coordinator", None)
+    code, line = explanations.explain(RecursionError("maximum recursion depth exceeded"))
+    assert code == 1
+    assert line == "RecursionError: maximum recursion depth exceeded; --debug shows where"
+    monkeypatch.delitem(sys.modules, "crankshaft.engine.health.watchdog", raising=False)
+    assert not explanations.is_lost_peer(RecursionError())
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path, closed):
+    code = (
+        "import os, sys; from crankshaft.launch.host import process; process.open_closed_streams()\n"
+        "file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+        "print('printed', flush=True), print('printed', file=sys.stderr, flush=True), os.system('echo printed')\n"
+        "os.write(file, b'%d' % (file > 2))"
+    )
+    path = tmp_path / "file"
+    command = [sys.executable, "-c", code, path]
+    subprocess.run(command, preexec_fn=lambda: [os.close(number) for number in closed], check=True, timeout=PATIENCE)
+    assert path.read_text() == "1"
+
+
+@pytest.mark.parametrize("make", ["mkdir", "none"])
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path, make, monkeypatch):
+    def refused(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    if make == "mkdir":
+        (tmp_path / ".lock").mkdir()
+    else:
+        monkeypatch.setattr(process.os, "open", refused)
+    with (
+        pytest.raises(UsageError, match=rf"--run_dir={tmp_path}: its file .lock can't be locked \(.*\); remove it"),
+        process.lock(str(tmp_path)),
+    ):
+        pass
+
+
+def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
+    def reads(path, flags, mode=0o777):
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, flags, mode)
+
+    opened = os.open
+    (tmp_path / ".lock").write_text("4711")
+    with monkeypatch.context() as patch:
+        patch.setattr(process.os, "open", reads)
+        held = process.lock(str(tmp_path))
+        held.__enter__()
+    with pytest.raises(UsageError, match="is in use by process 4711"), process.lock(str(tmp_path)):
+        pass
+    held.__exit__(None, None, None)
+    with process.lock(str(tmp_path)):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_what_is_used_before_tensorflow_starts_does_not_start_it():
+    """A start takes seconds, which a mistake on the command line is not to wait for."""
+    modules = ", ".join(f"crankshaft.{name}" for name in "launch.train launch.local engine.cpus engine.errors".split())
+    code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_path):
+    absl = tmp_path / "absl"
+    absl.mkdir()
+    (absl / "__init__.py").write_text("import time\n\nprint('importing', flush=True)\ntime.sleep(900)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = Program(["-m", "crankshaft", "train"], tmp_path / "program", environment)
+    try:
+        program.until(lambda: "importing" in program.out)
+        program.send(signal.SIGINT)
+        outcome = program.wait()
+    finally:
+        program.end()
+    assert (outcome.code, outcome.err) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(("before", "after"), [(signal.SIG_DFL, ["SIGHUP"]), (signal.SIG_IGN, [])])
+def test_a_hang_up_asks_to_save_unless_it_is_ignored(before, after):
+    asked, at_start = [], signal.signal(signal.SIGHUP, before)
+    try:
+        with process.Signals(asked.append, ends_process=False):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, at_start)
+    assert asked == after
+
+
+def test_a_run_whose_terminal_closes_is_saved(inside, tmp_path):
+    def close(moment, means):
+        signal.raise_signal(signal.SIGHUP)
+
+    run = ("--model=mlp", "--input=synthetic", "--input_arg=examples=200", "--jit=off", "--train_steps=50")
+    at_start = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        outcome = inside(*run, f"--run_dir={tmp_path}", hooks=[every_steps(7, close)])
+    finally:
+        signal.signal(signal.SIGHUP, at_start)
+    assert outcome.code == 129
+    assert "stopped at step 7: SIGHUP" in outcome.out
+    assert newest(tmp_path) == 7
+
+
+TWICE_AT_ONCE = """
+import signal
+from crankshaft.launch.process import Signals
+
+with Signals(print):
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+print("saved")
+"""
+# A second lock of a mutex: a compiled call that never returns, within which no handler runs.
+STUCK = """
+import ctypes
+from crankshaft.launch.process import Signals
+
+mutex = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+lock(mutex)
+with Signals(print):
+    print("ready", flush=True)
+    lock(mutex)
+"""
+
+
+def test_what_comes_with_a_signal_is_the_same_request():
+    done = subprocess.run([sys.executable, "-c", TWICE_AT_ONCE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "SIGTERM\nsaved\n")
+
+
+def test_a_second_signal_ends_a_process_that_is_stuck_in_a_compiled_call():
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as stuck:
+        try:
+            stuck.stdout.readline()
+            for _ in range(2):
+                stuck.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+            assert stuck.poll() is None
+            time.sleep(1.5 * process.SAME_REQUEST_SECONDS)
+            stuck.send_signal(signal.SIGTERM)
+            assert stuck.wait(PATIENCE) == 143
+        finally:
+            stuck.kill()

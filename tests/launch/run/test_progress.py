@@ -1,0 +1,242 @@
+"""What a person sees of a run, in a pseudo-terminal and in a pipe, with clocks that the tests set."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+import struct
+import sys
+import termios
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine import StepOptions, loop
+from crankshaft.engine.hooks import Hook, StopRequest
+from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.metrics.means import LoopSums
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.replicated import Replicated
+from crankshaft.launch.run.progress import Progress, duration, print_model_summary
+from crankshaft.models.mlp import Model
+
+
+@pytest.fixture
+def bound():
+    """(strategy, state) of a small model on one device."""
+    rng = np.random.default_rng(0)
+    source = rng.random((64, 4), dtype="float32"), rng.integers(0, 3, 64).astype("int32")
+    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=8)
+    with strategy.scope():
+        state = TrainState(Model(hidden_units=(4,)))
+        state.trainer.prepare(StepOptions(), Reduction(), (source[0][:1] * 0, source[1][:1] * 0), 3)
+        state.build()
+    state.jit = False
+    strategy.bind(state, strategy.feed(source, 16, 0), strategy.feed(source, 16, None))
+    return strategy, state
+
+
+class Steps(Hook):
+    """Cuts the loop every so many steps, and moves a clock on by so many seconds each time."""
+
+    def __init__(self, steps, seconds=0.0):
+        self.steps, self.seconds, self.now, self.calls = steps, seconds, 0.0, 0
+
+    def next_due(self, step, moment):
+        return step + self.steps
+
+    def __call__(self, moment):
+        self.now += self.seconds
+        self.calls += 1
+        moment.seconds = self.seconds
+
+    def clock(self):
+        return self.now
+
+
+def run(bound, hooks, until):
+    strategy, state = bound
+    return loop.train(strategy, state, hooks, until)
+
+
+def plain(bound, until, *hooks, seconds=1.0, **arguments):
+    """The lines of a run of calls of 2 steps, each of so many seconds."""
+    file = io.StringIO()
+    cut = Steps(2, seconds)
+    run(bound, [cut, *hooks, Progress("plain", file=file, clock=cut.clock, **arguments)], until)
+    return file.getvalue().splitlines()
+
+
+def test_lines_come_once_in_so_many_seconds_and_at_the_last_step(bound):
+    lines = plain(bound, 24, line_seconds=4)
+    assert [line.split("  ")[0] for line in lines] == ["step 8/24", "step 16/24", "step 24/24"]
+
+
+def test_line_has_loss_accuracy_rate_and_time_left(bound):
+    line = plain(bound, 24, line_seconds=4)[0]
+    # 4 steps an epoch; 2 steps of 16 examples a second; 16 steps are left.
+    assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  epoch 2  32 examples/s  8s left", line)
+
+
+def test_no_time_is_reckoned_from_the_first_call_alone(bound):
+    lines = plain(bound, 6, line_seconds=0)
+    assert [line.endswith(" left") for line in lines] == [False, True, True]
+    assert lines[0].split("  ")[-2:] == ["epoch 0.5", "32 examples/s"]
+
+
+METRICS = {"loss": 0.5, "accuracy": 0.25, "auc": 0.75, "precision": 0.125, "recall": 0.875}
+
+
+def test_a_bar_of_80_columns_holds_five_metrics_and_what_else_there_is_room_for(bound, terminal, monkeypatch):
+    file, read = terminal
+    fcntl.ioctl(file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    monkeypatch.setattr("crankshaft.engine.metrics.Sums.means", lambda sums: METRICS)
+    run(bound, [Steps(2, 1.0), Progress("bar", file=file)], 8)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"[\r\n]+", read())]
+    shown = [line for line in lines if "loss" in line]
+    assert shown
+    assert max(map(len, shown)) <= 80
+    for name in METRICS:
+        assert f"{name} " in shown[-1]
+    assert "examples/s" not in shown[-1]
+
+
+def test_evaluations_have_a_line_whatever_the_time(bound):
+    evaluation = Evaluation(4)
+    lines = plain(bound, 8, evaluation, line_seconds=1000)
+    shown = [line for line in lines if "evaluation" in line]
+    assert [line.split("  ")[0] for line in shown] == ["step 4/8", "step 8/8"]
+    result = evaluation.result
+    assert shown[-1].endswith(f"evaluation  loss {result['loss']:.4f}  accuracy {result['accuracy']:.4f}")
+
+
+def test_nothing_is_read_between_two_lines(bound, monkeypatch):
+    class Watched(Progress):
+        def __call__(self, moment):
+            reads.append(0)
+            super().__call__(moment)
+            per_call.append(reads.pop())
+
+    def spy(sums):
+        if reads:
+            reads[-1] += 1
+        return read(sums)
+
+    read, reads, per_call = LoopSums.read, [], []
+    monkeypatch.setattr(LoopSums, "read", spy)
+    cut = Steps(2, 1.0)
+    run(bound, [cut, Watched("plain", file=io.StringIO(), clock=cut.clock, line_seconds=5)], 20)
+    assert per_call == [0, 0, 0, 0, 5] * 2
+
+
+def test_run_that_is_stopped_shows_where(bound):
+    stop = StopRequest()
+
+    class Ask(Hook):
+        def __call__(self, moment):
+            if moment.step >= 6:
+                stop.request("asked")
+
+    file = io.StringIO()
+    run(bound, [Steps(2), Ask(), Progress("plain", file=file), stop], 40)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("step 6/40")
+
+
+def test_off_is_silent(bound):
+    file = io.StringIO()
+    run(bound, [Evaluation(2), Progress("off", file=file)], 4)
+    assert file.getvalue() == ""
+
+
+def test_auto_is_plain_lines_where_there_is_no_terminal(bound):
+    file = io.StringIO()
+    run(bound, [Progress("auto", file=file)], 4)
+    assert file.getvalue().startswith("step 4/4  loss")
+    assert "\x1b" not in file.getvalue()
+
+
+def test_unknown_mode_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="progress=loud is unknown; use one of auto, bar, plain, off"):
+        Progress("loud")
+
+
+def test_auto_is_a_bar_in_a_terminal_redrawn_in_place(bound, terminal):
+    file, read = terminal
+    cut = Steps(2, 0.1)
+    progress = Progress("auto", file=file, clock=cut.clock, redraw_seconds=0.35)
+    run(bound, [cut, progress], 40)
+    shown = read()
+    assert "\x1b[2K" in shown  # clears the line that it draws anew
+    drawn = re.findall(r"step (\d+)/40", shown)
+    assert set(drawn) == {"0", "8", "16", "24", "32", "40"}  # every fourth call
+    assert re.search(r"loss \d\.\d{4}  accuracy \d\.\d{4}  epoch \d+  \ds left  320 examples/s", shown)
+    assert "━" in shown
+
+
+def test_bar_gives_the_cursor_back(bound, terminal):
+    file, read = terminal
+    run(bound, [Progress("bar", file=file)], 4)
+    shown = read()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal):
+    class Fails(Hook):
+        def __call__(self, moment):
+            raise RuntimeError("no")
+
+    file, read = terminal
+    progress = Progress("bar", file=file)
+    with pytest.raises(RuntimeError):
+        run(bound, [progress, Fails()], 4)
+    progress.close()
+    progress.close()
+    assert read().count("\x1b[?25h") == 1
+
+
+def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
+    class Log(Hook):
+        def __call__(self, moment):
+            logging.warning("a warning meanwhile")
+
+    file, read = terminal
+    errors = os.fdopen(os.dup(file.fileno()), "w", buffering=1)
+    logging.use_absl_handler()
+    handler = logging.get_absl_handler().python_handler
+    monkeypatch.setattr(sys, "stderr", errors)
+    monkeypatch.setattr(handler, "stream", errors)
+    run(bound, [Evaluation(2), Log(), Progress("bar", file=file)], 4)
+    assert handler.stream is errors
+    errors.close()
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", read())]
+    evaluations = [line.strip() for line in lines if "evaluation" in line]
+    assert [line.split("  ")[0] for line in evaluations] == ["step 2/4", "step 4/4"]
+    warnings = [line for line in lines if "a warning meanwhile" in line]
+    assert warnings
+    assert all("━" not in line for line in evaluations + warnings)
+
+
+def test_model_summary_is_printed_once_and_fits(bound, capsys):
+    _, state = bound
+    file = io.StringIO()
+    print_model_summary(state.trainer.models, file)
+    text = file.getvalue()
+    assert text.count('Model: "mlp"') == 1
+    assert "logits" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (3599, "59m59s"), (3600, "1h00m"), (90000, "1d01h")],
+)
+def test_duration_has_its_two_largest_units(seconds, text):
+    assert duration(seconds) == text
