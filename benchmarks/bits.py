@@ -237,6 +237,7 @@ def main() -> int:
     checkout = asked.checkout.resolve()
     if not (checkout / "engine").is_dir():
         parser.error(f"--checkout={asked.checkout} is no checkout of crankshaft: it has no folder engine")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's words on how it starts
     commit, cores = commit_of(checkout), pin()
     found = run_cases(checkout, wanted)
     if asked.out:
