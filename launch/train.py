@@ -114,7 +114,21 @@ def read_flags(argv: list[str]) -> set[str]:
     """Gives flags the values of a command line. Returns the names of the script's own. Raises `UsageError`."""
     own = our_flags.own()
     try:
-        rest = flags.FLAGS([argv[0], *given.expanded(argv[1:])])[1:]
+        _read_words([argv[0], *given.expanded(argv[1:])], own)
+    except UsageError:
+        for path, words in given.files(argv[1:]):
+            try:
+                _read_words([argv[0], *words], own)
+            except UsageError as error:  # it is the file's
+                raise UsageError(f"--config={path}: {error}") from None
+        raise
+    logging.use_absl_handler()
+    return set(own)
+
+
+def _read_words(argv: list[str], own: list[str]) -> None:
+    try:
+        rest = flags.FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
@@ -123,14 +137,10 @@ def read_flags(argv: list[str]) -> set[str]:
     except UnicodeDecodeError as error:
         file = next((word for word in argv if word.lstrip("-").startswith("flagfile=")), "--flagfile")
         raise UsageError(f"{file} is no text in UTF-8 ({error.reason}); write it as such") from None
-    except UsageError:
-        raise
     except ValueError as error:  # of absl's own flags
         raise UsageError(f"{error}; see --help") from None
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
-    logging.use_absl_handler()
-    return set(own)
 
 
 @dataclasses.dataclass

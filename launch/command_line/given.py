@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from crankshaft.launch.command_line.flags import GROUPS
+from crankshaft.launch.command_line.flags import GROUPS, USES
 from crankshaft.launch.errors import UsageError
 
 _CONFIG = "config"
 # What a run's config.json says of the call that made it, and not of the run.
 _OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config".split() + GROUPS["Benchmark mode"]
+_OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
 
 
 def words(values: Mapping[str, Any]) -> Iterator[str]:
@@ -41,18 +42,25 @@ def expanded(arguments: list[str]) -> list[str]:
 
     Raises `UsageError` for a file that can't be read, or is no mapping of flags.
     """
-    found: list[str] = []
+    return [*(word for _, its in files(arguments) for word in its), *arguments]
+
+
+def files(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """(path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does."""
+    has_folder = any(word.lstrip("-").partition("=")[0] == "run_dir" for word in arguments if word.startswith("-"))
     for place, word in enumerate(arguments):
         name, separator, path = word.lstrip("-").partition("=")
         if name == _CONFIG and word.startswith("-"):
             if not separator:
                 path = arguments[place + 1] if place + 1 < len(arguments) else ""
-            found += words(_read(path))
-    return [*found, *arguments]
+            yield path, list(words(_read(path, has_folder)))
 
 
-def _read(path: str) -> dict[str, Any]:
-    """Flags by name: of a YAML file, a JSON file, or the config.json that a run has left."""
+def _read(path: str, has_folder: bool) -> dict[str, Any]:
+    """Flags by name: of a YAML file, a JSON file, or the config.json that a run has left.
+
+    Of a run's, those that are for a run_dir are left out unless there is one again.
+    """
     if not path:
         raise UsageError("--config is empty; give a YAML or JSON file of flags")
     try:
@@ -67,7 +75,8 @@ def _read(path: str) -> dict[str, Any]:
         raise UsageError(f"--config={path} is not readable as such ({' '.join(str(error).split())}); mend it") from None
     if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
         script = values["deciding"].get("script_flags", {})
-        return {name: value for name, value in values["flags"].items() if name not in _OF_THAT_CALL} | script
+        left_out = {*_OF_THAT_CALL, *(() if has_folder else _OF_A_FOLDER)}
+        return {name: value for name, value in values["flags"].items() if name not in left_out} | script
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise UsageError(f"--config={path} is no mapping of flags; write lines such as learning_rate: 0.01")
     return values

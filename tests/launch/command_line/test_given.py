@@ -51,8 +51,8 @@ def test_a_run_is_made_again_from_the_config_that_it_left(inside, tmp_path):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("learning_rat: 1\n", "--learning_rat is unknown; did you mean"),
-        ("train_steps: many\n", "--train_steps=many can't be used: it takes an integer"),
+        ("learning_rat: 1\n", "run.yaml: --learning_rat is unknown; did you mean"),
+        ("train_steps: many\n", "run.yaml: --train_steps=many can't be used: it takes an integer"),
         ("- a\n- b\n", "run.yaml is no mapping of flags; write lines such as learning_rate: 0.01"),
         ("", "run.yaml is no mapping of flags"),
         ("a: [1\n", "run.yaml is not readable as such (while parsing a flow sequence"),
@@ -64,6 +64,21 @@ def test_a_file_that_is_wrong_is_one_line(inside, tmp_path, text, line):
     outcome = inside(*MLP, f"--config={tmp_path}/run.yaml")
     assert outcome.code == 2
     assert line in outcome.error
+
+
+def test_a_mistake_beside_a_file_is_not_the_files(inside, tmp_path):
+    (tmp_path / "run.yaml").write_text(YAML)
+    outcome = inside(f"--config={tmp_path}/run.yaml", "--learning_rat=1")
+    assert outcome.error.startswith("--learning_rat is unknown")
+
+
+def test_a_runs_config_is_tried_without_a_folder(inside, tmp_path):
+    run = (*MLP, "--mode=train", "--train_steps=1", "--checkpoint_every_steps=7")
+    inside(*run, f"--run_dir={tmp_path}/run").ok()
+    config = f"--config={tmp_path}/run/config.json"
+    inside(config).ok()
+    assert "--checkpoint_every_steps=7" not in given.expanded([config])
+    assert "--checkpoint_every_steps=7" in given.expanded([config, "--run_dir", "again"])
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
