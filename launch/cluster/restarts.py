@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 import signal
 import time
 
@@ -26,9 +27,8 @@ _ASKED_TO_END = (
     *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
     *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
 )
-# Why the same would come of it again.
-_MISTAKE = {EXIT_USAGE: "a mistake in what was asked"}
-_SLOWER = {EXIT_SLOWER: "the benchmark is slower than --fail_below allows"}
+# How Python's account of a script ends that it can't compile, or whose imports fail.
+_CANNOT_BEGIN = re.compile(r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b")
 _LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for what is to be said about it
 _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same time
 # From SIGTERM to SIGKILL where a peer is dead: nothing can be saved any more, and a task that waits for its peers
@@ -55,6 +55,15 @@ class Ending:
     def was_asked(self) -> bool:
         """Whether it ended since somebody asked it to, by Ctrl-C, SIGTERM or SIGHUP."""
         return self.code in _ASKED_TO_END
+
+    @property
+    def mistake(self) -> str | None:
+        """Which mistake it ended by, that it would end by again; None if by none."""
+        if self.code == EXIT_USAGE:
+            return "a mistake in what was asked"
+        if self.code == EXIT_FAILED and self.last_lines and _CANNOT_BEGIN.match(self.last_lines[-1]):
+            return "its script can't be run as it stands"
+        return None
 
     def __str__(self) -> str:
         if self.code < 0:
@@ -119,7 +128,7 @@ class Synchronous:
         self._max_restarts = max_restarts
         self._window_seconds = window_seconds
         self._grace_seconds = grace_seconds
-        self._final = {**_MISTAKE, **_SLOWER} if compares else _MISTAKE
+        self._compares = compares
         self._clock = clock
         self._failures: collections.deque[float] = collections.deque()
         self._preemptions: collections.deque[float] = collections.deque()
@@ -139,7 +148,7 @@ class Synchronous:
         if self._was_preempted(ending):
             leave = self._grace_seconds
         else:
-            leave = _MISTAKE_SECONDS if ending.code == EXIT_USAGE else _LEAVE_SECONDS
+            leave = _MISTAKE_SECONDS if ending.mistake else _LEAVE_SECONDS
         return Patience(leave, min(_END_SECONDS, self._grace_seconds))
 
     def settle(self, endings: list[Ending]) -> Settlement:
@@ -147,14 +156,21 @@ class Synchronous:
         cause = next((ending for ending in endings if ending.code), None)
         if cause is None:
             return Settlement(0)
-        if why := self._final.get(cause.code):
-            return Settlement(cause.code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
+        if final := self._final(cause):
+            code, why = final
+            return Settlement(code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
         if self._was_preempted(cause):
             count = self._count(self._preemptions)
             pause = _pause(count - 1)
             when = f"in {pause:g} s" if pause else "at once"
             return Settlement(None, pause, f"{cause}, preempted; all tasks start again {when}", cause)
         return self._failed(cause)
+
+    def _final(self, ending: Ending) -> tuple[int, str] | None:
+        """The supervisor's exit code, and why the same would come of it again; None if it might not."""
+        if self._compares and ending.code == EXIT_SLOWER:
+            return EXIT_SLOWER, "the benchmark is slower than --fail_below allows"
+        return (EXIT_USAGE, ending.mistake) if ending.mistake else None
 
     def _was_preempted(self, ending: Ending) -> bool:
         """Whether nothing is lost by it."""
@@ -205,7 +221,7 @@ class Servers(Synchronous):
     def alone(self, ending: Ending) -> Alone | None:
         kind = ending.task.split()[0]
         done = kind == "evaluator" and not ending.code
-        if kind not in ("worker", "evaluator") or ending.code == EXIT_USAGE or done:
+        if kind not in ("worker", "evaluator") or ending.mistake or done:
             return None
         count = self._count(self._deaths[ending.task])
         if count > self._max_restarts:
@@ -233,7 +249,7 @@ class Servers(Synchronous):
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server that ended well before the run did: nobody asked it to
             return self._failed(endings[0])
-        if chief is not None and chief.code in self._final:
+        if chief is not None and self._final(chief):
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().settle(part)
 

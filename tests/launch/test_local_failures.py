@@ -96,6 +96,27 @@ time.sleep(900)
     until_dead(*pids(program))
 
 
+@pytest.mark.parametrize("line", ["import nowhere_to_be_found", "from os import nowhere", "def broken(:"])
+def test_a_script_that_cannot_begin_is_not_restarted(local, line):
+    outcome = local(f"print('begins', flush=True)\n{line}").wait()
+    assert outcome.code == 2
+    assert "ended with exit code 1: its script can't be run as it stands, so it is not restarted" in outcome.err
+    assert outcome.err.count(" is process ") == 2
+
+
+def test_a_worker_whose_script_cannot_begin_is_not_started_again_by_itself(local):
+    wait = "while config['task']['type'] != 'worker': time.sleep(0.01)"
+    outcome = local(f"{wait}\nimport nowhere_to_be_found", "--workers=1", "--ps=1", "--grace_seconds=1").wait()
+    assert outcome.code == 2
+    assert "worker 0 ended with exit code 1: its script can't be run as it stands" in outcome.err
+
+
+def test_what_a_script_prints_of_an_import_before_it_fails_is_no_reason():
+    lines = ("ImportError: no such thing, going on without", "ValueError: another")
+    assert Ending("worker 0", 1, lines).mistake is None
+    assert Ending("worker 0", -9, ("ImportError: killed as it said so",)).mistake is None
+
+
 def test_a_preempted_worker_restarts_all_at_once_and_is_no_failure(local, tmp_path):
     script = """
 n = started()
