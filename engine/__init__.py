@@ -23,6 +23,7 @@ if _keras is not None and _keras.backend() != "tensorflow":
     )
 
 _HOMES = {
+    "Embedding": "crankshaft.engine.layers.embeddings",
     "KerasMetric": "crankshaft.engine.metrics.keras_metrics",
     "Mean": "crankshaft.engine.metrics.means",
     "StepOptions": "crankshaft.engine.step.options",
@@ -32,7 +33,7 @@ _HOMES = {
     "root_mean_square": "crankshaft.engine.metrics.means",
 }
 
-__all__ = ["KerasMetric", "Mean", "StepOptions", "Trainer", "auc", "mean", "root_mean_square"]
+__all__ = ["Embedding", "KerasMetric", "Mean", "StepOptions", "Trainer", "auc", "mean", "root_mean_square"]
 
 
 def __getattr__(name: str):
