@@ -105,13 +105,14 @@ def test_an_average_of_the_weights_is_kept_and_evaluated(run, inside, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "kept"),
-    [("sgd", set()), ("momentum", {"accum"}), ("adamw", {"m", "v"}), ("lion", None)],
+    ("optimizer", "rate", "kept"),
+    [("sgd", 0.1, set()), ("momentum", 0.1, {"accum"}), ("adamw", 0.02, {"m", "v"}), ("lion", 0.005, set())],
 )
-def test_the_optimizer_is_the_one_that_was_asked_for(run, optimizer, kept):
-    found, tensors, _ = run("a", f"--optimizer={optimizer}", "--learning_rate=0.01", "--train_steps=10")
-    assert kept is None or slots(tensors) == kept
-    assert found["train"]["loss"] < 2.31
+def test_the_optimizer_is_the_one_that_was_asked_for(run, optimizer, rate, kept):
+    found, tensors, _ = run("a", f"--optimizer={optimizer}", f"--learning_rate={rate}", "--train_steps=40")
+    assert slots(tensors) == kept
+    assert any("keras_optimizer" in name for name in tensors) == (optimizer == "lion")  # which is Keras's own
+    assert found["eval"]["loss"] < 1.9  # ten classes by chance: 2.3
 
 
 def test_a_schedule_and_its_warm_up_reach_the_steps(run):

@@ -57,7 +57,7 @@ def test_the_result_has_its_documented_keys(digits_run):
     # An epoch is 22 batches of 64 and one of 29: two of the 50 steps are such last ones. The first call is left out,
     # whose few steps are full ones.
     assert found["examples_per_sec"] == pytest.approx((48 * 64 + 2 * 29) / 50 * found["steps_per_sec"], rel=0.02)
-    assert 0 < found["wall_seconds"] < 90
+    assert found["wall_seconds"] > 0
 
 
 def test_a_second_call_of_a_complete_run_says_so_and_shows_its_evaluation(digits_run, inside, tmp_path):
@@ -79,9 +79,9 @@ def test_train_mode_evaluates_nothing(inside, tmp_path):
     found = runs.result(tmp_path)
     assert found["mode"] == "train"
     assert "eval" not in found
-    assert found["train"]["loss"] > 0
+    assert found["train"]["loss"] < 2.2  # ten classes by chance: 2.3
     assert runs.steps(tmp_path) == [25]
-    assert not (tmp_path / "best").exists() or not runs.steps(tmp_path, "best")
+    assert runs.steps(tmp_path, "best") == []
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [("1.1", 110), ("2.2", 220), ("1.101", 111), ("1e-05", 1), ("2", 200)])
