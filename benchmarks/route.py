@@ -1,0 +1,81 @@
+"""Follows one call through the code: which files of crankshaft it enters, in which order, and how often it returns.
+
+A file is entered when one of its functions is called from another file's; a return is an entry into a file that the
+call had left before. What is followed is what Python runs, so for a compiled step it is its trace. For example
+
+    python benchmarks/route.py --start=InnerLoop._replicated_step train --model=mlp --input=synthetic --train_steps=2
+
+follows the first step of training, and `--number=2` the second call of that name. Everything after the flags is the
+command line of `crankshaft`.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+import threading
+
+import crankshaft
+
+ROOT = str(pathlib.Path(crankshaft.__file__).resolve().parent) + os.sep
+ROOMS = tuple(ROOT + room + os.sep for room in ("engine", "launch", "models", "input"))
+
+
+class Route:
+    """The files that one call of a function enters, until it returns; calls in threads that it waits for too."""
+
+    def __init__(self, start: str, number: int):
+        self.stays: list[str] = []
+        self._start, self._number = start, number
+        self._frame = None
+        self._done = False
+
+    def __call__(self, frame, event, _):
+        if self._done or event not in ("call", "return"):
+            return
+        code = frame.f_code
+        if self._frame is None:
+            if event == "call" and code.co_qualname.endswith(self._start) and code.co_filename.startswith(ROOMS):
+                self._number -= 1
+                if self._number == 0:
+                    self._frame = frame
+                    self._stay(code.co_filename)
+        elif event == "return" and frame is self._frame:
+            self._done = True
+        elif event == "call" and code.co_filename.startswith(ROOMS):
+            self._stay(code.co_filename)
+
+    def _stay(self, path: str) -> None:
+        name = path.removeprefix(ROOT)
+        if not self.stays or self.stays[-1] != name:
+            self.stays.append(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--start", required=True, help="the function's qualified name, or its end")
+    parser.add_argument("--number", type=int, default=1, help="which call of it, from 1 on")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command line of crankshaft")
+    asked = parser.parse_args()
+    route = Route(asked.start, asked.number)
+    from crankshaft.launch.command import run
+
+    threading.setprofile(route)
+    sys.setprofile(route)
+    sys.argv = ["crankshaft", *asked.command]
+    try:
+        run()
+    except SystemExit:
+        pass
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    files = list(dict.fromkeys(route.stays))
+    rooms = list(dict.fromkeys(os.path.dirname(name) or name for name in files))
+    print(f"\n{asked.start}: {len(files)} files, {len(rooms)} folders, {len(route.stays)} stays")
+    for name in files:
+        print(f"  {name} ({route.stays.count(name)})")
+
+
+if __name__ == "__main__":
+    main()
