@@ -91,5 +91,15 @@ def test_flags_that_a_page_names_exist(path):
     assert wrong == []
 
 
+def test_guides_build_as_a_site(tmp_path):
+    """As `make docs` does it: a broken link, or a page that the navigation lacks, is an error."""
+    build = pytest.importorskip("mkdocs.commands.build")
+    config = pytest.importorskip("mkdocs.config")
+    build.build(config.load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path / "site")))
+    index = (tmp_path / "site" / "index.html").read_text()
+    assert "The README</a>" not in index  # it has no page
+    assert 'href="workers.html"' in index
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
