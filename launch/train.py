@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import sys
@@ -171,12 +172,13 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug, **gpus))
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
-        splits = datas.load(asked) if asked.input_entry else None
+        splits = datas.load(asked) if asked.input_entry and not asked.input_entry.path else None
         strategy = _start(asked, trainer_class, stack)
+        get = functools.partial(datas.load, asked) if asked.input_entry else functools.partial(datas.call, data)
         if asked.looks_on:
-            return Done(_look_on(asked, trainer_class, splits or datas.call(data), strategy))
+            return Done(_look_on(asked, trainer_class, splits or get(), strategy))
         with strategy.watch():
-            session = _create(asked, trainer_class, splits or datas.call(data), strategy)
+            session = _create(asked, trainer_class, splits or get(), strategy)
             done = _work(session, hooks, held)
         done.result.setdefault("wall_seconds", time.monotonic() - started)
         _write_result(asked, done.result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from absl import flags
 from crankshaft.engine.machine.files import read_json
 from crankshaft.launch.cluster import tf_config
 from crankshaft.launch.cluster.tf_config import Cluster
-from crankshaft.launch.command_line import gpu_flags, paths, registry, uses
+from crankshaft.launch.command_line import gpu_flags, own_files, paths, registry, uses
 from crankshaft.launch.command_line.flags import GROUPS, USES
 from crankshaft.launch.errors import UsageError, nearest
 
@@ -91,6 +92,11 @@ class Config:
         except KeyError:
             raise AttributeError(name) from None
 
+    @functools.cached_property
+    def named_class(self) -> type:
+        """The class that --model names, imported, and with it TensorFlow. Raises what its module raises."""
+        return own_files.model_class(self.model)
+
     @property
     def trains(self) -> bool:
         """Whether the mode changes the run."""
@@ -166,6 +172,7 @@ class Config:
         values["model"] = self.model_entry.name
         values["model_arg"] = {**self.model_entry.defaults, **self.model_arg}
         if self.input_entry:
+            values["input"] = self.input_entry.name
             values["input_arg"] = {**self.input_entry.defaults, **self.input_arg}
         if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
@@ -196,6 +203,7 @@ def from_flags(
     """
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
     paths.check(values)
+    values |= {kind: own_files.absolute(values[kind]) for kind in own_files.NEEDED}
     if values["mode"] in ("eval", "export"):
         _fill_from_run(values, environment, script_flags)
         if trainer_class is None and values["model"] is None and not read(values["run_dir"]):
@@ -294,7 +302,8 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
         given.add("strategy")  # one process can read what several have written
     before = {**run["flags"], **run["deciding"]}  # the latter names the model of a script too
     for name, of_it in _BELONGS_TO.items():
-        if name in given and str(values[name]).lower() != str(before.get(name)).lower():
+        now, then = (str(own_files.name_of(each)).lower() for each in (values[name], before.get(name)))
+        if name in given and now != then:
             given |= set(of_it)  # the run's are of another
     length = {"train_steps", "train_epochs"}  # either one says it
     if given & length:

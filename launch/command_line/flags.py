@@ -29,6 +29,7 @@ _ARGUMENT = {
 }
 _SECONDS = {"lower": 0, "upper": 1e6}
 _NAME = {"wants": "a name"}
+_MODULE = {"wants": "a name, or the path of a file"}
 _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", "multi_worker", "parameter_server")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
@@ -65,12 +66,12 @@ def _define_what() -> None:
     run(_path, "result_json", None, "Write the result here too.")
 
     model = group("Model")
-    model(_string, "model", None, "A module in models/ (a script of your own brings its Trainer).", **_NAME)
+    model(_string, "model", None, "One that comes with Crankshaft, or a .py file with a class Model.", **_MODULE)
     model(_repeated, "model_arg", [], "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.", **_ARGUMENT)
     model(_path, "init_from", None, "Start from the weights (no more) of this run, checkpoint or Keras file.")
 
     data = group("Input")
-    data(_string, "input", None, "A module in input/ (a script of your own may bring its data).", **_NAME)
+    data(_string, "input", None, "One that comes with Crankshaft, or a .py file with a function load.", **_MODULE)
     data(_repeated, "input_arg", [], "NAME=VALUE for the input, e.g. examples=10000. Repeatable.", **_ARGUMENT)
     data(_path, "data_dir", None, "Where the input's files are.")
     data(_integer, "global_batch_size", 64, "Examples an update, over all replicas.", lower=1)

@@ -15,6 +15,7 @@ from typing import Any
 
 from crankshaft.engine.step import ranges
 from crankshaft.engine.step.ranges import Interval
+from crankshaft.launch.command_line import own_files
 from crankshaft.launch.errors import UsageError, nearest
 
 _MODELS = "crankshaft.models."
@@ -33,6 +34,7 @@ class Entry:
       fault: why its module can't be read, if it can't.
       has_tables: whether its module, or one of models/ that it imports, knows `engine.layers.embeddings`.
       intervals: of arguments that have one: what they have to lie in.
+      path: of a file of the user's own; None of a module that comes with Crankshaft.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Entry:
     fault: str = ""
     has_tables: bool = False
     intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
+    path: str | None = None
 
 
 def models() -> dict[str, Entry]:
@@ -55,14 +58,29 @@ def inputs() -> dict[str, Entry]:
 
 
 def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
-    """The entry of that name; a `UsageError` with the nearest if there is none."""
+    """The entry of that name, or of the file at that path; a `UsageError` with the nearest if there is none."""
     if name is None:
         raise UsageError(f"--{kind} is not given; use one of {', '.join(sorted(entries))}")
+    if own_files.is_path(name):
+        return of_file(kind, own_files.absolute(name))
     if name not in entries:
         raise UsageError(f"--{kind}={name} is unknown; {nearest(name, entries)}")
     if fault := entries[name].fault:
         raise UsageError(f"--{kind}={name} can't be read: {fault}; mend it")
     return entries[name]
+
+
+def of_file(kind: str, path: str) -> Entry:
+    """The entry of a file of the user's own. Raises `UsageError` for one that is no model or input."""
+    tree = own_files.parse(kind, path)
+    arguments = (_model_arguments if kind == "model" else _load_arguments)(tree)
+    if arguments is None:
+        raise own_files.lacking(kind, path)
+    if kind == "input" and len(arguments.args) < 2:
+        raise own_files.lacking(kind, path, "a load without the arguments data_dir and seed")
+    summary = (ast.get_docstring(tree) or "").split("\n")[0]
+    has_tables = _has_tables(tree, _ROOT / "models")
+    return Entry(own_files.name_of(path), summary, *_signature(arguments), has_tables=has_tables, path=path)
 
 
 def of_class(trainer_class: type) -> Entry:
@@ -177,13 +195,20 @@ def _has_tables(tree: ast.Module, folder: pathlib.Path) -> bool:
     return any(_has_tables(ast.parse(path.read_text(encoding="utf-8")), folder) for path in paths if path.is_file())
 
 
-def _model_arguments(tree: ast.Module):
+def _model_arguments(tree: ast.Module, name: str = "Model") -> ast.arguments | None:
+    """The arguments of a class's constructor, which it may have from a base; None where there is no such class."""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == "Model":
+        if isinstance(node, ast.ClassDef) and node.name == name:
             for item in node.body:
                 if isinstance(item, ast.FunctionDef) and item.name == "__init__":
                     return item.args
-            return ast.arguments([], [ast.arg("self")], None, [], [], None, [])
+            bases = (_model_arguments(tree, base.id) for base in node.bases if isinstance(base, ast.Name))
+            return next(filter(None, bases), None) or ast.arguments([], [ast.arg("self")], None, [], [], None, [])
+        imported = isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_MODELS)
+        for alias in node.names if imported else ():
+            path = _ROOT / "models" / f"{node.module.removeprefix(_MODELS)}.py"
+            if (alias.asname or alias.name) == name and path.is_file():
+                return _model_arguments(ast.parse(path.read_text(encoding="utf-8")), alias.name)
     return None
 
 
@@ -195,10 +220,10 @@ def _load_arguments(tree: ast.Module):
 
 
 def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(defaults, required) of a model's constructor or of an input's keyword-only arguments."""
-    is_method = args.args[:1] and args.args[0].arg == "self"
-    positional, given = (args.args[1:], args.defaults) if is_method else ([], [])
-    pairs = list(zip(positional, [None] * (len(positional) - len(given)) + given, strict=True))
+    """(defaults, required) of a model's constructor, or of an input's `load` after data_dir and seed."""
+    first = 1 if args.args[:1] and args.args[0].arg == "self" else 2  # self, or data_dir and seed
+    given = [None] * (len(args.args) - len(args.defaults)) + args.defaults
+    pairs = list(zip(args.args, given, strict=True))[first:]
     pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)
     defaults = {arg.arg: _literal(default) for arg, default in pairs if default is not None}
     return defaults, tuple(arg.arg for arg, default in pairs if default is None)

@@ -1,21 +1,23 @@
 """The run's data: from the input module that the flags name, or from the user's own function. Host code.
 
-The inputs are NumPy's work, so a file that is missing or broken is found before TensorFlow has started.
+The inputs that come with Crankshaft are NumPy's work, so a file that is missing or broken is found before TensorFlow
+has started.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 from collections.abc import Callable, Sequence
 
+from crankshaft.launch.command_line import own_files
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 
 
 def load(config: Config) -> tuple:
     """(train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
-    module = importlib.import_module(f"crankshaft.input.{config.input_entry.name}")
-    return tuple(module.load(config.data_dir, config.seed, **config.input_arg))
+    found = own_files.module("input", config.input)
+    return call(functools.partial(found.load, config.data_dir, config.seed, **config.input_arg))
 
 
 def call(data: Callable | Sequence) -> tuple:

@@ -107,7 +107,8 @@ def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -
 
 def warn_of_ids(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
     """A line where a script's data does not say how its ids are numbered, and what it trains on has changed."""
-    is_known = config.input_entry is not None or "ids" in about["data"]["train"]
+    is_ours = config.input_entry is not None and config.input_entry.path is None
+    is_known = is_ours or "ids" in about["data"]["train"]
     if "train" in manifest.other_data(about) and not is_known and config.is_chief:
         logging.warning("%s; if it numbers ids, they mean others now", _what_changed(manifest, about, "train"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import os
 from collections.abc import Sequence
@@ -98,7 +97,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         step_timeout_seconds=_step_timeout_seconds(config),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
-        batch_parts=batch_parts(config, trainer_class or named_class(config.model_entry.name)),
+        batch_parts=batch_parts(config, trainer_class or config.named_class),
         owns_process=config.owns_process,
         gpus=config.gpu_numbers,
         gpu_memory_growth=config.gpu_memory_growth,
@@ -117,8 +116,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
     """Makes everything and restores nothing."""
     *both, num_classes, vocabulary, ids = splits
-    if trainer_class is None:
-        trainer_class = named_class(config.model_entry.name)
+    trainer_class = trainer_class or config.named_class
     train, evaluation, said = datasplits.prepare(*both, config.validation_split)
     _check_data(config, trainer_class, train, evaluation, num_classes)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
@@ -184,11 +182,6 @@ def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
             "offset, divide them, or look them up as ids",
             *(name, f"{most:,}", f"{whole_numbers.EXACT:,}"),
         )
-
-
-def named_class(name: str) -> type[Trainer]:
-    """The class of a model of models/, which --model names."""
-    return importlib.import_module(f"crankshaft.models.{name}").Model
 
 
 def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:

@@ -17,11 +17,12 @@ from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import batches
 from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line import own_files
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import isolation
 from crankshaft.launch.host.files import write_of_run
 from crankshaft.launch.run import splits
-from crankshaft.launch.run.session import Session, named_class
+from crankshaft.launch.run.session import Session
 
 FILE_NAME = "model.json"
 
@@ -124,7 +125,7 @@ def _of_trainer(
     flags, name = manifest.about.get("flags", {}), manifest.about.get("deciding", {}).get("model")
     if trainer_class is None and not flags.get("model"):
         raise UsageError(f"this run's model is {name}'s; give load_model(..., trainer_class={name})")
-    found = trainer_class or named_class(name)
+    found = trainer_class or own_files.model_class(flags["model"])
     trainer = found(**manifest.about["deciding"]["model_arg"])
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
     trainer.prepare(options, Reduction(), (features, None), about["num_classes"], about["vocabulary"])

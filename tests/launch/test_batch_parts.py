@@ -21,7 +21,7 @@ def parts(*given):
     with flagsaver.flagsaver():
         flags.FLAGS(["crankshaft train", "--input=digits", *given])
         asked = config.from_flags(None, False, {})
-        return session.batch_parts(asked, session.named_class(asked.model_entry.name))
+        return session.batch_parts(asked, asked.named_class)
 
 
 @pytest.mark.parametrize(

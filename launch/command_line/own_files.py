@@ -1,0 +1,93 @@
+"""A model or an input in a file of the user's own, which --model or --input gives the path of. Host code."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import os
+import sys
+from types import ModuleType
+
+from crankshaft.launch.errors import UsageError
+
+NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
+_PACKAGES = {"model": "crankshaft.models", "input": "crankshaft.input"}
+_CURES = {
+    "model": "write class Model(crankshaft.Trainer)",
+    "input": "write def load(data_dir, seed), which returns (train, eval)",
+}
+
+
+def is_path(name: str | None) -> bool:
+    """Whether a flag gives a file rather than the name of a module that comes with Crankshaft."""
+    return name is not None and (name.endswith(".py") or os.sep in name)
+
+
+def absolute(name: str | None) -> str | None:
+    """A path from the root, so that a later call in another folder finds the file too; a name as it is."""
+    return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
+
+
+def name_of(given: str | None) -> str | None:
+    """What a run calls a model or input: a file by its name, without its folder, which may differ between hosts."""
+    return os.path.basename(given) if is_path(given) else given
+
+
+def parse(kind: str, path: str) -> ast.Module:
+    """The file's source, parsed. Raises `UsageError` where it is not there, can't be read, or is no Python.
+
+    Args:
+      kind: the flag, model or input.
+      path: as `absolute` gives it.
+    """
+    try:
+        with open(path, "rb") as file:
+            return ast.parse(file.read(), path)
+    except OSError as error:
+        raise UsageError(
+            f"--{kind}={path} can't be read ({error.strerror}); give the path of a Python file, or a name without .py "
+            "and without folders for what comes with Crankshaft"
+        ) from None
+    except SyntaxError as error:
+        raise UsageError(f"--{kind}={path} is no Python ({error.msg}, line {error.lineno}); mend it") from None
+    except ValueError as error:  # null characters, or no text in the encoding that it names
+        raise UsageError(f"--{kind}={path} is no Python ({error}); mend it") from None
+
+
+def lacking(kind: str, path: str, found: str = "") -> UsageError:
+    """What says that a file has no `Model` or `load`, or one that can't be used."""
+    return UsageError(f"--{kind}={path} has {found or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
+
+
+def module(kind: str, given: str) -> ModuleType:
+    """The module of --model or --input, imported. A file runs anew, as a script would, where another run has used it.
+
+    Its folder joins the end of the search path, so that a file may import those beside it.
+
+    Args:
+      kind: model or input.
+      given: a name, or a path.
+    """
+    if not is_path(given):
+        return importlib.import_module(f"{_PACKAGES[kind]}.{given}")
+    path = absolute(given)
+    code = compile(parse(kind, path), path, "exec")
+    folder = os.path.dirname(path)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    name = f"{os.path.basename(path).removesuffix('.py')}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    made = sys.modules[name] = ModuleType(name)  # there dataclasses and pickle look for what it defines
+    made.__file__ = path
+    exec(code, made.__dict__)
+    return made
+
+
+def model_class(given: str) -> type:
+    """The class that --model names, which needs TensorFlow. Raises `UsageError` where it is no Trainer."""
+    from crankshaft.engine import Trainer
+
+    found = module("model", given).Model
+    if not (isinstance(found, type) and issubclass(found, Trainer)):
+        raise lacking("model", absolute(given), "a Model that is no Trainer")
+    return found

@@ -1,0 +1,140 @@
+"""A model and an input in files of the user's own: --model=path.py and --input=path.py."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import crankshaft
+from tests.launch.line import RUN
+
+MODEL = '''"""A line."""
+import tensorflow as tf
+from crankshaft import Trainer, mean
+from slopes import START
+
+
+class Base(Trainer):
+    def __init__(self, start: float = START, units: int = 1):
+        super().__init__()
+        self.start, self.units = start, units
+
+
+class Model(Base):
+    def build_model(self):
+        start = tf.constant_initializer(self.start)
+        return tf.keras.Sequential([tf.keras.layers.Dense(self.units, kernel_initializer=start)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+'''
+INPUT = '''"""Points on a line."""
+import numpy as np
+
+
+def load(data_dir, seed, *, examples: int = 32):
+    features = np.random.default_rng(seed).normal(size=(examples, 1)).astype(np.float32)
+    return (features, 2 * features[:, 0]), (features, 2 * features[:, 0])
+'''
+FILES = ("--model=my model/line.py", "--input=my model/points.py", *RUN, "--run_dir=run")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder; `my model` in it has a model, an input, and a file that the model imports."""
+    (tmp_path / "my model").mkdir()
+    (tmp_path / "my model" / "line.py").write_text(MODEL)
+    (tmp_path / "my model" / "points.py").write_text(INPUT)
+    (tmp_path / "my model" / "slopes.py").write_text("START = 0.0\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_model_and_an_input_from_files_train_resume_evaluate_and_export_from_anywhere(inside, folder, monkeypatch):
+    inside(*FILES, "--model_arg=start=1.5", "--input_arg=examples=24", "--learning_rate=0").ok()
+    about = json.loads((folder / "run" / "config.json").read_text())
+    assert about["deciding"]["model"] == "line.py"
+    assert about["deciding"]["model_arg"] == {"start": 1.5, "units": 1}
+    assert about["deciding"]["input"] == "points.py"
+    assert about["flags"]["model"] == str(folder / "my model" / "line.py")
+
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    run = f"--run_dir={folder}/run"
+    inside("--mode=eval", run, f"--result_json={elsewhere}/eval.json").ok()
+    loss = json.loads((elsewhere / "eval.json").read_text())["eval"]["loss"]
+    points = np.random.default_rng(0).normal(size=(24, 1))
+    assert loss == pytest.approx(np.mean((2 * points - 1.5 * points) ** 2), rel=1e-5)  # float32's
+    inside("--mode=export", run).ok()
+    assert crankshaft.load_model(folder / "run").predict(np.ones([1, 1]), verbose=0) == pytest.approx(1.5)
+
+    monkeypatch.setenv("HOME", str(folder))
+    again = ("--model=~/my model/line.py", "--input=../my model/points.py", "--learning_rate=0", *RUN[1:], run)
+    arguments = ("--model_arg=start=1.5", "--input_arg=examples=24")
+    outcome = inside(*again, *arguments, "--train_steps=6").ok()
+    assert "resum" in (outcome.out + outcome.err).lower()
+    assert json.loads((folder / "run" / "result.json").read_text())["step"] == 6
+    outcome = inside(*again, "--model_arg=start=2", "--input_arg=examples=24", "--train_steps=8")
+    assert outcome.code == 2
+    assert "model_arg start: 1.5 -> 2" in outcome.error
+
+
+def test_a_file_that_was_changed_runs_as_it_is_now(folder):
+    first = crankshaft.run(
+        model="my model/line.py", input="my model/points.py", train_steps=1, learning_rate=0, jit="off"
+    )
+    path = folder / "my model" / "line.py"
+    path.write_text(MODEL.replace("START", "3.0").replace("from slopes import 3.0\n", ""))
+    second = crankshaft.run(model=path, input="my model/points.py", train_steps=1, learning_rate=0, jit="off")
+    assert [float(run.model.weights[0].numpy()[0, 0]) for run in (first, second)] == [0.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "says"),
+    [
+        ("--model=none.py", None, "/none.py can't be read (No such file or directory); give the path of a Python file"),
+        ("--model=./mlp", None, "/mlp can't be read (No such file or directory); give the path of a Python file"),
+        (
+            "--model=some.py",
+            "class Modell:\n    pass\n",
+            "/some.py has no class Model; write class Model(crankshaft.Tr",
+        ),
+        ("--model=some.py", "class Model:\n    pass\n", "/some.py has a Model that is no Trainer; write class Model("),
+        ("--model=some.py", "import os\nclass Model(:\n", "/some.py is no Python (invalid syntax, line 2); mend it"),
+        ("--model=some.py", "a = '\0'\n", "/some.py is no Python ("),
+        ("--model=some.py", "import absent_module\nclass Model:\n    pass\n", "No module named 'absent_module', at /"),
+        ("--input=some.py", "x = 1\n", "/some.py has no function load; write def load(data_dir, seed), which returns"),
+        ("--input=some.py", "def load():\n    pass\n", "/some.py has a load without the arguments data_dir and seed"),
+        (
+            "--input=some.py",
+            "def load(data_dir, seed):\n    pass\n",
+            "the data function gave None; return (train, eval",
+        ),
+        ("--input=some.py", "def load(data_dir, seed):\n    return 1 / 0\n", "division by zero, at /"),
+    ],
+)
+def test_each_mistake_in_a_file_is_one_line(inside, folder, model, source, says):
+    if source is not None:
+        (folder / "some.py").write_text(source)
+    flags = {"--model": "--model=my model/line.py", "--input": "--input=my model/points.py"}
+    flags[model.partition("=")[0]] = model
+    outcome = inside(*flags.values(), *RUN)
+    assert outcome.code == 2
+    assert says in outcome.error
+
+
+def test_an_argument_that_a_files_model_does_not_take_is_refused_before_it_runs(inside, folder):
+    outcome = inside(*FILES, "--model_arg=begin=1")
+    assert outcome.code == 2
+    assert "--model_arg begin: line.py has no such argument; use one of start, units" in outcome.error
+    assert not os.path.exists(folder / "run")
+
+
+@pytest.mark.slow
+def test_tasks_of_a_cluster_take_the_same_files(crank, folder):
+    crank("--workers=2", "--", *FILES, command="local").ok()
+    assert json.loads((folder / "run" / "result.json").read_text())["step"] == 4
