@@ -15,6 +15,7 @@ from absl import flags
 
 from crankshaft.launch import train  # noqa: F401 (defines the flags)
 from tests.pages import GUIDES, ROOT, blocks, words
+from tests.waiting import PATIENCE
 
 COOKBOOK = ROOT / "docs" / "cookbook.md"
 RUNNING = {
@@ -66,7 +67,9 @@ class Reader:
             case _:
                 path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
                 environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-                done = subprocess.run(["bash", "-ec", command], env=environment, capture_output=True, text=True)
+                done = subprocess.run(
+                    ["bash", "-ec", command], env=environment, capture_output=True, text=True, timeout=PATIENCE
+                )
                 assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
