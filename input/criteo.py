@@ -1,4 +1,4 @@
-"""Criteo's click logs: 13 integers, 26 categories, a click or none; from --data_dir, or drawn.
+"""Criteo's click logs: 13 integers, 26 categories and whether the ad was clicked; from --data_dir, or drawn.
 
 Host code, NumPy only.
 """
@@ -46,16 +46,18 @@ def load(
     eval_share: float = 0.1,
     max_bad_records: int = 0,
 ) -> Splits:
-    """The format of Kaggle's Display Advertising Challenge (2014) and of Criteo's terabyte of click logs.
+    """Reads the format of Kaggle's Display Advertising Challenge (2014) and of Criteo's terabyte of click logs.
 
-    A line is label, I1..I13, C1..C26 between tabs; integers and categories may be missing. Of a
-    folder, train.txt and the files of days are read; where there are none of them, every .txt and .tsv.
-    Without data_dir, examples are drawn from the seed: categories with a power law and as many values
-    as Criteo's, a tenth of all values missing, and a planted logistic model of both that gives the labels.
+    A line is label, I1..I13, C1..C26 between tabs; integers and categories may be missing. In a folder, train.txt and
+    the files of days are read; where there are none of them, every .txt and .tsv. Without data_dir, examples are drawn
+    from the seed: categories follow a power law and have as many values as Criteo's, a tenth of all values is missing,
+    and a planted logistic model of both gives the labels.
 
     Args:
-      examples: only so many, the first of the files; 0 takes all of them, or draws 100,000.
-      hash_buckets: of each category: 0 is a missing value, 1..hash_buckets-1 hashed ones. The hash
+      data_dir: a file or a folder; None draws the examples.
+      seed: of the drawn examples; a file's examples do not depend on it.
+      examples: how many examples to take, the first of the files; 0 takes all of them, or draws 100,000.
+      hash_buckets: ids of each category: 0 is a missing value, 1..hash_buckets-1 hashed ones. The hash
         depends on the value alone.
       eval_share: the last part of the lines, above 0 and below 1, is for evaluation.
       max_bad_records: up to so many malformed lines are skipped, with one warning.
@@ -88,7 +90,7 @@ def load(
 
 
 def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarray, ...]:
-    """Integers int64, categories uint32, whether one is missing, labels float32; the first `examples`, 0 for all."""
+    """Reads the first `examples` (0: all): integers int64, categories uint32, their missing mask, labels float32."""
     bad_records = BadRecords(max_bad_records)
     pieces, count = [], 0
     for path in find_files(data_dir, _FILES, _EXPECTED_FILES):
@@ -106,7 +108,7 @@ def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarra
 
 
 def _parse(lines: list[bytes]) -> tuple[np.ndarray, ...]:
-    """What `_read` gives, of some lines; a ValueError or OverflowError if one is malformed."""
+    """Parses lines into the columns that `_read` returns; raises ValueError or OverflowError if one is malformed."""
     rows = [line.split(b"\t") for line in lines]
     if set(map(len, rows)) != {_COLUMNS}:
         raise ValueError("not as many columns in each line")
@@ -124,7 +126,7 @@ def _parse(lines: list[bytes]) -> tuple[np.ndarray, ...]:
 
 
 def _hexadecimal(text: np.ndarray) -> np.ndarray:
-    """uint32 values of the digits along the last axis of uint8, which ends with zero bytes where there are fewer."""
+    """Converts hexadecimal digits, uint8 along the last axis and padded with zero bytes, to uint32 values."""
     digits = np.full(256, 255, np.uint8)
     for value, both in enumerate("00 11 22 33 44 55 66 77 88 99 aA bB cC dD eE fF".split()):
         digits[[ord(character) for character in both]] = value
@@ -138,7 +140,7 @@ def _hexadecimal(text: np.ndarray) -> np.ndarray:
 
 
 def _why_bad(line: bytes) -> str | None:
-    """What `_parse` does not like about a line."""
+    """Returns what makes a line malformed for `_parse`; None if nothing does."""
     fields = line.split(b"\t")
     if len(fields) != _COLUMNS:
         without_label = " (a test file, without labels?)" if len(fields) == _COLUMNS - 1 else ""
@@ -166,7 +168,7 @@ def _is_integer(field: bytes) -> bool:
 
 
 def _generate(seed: int, examples: int) -> tuple[np.ndarray, ...]:
-    """As `_read` gives them, drawn; example i depends on the seed and on i alone."""
+    """Draws the columns that `_read` returns; example i depends on the seed and on i alone."""
     # Each even draw takes one word of its stream, so fewer examples are a prefix of more.
     draws = generator(seed, _INTEGER_DRAWS).random((examples, 2, _INTEGERS))
     integers = np.minimum((1 - draws[:, 0]) ** -_TAIL - 1, 2.0**31).astype(np.int64)
@@ -176,7 +178,7 @@ def _generate(seed: int, examples: int) -> tuple[np.ndarray, ...]:
     values = power_law_ids(draws[:, 0], rows, _EXPONENT)
     missing = draws[:, 1] < _MISSING
     logits = np.where(missing, 0, effects(seed, values)).sum(1)
-    # An integer's logarithm, about standardised, has one weight a column, as an id 0 there would.
+    # An integer's logarithm, roughly standardised, has one weight a column, as if it were id 0 of that column.
     weights = effects(seed, np.zeros((1, _CATEGORIES + _INTEGERS), np.int64))[0, _CATEGORIES:]
     logits += (np.log1p(integers) / _TAIL - 1) @ weights
     logits = _BIAS + _SIGNAL / np.sqrt(_INTEGERS + _CATEGORIES) * logits

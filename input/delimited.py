@@ -1,7 +1,7 @@
 """Reads text files of one record a line; counts the malformed ones, and refuses too many. Host code.
 
-A record is a line: a quoted line break inside a field is malformed, so that a quote which nobody
-closes costs one record and not the rest of the file.
+A record is a line: a quoted line break inside a field is malformed, so an unclosed quote costs one record and not the
+rest of the file.
 """
 
 import logging
@@ -17,7 +17,7 @@ Parsed = TypeVar("Parsed")
 
 
 class BadRecords:
-    """The malformed records of all files of an input: counted, the first remembered, too many refused."""
+    """The malformed records of all files of an input: counts them, keeps the first, refuses too many."""
 
     def __init__(self, allowed: int):
         self.allowed = allowed
@@ -25,7 +25,7 @@ class BadRecords:
         self.first = ""
 
     def add(self, path: str, line: int, problem: str) -> None:
-        """Notes one; `problem` is of the form "expected ..., found ...".
+        """Counts a malformed record; `problem` is of the form "expected ..., found ...".
 
         Raises:
           InputError: there are now more than allowed.
@@ -41,7 +41,7 @@ class BadRecords:
             raise InputError(f"{self.first}; {cure}")
 
     def warn(self) -> None:
-        """One line about those that were skipped, if any were."""
+        """Logs one line about the skipped records, if there are any."""
         if self.count:
             records = "1 malformed record was" if self.count == 1 else f"{self.count} malformed records were"
             logging.warning("%s skipped; the first: %s", records, self.first)
@@ -54,17 +54,16 @@ def read_records(
     bad_records: BadRecords,
     skip_lines: int = 0,
 ) -> Iterator[Parsed]:
-    """What `parse` makes of a file's lines, some thousands at a time; blank lines are left out.
+    """Yields what `parse` makes of a file's lines, some thousands at a time; blank lines are left out.
 
-    Lines are looked at one by one only where `parse` fails, so that whole files stay fast.
+    Lines are checked one by one only where `parse` fails, so that well-formed files stay fast.
 
     Args:
       path: the file, plain or gzip.
-      parse: one or more lines to anything; raises ValueError or OverflowError if and only if one
-        is malformed.
-      why_bad: what is wrong with a line, as "expected ..., found ..."; None if nothing is.
-      bad_records: counts those that were left out.
-      skip_lines: so many lines at the file's start are no records.
+      parse: parses one or more lines; raises ValueError or OverflowError if and only if one is malformed.
+      why_bad: returns what is wrong with a line, as "expected ..., found ..."; None if nothing is.
+      bad_records: counts the records that are left out.
+      skip_lines: how many lines at the file's start are no records.
 
     Raises:
       InputError: the file cannot be read, is empty, or has too many malformed records.
@@ -77,12 +76,11 @@ def read_records(
             lines, begin = lines[skip_lines:], begin + skip_lines
         records = [line for line in lines if line]
         try:
-            parsed = parse(records) if records else None
+            parsed = [parse(records)] if records else []
         except (ValueError, OverflowError):
             records = _without_bad(path, begin, lines, why_bad, bad_records)
-            parsed = parse(records) if records else None
-        if records:
-            yield parsed
+            parsed = [parse(records)] if records else []
+        yield from parsed
 
 
 def _without_bad(path: str, begin: int, lines: list[bytes], why_bad, bad_records: BadRecords) -> list[bytes]:
@@ -96,12 +94,12 @@ def _without_bad(path: str, begin: int, lines: list[bytes], why_bad, bad_records
 
 
 def decode(lines: list[bytes]) -> list[str]:
-    """Lines of UTF-8 as text; a UnicodeDecodeError, which is a ValueError, if one is not."""
+    """Decodes lines of UTF-8; raises UnicodeDecodeError, which is a ValueError, if one is not UTF-8."""
     return b"\n".join(lines).decode().split("\n")
 
 
 def shown(text: bytes | str) -> str:
-    """A line or field for a message: quoted, unprintable characters escaped, shortened."""
+    """Quotes and shortens a line or field for a message, with unprintable characters escaped."""
     if isinstance(text, bytes):
         text = text[: 4 * _SHOWN].decode("utf-8", "backslashreplace")
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")

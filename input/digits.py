@@ -21,11 +21,11 @@ _EVAL_EVERY = 5
 
 
 def load(data_dir: str | None, seed: int) -> Splits:
-    """Alpaydin, Kaynak: Optical Recognition of Handwritten Digits, doi.org/10.24432/C50P49.
+    """Reads Alpaydin, Kaynak: Optical Recognition of Handwritten Digits, doi.org/10.24432/C50P49.
 
-    The split is fixed: scans sorted by class, in file order within a class, and every fifth of
-    them is for evaluation. So both splits have all classes in the file's proportions, and neither
-    `seed` nor anything else changes them. Scans are scaled to 24x24 bilinearly, with a margin of 2.
+    The split is fixed: scans are sorted by class, in file order within a class, and every fifth of them is for
+    evaluation. So both splits have all classes in the file's proportions, and neither `seed` nor anything else changes
+    them. Scans are scaled to 24x24 bilinearly, with a margin of 2.
 
     Returns:
       Features float32 [N, 28, 28, 1] in [0, 1], labels int32 [N] in 0..9; N is 1,437 for training
@@ -49,7 +49,7 @@ def load(data_dir: str | None, seed: int) -> Splits:
 
 
 def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scans float64 [1797, 8, 8] in 0..16 and labels int32 [1797]."""
+    """Reads scans float64 [1797, 8, 8] in 0..16 and labels int32 [1797]."""
     columns = _SCAN_SIZE * _SCAN_SIZE + 1
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
@@ -64,7 +64,7 @@ def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scale(scans: np.ndarray) -> np.ndarray:
-    """[N, 8, 8] in 0..16 to float32 [N, 28, 28, 1] in [0, 1]."""
+    """Scales [N, 8, 8] in 0..16 to float32 [N, 28, 28, 1] in [0, 1]."""
     weights = _bilinear_weights(_SCAN_SIZE, _SCALED_SIZE)
     scaled = weights @ (scans / _MAX_VALUE) @ weights.T
     margins = ((0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN))
@@ -72,7 +72,7 @@ def _scale(scans: np.ndarray) -> np.ndarray:
 
 
 def _bilinear_weights(size: int, new_size: int) -> np.ndarray:
-    """[new_size, size]: each row mixes the two nearest pixels; pixels are areas, edges repeat."""
+    """Returns a matrix [new_size, size] whose rows mix the two nearest pixels; pixels are areas, edges repeat."""
     positions = (np.arange(new_size) + 0.5) * size / new_size - 0.5
     positions = np.clip(positions, 0, size - 1)
     return np.maximum(0, 1 - np.abs(positions[:, np.newaxis] - np.arange(size)))

@@ -8,7 +8,7 @@ from crankshaft.input.splits import Splits
 
 
 def load(data_dir: str | None, seed: int) -> Splits:
-    """Xiao, Rasul, Vollgraf: Fashion-MNIST, https://arxiv.org/abs/1708.07747.
+    """Reads Xiao, Rasul, Vollgraf: Fashion-MNIST, https://arxiv.org/abs/1708.07747.
 
     `seed` is not used: files are read in their order, which the pipeline shuffles.
 

@@ -1,4 +1,4 @@
-"""Finds data files in what --data_dir names and reads them piece by piece, plain or gzip. Host code."""
+"""Finds the data files that --data_dir names and reads them piece by piece, plain or gzip. Host code."""
 
 import gzip
 import os
@@ -15,20 +15,20 @@ _LINE_BYTES = 1 << 20
 
 
 def find_files(data_dir: str, patterns: tuple[str, ...], expected: str) -> list[str]:
-    """The path itself where it is a file; else the files of the folder, not of those inside it, by their names.
+    """Returns the path itself where it is a file; else the matching files of the folder, not of its subfolders, sorted.
 
     Args:
       data_dir: a file or a folder.
       patterns: regular expressions for whole names, without the `.gz` that any may have; the first
-        that any file matches is the one that counts.
+        that any file matches is used.
       expected: what the patterns mean, for messages.
 
     Returns:
-      At least one path; numbers in names count as numbers (day_2 before day_10). Of a file that is
-      there both plain and as `.gz`, the plain one.
+      At least one path; numbers in names count as numbers (day_2 before day_10). Where a file exists both plain and as
+      `.gz`, the plain one.
 
     Raises:
-      InputError: nothing is there, or nothing that matches; says what the folder holds instead.
+      InputError: nothing exists at data_dir, or nothing that matches; the message lists what the folder holds.
     """
     if not os.path.isdir(data_dir):
         if not os.path.exists(data_dir):
@@ -49,20 +49,20 @@ def find_files(data_dir: str, patterns: tuple[str, ...], expected: str) -> list[
 
 
 def listing(folder: str) -> str:
-    """What a folder holds, shortened, for messages.
+    """Lists what a folder holds, shortened, for messages.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: the folder cannot be read.
     """
     held = sorted(_names(folder))
     return ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "") or "an empty folder"
 
 
 def read_lines(path: str) -> Iterator[list[bytes]]:
-    r"""A file's lines in order, some thousands of them at a time, without their ends (\n or \r\n).
+    r"""Yields a file's lines in order, some thousands at a time, without their ends (\n or \r\n).
 
-    Whether it is gzip is told by its first bytes, not its name. A byte order mark is left out; an
-    end of line before the end of the file makes no further line.
+    Its first bytes, not its name, say whether it is gzip. A byte order mark is left out; an end of line before the end
+    of the file makes no further line.
 
     Raises:
       InputError: the file cannot be read, is empty, is not a whole gzip file, or is not made of lines.
@@ -112,5 +112,5 @@ def _names(folder: str) -> list[str]:
 
 
 def _natural(name: str) -> list:
-    """A sort key by which numbers in names count as numbers."""
+    """Returns a sort key by which numbers in names count as numbers."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"([0-9]+)", name)]

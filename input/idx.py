@@ -27,10 +27,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def find_idx(data_dir: str, name: str) -> str:
-    """The path of `name`, or of `name.gz` where that is what the folder holds.
+    """Returns the path of `name`, or of `name.gz` where the folder holds that instead.
 
     Raises:
-      InputError: neither is there, or the folder is not; says what the folder holds instead.
+      InputError: the folder or both files are missing; the message lists what the folder holds.
     """
     if not os.path.isdir(data_dir):
         what = "a file" if os.path.exists(data_dir) else "nothing"
@@ -46,8 +46,8 @@ def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
     """Reads a whole IDX file of unsigned bytes.
 
     Args:
-      path: the file. Whether it is gzip is told by its first bytes, not its name: browsers and
-        copying tools unpack `.gz` files without renaming them.
+      path: the file. Its first bytes, not its name, say whether it is gzip: browsers and copying tools unpack
+        `.gz` files without renaming them.
       shape: the lengths that the axes must have; None stands for any length but zero.
 
     Returns:
@@ -93,7 +93,7 @@ def _read_bytes(path: str) -> bytes:
 
 
 def _check_type(path: str, content: bytes, rank: int) -> None:
-    """The magic number, in three parts, so that the message can say which one is wrong."""
+    """Checks the magic number in three parts, so that the message can say which one is wrong."""
     expected = bytes([0, 0, _UINT8, rank])
     if content[:4] == expected:
         return

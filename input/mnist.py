@@ -8,7 +8,7 @@ from crankshaft.input.splits import Splits
 
 
 def load(data_dir: str | None, seed: int) -> Splits:
-    """LeCun, Cortes, Burges: The MNIST database of handwritten digits, 1998.
+    """Reads LeCun, Cortes, Burges: The MNIST database of handwritten digits, 1998.
 
     `seed` is not used: files are read in their order, which the pipeline shuffles.
 

@@ -1,4 +1,4 @@
-"""The four IDX files of MNIST and of what copies its layout, as splits. Host code.
+"""Reads the four IDX files of MNIST and of data sets that copy its layout, as splits. Host code.
 
 The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to download.
 """
@@ -15,7 +15,7 @@ EVAL_NAMES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def read_or_download(data_dir: str | None, keras_name: str) -> Splits:
-    """Splits from `data_dir`, or from Keras's download where no folder is given.
+    """Reads splits from `data_dir`, or downloads them by Keras where no folder is given.
 
     Args:
       data_dir: a folder with TRAIN_NAMES and EVAL_NAMES, each plain or with `.gz`.
@@ -30,7 +30,7 @@ def read_or_download(data_dir: str | None, keras_name: str) -> Splits:
     if not data_dir:
         train, evaluation = _download(keras_name)
     else:
-        # All four are looked for before any is read: a missing one is told at once.
+        # All four are found before any is read, so that a missing one is reported at once.
         names = TRAIN_NAMES + EVAL_NAMES
         paths = [find_idx(data_dir, name) for name in names]
         train, evaluation = _read_pair(*paths[:2]), _read_pair(*paths[2:])

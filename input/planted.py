@@ -11,10 +11,10 @@ _SPREAD = np.sqrt(12.0)  # turns an even draw of variance 1/12 into one of varia
 
 
 def power_law_ids(evens: np.ndarray, rows, exponent: float) -> np.ndarray:
-    """int64 ids 1..rows-1 from float64 even draws in [0, 1): id k about as often as k**-exponent.
+    """Turns float64 uniform draws in [0, 1) into int64 ids 1..rows-1: id k about as often as k**-exponent.
 
-    The continuous power law on [1, rows), inverted and rounded down: it needs no table, however
-    many rows there are. `rows` may be an array that broadcasts against `evens`.
+    Inverts the continuous power law on [1, rows) and rounds down, which needs no table, however many rows there are.
+    `rows` may be an array that broadcasts against `evens`.
     """
     if exponent == 1:
         drawn = np.power(np.asarray(rows, np.float64), evens)
@@ -26,9 +26,9 @@ def power_law_ids(evens: np.ndarray, rows, exponent: float) -> np.ndarray:
 
 
 def effects(seed: int, ids: np.ndarray) -> np.ndarray:
-    """float64 weights of the planted model for ids [N, columns], of mean 0 and variance 1 over ids.
+    """Returns the planted model's float64 weights of ids [N, columns], with mean 0 and variance 1 over ids.
 
-    A function of the seed, the column and the id, so that a table of any size needs no memory.
+    A weight is a function of the seed, the column and the id, so a table of any size needs no memory.
     """
     key = mix(np.array(seed % 2**64, np.uint64).reshape(1)) + np.arange(ids.shape[1], dtype=np.uint64)
     mixed = mix(mix(key) + ids.astype(np.uint64))
@@ -36,15 +36,15 @@ def effects(seed: int, ids: np.ndarray) -> np.ndarray:
 
 
 def clicks(evens: np.ndarray, logits: np.ndarray, noise: float) -> np.ndarray:
-    """float32 labels 0 or 1: 1 at the logits' odds, but for a share of `noise`, which a fair coin decides."""
+    """Draws float32 labels 0 or 1: 1 at the logits' odds, except for a share of `noise`, which a fair coin decides."""
     probabilities = noise / 2 + (1 - noise) / (1 + np.exp(-logits))
     return (evens < probabilities).astype(np.float32)
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The area under the ROC curve: how often a click scores above a non-click; equal scores count half.
+    """Computes the area under the ROC curve: how often a click scores above a non-click; equal scores count half.
 
-    By ranks (Mann, Whitney 1947); NaN where all labels are equal.
+    Uses ranks (Mann, Whitney 1947); NaN where all labels are equal.
     """
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]

@@ -34,14 +34,15 @@ _COLUMN_OF_NAME = {
 def load(
     data_dir: str | None, seed: int, *, split: str = "time", eval_share: float = 0.1, max_bad_records: int = 0
 ) -> Splits:
-    """A file, or the .tsv, .csv, .data and .inter files of a folder, plain or gzip; MovieLens and RecBole are such.
+    """Reads a file, or the .tsv, .csv, .data and .inter files of a folder, plain or gzip, such as MovieLens, RecBole.
 
-    Fields stand between tabs, commas (quotes as in RFC 4180, no line breaks inside) or `::`. The
-    first line may name the columns, in any order and with further ones between, also typed as in
-    `user_id:token`; without names they are user, item, rating and, if there are four, timestamp.
-    Text is UTF-8.
+    Fields stand between tabs, commas (quotes as in RFC 4180, no line breaks inside) or `::`. The first line may name
+    the columns, in any order and with further ones between, also typed as in `user_id:token`; without names they are
+    user, item, rating and, if there are four, timestamp. Text is UTF-8.
 
     Args:
+      data_dir: the file or folder.
+      seed: of the random split; "time" does not use it.
       split: "time" takes the last records by timestamp for evaluation, of equal ones the last by
         their order in the files; "random" takes any, by the seed.
       eval_share: the evaluation split's part of all records, above 0 and below 1.
@@ -53,7 +54,7 @@ def load(
       the training split; an id that only the evaluation split has is 0. The vocabulary counts the 0.
 
     Raises:
-      InputError: no file, no structure that can be told, too many malformed records, no timestamps
+      InputError: no file, no structure that is recognised, too many malformed records, no timestamps
         to split by, or an argument out of range.
     """
     if not data_dir:
@@ -82,17 +83,21 @@ def load(
 
 
 def _read(data_dir: str, with_times: bool, max_bad_records: int) -> tuple:
-    """Users and items int64, numbered by first appearance; ratings float32; times float64, of length 0 if unasked; and
-    the lists of the users' and of the items' ids, by number."""
+    """Reads the records of all files.
+
+    Returns:
+      Users and items int64, numbered by first appearance; ratings float32; times float64, of length 0 if not asked for;
+      and the lists of the users' and of the items' ids, by number.
+    """
     bad_records = BadRecords(max_bad_records)
     numbers_of_users, numbers_of_items = _numbers(), _numbers()
     pieces = []
     for path in find_files(data_dir, _FILES, _EXPECTED_FILES):
         layout = _Layout.of(path, with_times)
         for columns in read_records(path, layout.parse, layout.why_bad, bad_records, layout.header_lines):
-            users, items, ratings, times = columns
-            users = np.array([numbers_of_users[user] for user in users], np.int64)
-            items = np.array([numbers_of_items[item] for item in items], np.int64)
+            user_ids, item_ids, ratings, times = columns
+            users = np.array([numbers_of_users[user] for user in user_ids], np.int64)
+            items = np.array([numbers_of_items[item] for item in item_ids], np.int64)
             pieces.append((users, items, ratings, times))
     bad_records.warn()
     if not pieces:
@@ -102,14 +107,14 @@ def _read(data_dir: str, with_times: bool, max_bad_records: int) -> tuple:
 
 
 def _numbers() -> dict[str, int]:
-    """A dictionary that numbers its keys from 0 in the order in which they are looked up first."""
-    numbers = collections.defaultdict()
+    """Returns a dictionary that numbers its keys from 0 in the order in which they are first looked up."""
+    numbers: collections.defaultdict[str, int] = collections.defaultdict()
     numbers.default_factory = numbers.__len__
     return numbers
 
 
 def _number(ids: np.ndarray, in_training: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids anew from 1, in the order of their first appearance in training, the others 0; and which, in that order."""
+    """Renumbers ids from 1 by first appearance in training, others as 0; also returns the known ids in that order."""
     known = ids[in_training]
     first = np.full(int(ids.max()) + 1, len(known), np.int64)
     first[known[::-1]] = np.arange(len(known))[::-1]  # of repeated indices, NumPy keeps the last value
@@ -122,7 +127,7 @@ def _number(ids: np.ndarray, in_training: np.ndarray) -> tuple[np.ndarray, np.nd
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How one file's lines are read.
+    """The layout of one file's lines.
 
     Attributes:
       separator: between fields.
@@ -138,7 +143,7 @@ class _Layout:
 
     @classmethod
     def of(cls, path: str, with_times: bool) -> _Layout:
-        """Tells it from the file's first line that is not blank."""
+        """Finds the layout from the file's first line that is not blank."""
         lines = next(read_lines(path))
         number = next((i for i, line in enumerate(lines) if line), 0)
         where = f"{path}:{number + 1}"
@@ -165,23 +170,23 @@ class _Layout:
         return cls(separator, len(fields), tuple(places[name] for name in wanted), header_lines)
 
     def parse(self, lines: list[bytes]):
-        """User and item ids as strings, ratings float32, times float64 (of length 0 if not asked for)."""
+        """Parses lines into user and item ids (strings), ratings float32, times float64 (length 0 if not asked for)."""
         rows = [_fields(line, self.separator) for line in decode(lines)]
         if set(map(len, rows)) != {self.columns}:
             raise ValueError("not as many columns in each line")
         columns = list(zip(*rows, strict=True))
-        users, items, ratings, *times = (columns[place] for place in self.places)
+        users, items, rating_fields, *time_fields = (columns[place] for place in self.places)
         if not (all(users) and all(items)):
             raise ValueError("an empty id")
         with np.errstate(over="ignore"):
-            ratings = np.array(list(map(float, ratings))).astype(np.float32)
-        times = np.array([float(time) for column in times for time in column])
+            ratings = np.array(list(map(float, rating_fields))).astype(np.float32)
+        times = np.array([float(time) for column in time_fields for time in column])
         if not (np.isfinite(ratings).all() and np.isfinite(times).all()):
             raise ValueError("not finite")
         return users, items, ratings, times
 
     def why_bad(self, line: bytes) -> str | None:
-        """What `parse` does not like about a line."""
+        """Returns what makes a line malformed for `parse`; None if nothing does."""
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -206,7 +211,7 @@ class _Layout:
 
 
 def _separate(path: str, where: str, line: str) -> tuple[str, list[str]]:
-    """The separator, the one that the file's name tells first, and the line's fields."""
+    """Finds the separator, trying first the one that the file's name suggests; returns it and the line's fields."""
     named_comma = path.removesuffix(".gz").endswith(".csv")
     for separator in sorted(_SEPARATORS, key=lambda s: named_comma and s != ","):
         try:
@@ -222,7 +227,7 @@ def _separate(path: str, where: str, line: str) -> tuple[str, list[str]]:
 
 
 def _named(where: str, fields: list[str]) -> dict[str, int]:
-    """Places by the names in a header."""
+    """Finds the columns' places by the names in a header."""
     names = ["".join(filter(str.isalnum, field.partition(":")[0].lower())) for field in fields]
     places: dict[str, int] = {}
     for place, name in enumerate(names):
@@ -242,7 +247,7 @@ def _named(where: str, fields: list[str]) -> dict[str, int]:
 
 
 def _fields(line: str, separator: str) -> list[str]:
-    """A line's fields; only between commas do quotes mean anything."""
+    """Splits a line into fields; quotes count only between commas."""
     if separator != "," or '"' not in line:
         return line.split(separator)
     try:

@@ -11,15 +11,14 @@ class Splits(NamedTuple):
     """The data of a run.
 
     `train` and `eval` (which may be None) are each either a pair `(features, labels)` of NumPy arrays whose first axis
-    is examples (`features` may be a dict of such arrays), or a `tf.data.Dataset` of single
-    examples, unbatched, each such a pair.
+    is examples (`features` may be a dict of such arrays), or a `tf.data.Dataset` of single examples, unbatched, each
+    such a pair.
 
-    `vocabulary` says which features are ids and how many there are: by the feature's name, the ids
-    in it are 0..count-1, in each of its columns where it has several. 0 stands for what is missing
-    or was not seen in training.
+    `vocabulary` says which features are ids and how many ids each has: the ids of a feature, in each of its columns
+    where it has several, are 0..count-1. 0 stands for what is missing or was not seen in training.
 
-    `ids` tells one numbering of them from another, where the training data decides it: a digest of
-    which id has which number.
+    `ids` tells one numbering of ids from another, where the training data decides it: a digest of which id has which
+    number.
     """
 
     train: Any
@@ -32,7 +31,7 @@ class Splits(NamedTuple):
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:
     """Raises InputError if a folder is given to an input that reads none.
 
-    To ignore it would train on other data than the user pointed at.
+    To ignore the folder would train on other data than the user pointed at.
     """
     if data_dir:
         raise InputError(
@@ -48,13 +47,13 @@ def check_at_least(name: str, value: int, minimum: int) -> None:
 
 
 def check_share(name: str, value: float) -> None:
-    """Raises InputError if an input's argument is not between 0 and 1, both left out."""
+    """Raises InputError if an input's argument is not above 0 and below 1."""
     if not 0 < value < 1:
         raise InputError(f"{name}={value:g} is no share of the examples; use a number between 0 and 1, e.g. 0.1")
 
 
 def eval_count(count: int, eval_share: float, where: str) -> int:
-    """How many of so many examples are for evaluation: at least one, and one at least is left for training.
+    """Returns how many of `count` examples are for evaluation: at least one, leaving at least one for training.
 
     Raises:
       InputError: there are fewer than two, in the files that `where` names.

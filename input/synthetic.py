@@ -14,7 +14,7 @@ from crankshaft.input.splits import InputError, Splits, check_at_least, refuse_d
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.
 _SEPARATION = 10.0
-# Where nobody says how many examples: as many as MNIST has, if their features take no more bytes than this.
+# Where no number of examples is given: as many as MNIST has, if their features take no more bytes than this.
 _EXAMPLES, _BYTES = 60_000, 768 << 20
 _EVAL_EXAMPLES, _EVAL_BYTES = 10_000, 128 << 20
 _CHUNK_EXAMPLES = 1024  # part of the data's definition: another number draws other examples
@@ -30,12 +30,14 @@ def load(
     examples: int = 0,
     eval_examples: int = 0,
 ) -> Splits:
-    """Gaussian classes, a pure function of the seed.
+    """Draws Gaussian classes, a pure function of the seed.
 
-    Example i of a split depends on the seed, the shape, the classes and i, and not on how many
-    examples are asked for: each chunk of examples begins at a counter of its own.
+    Example i of a split depends on the seed, the shape, the classes and i, and not on how many examples are asked for:
+    each chunk of examples begins at its own counter.
 
     Args:
+      data_dir: None; a folder is refused.
+      seed: of all draws.
       shape: one example's axes.
       classes: labels are drawn evenly from 0..classes-1; at least 2.
       examples: of the training split; 0 is 60,000, or as many as take 768 MiB.
@@ -75,7 +77,7 @@ def _draw(
     seed: int, label_stream: int, noise_stream: int, prototypes: np.ndarray, examples: int
 ) -> tuple[np.ndarray, np.ndarray]:
     needed = 4 * examples * math.prod(prototypes.shape[1:])
-    # The system would hand it out all the same, and kill whoever then fills it.
+    # The system would grant the memory all the same, and kill the process that then fills it.
     if needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise InputError(f"examples={examples} of this shape need {needed / 1e9:.0f} GB of memory; use fewer")
     features = np.empty((examples, *prototypes.shape[1:]), np.float32)

@@ -25,18 +25,21 @@ def load(
     signal: float = 2.0,
     noise: float = 0.0,
 ) -> Splits:
-    """Each field shows an id; each id of each field moves the odds of a click by a weight of its own.
+    """Draws examples whose fields each hold an id; each field's id moves the odds of a click by its own weight.
 
-    The weights are hidden: only ids and labels are given. Example i of a split depends on the seed,
-    on i and on all arguments but examples and eval_examples. `planted_auc` says what a perfect
-    model reaches; a model with one weight for each id comes within 0.01 of that with the defaults,
-    and in general where the training split has some 50 examples for each of the fields x rows weights.
+    The weights are hidden: only ids and labels are given. Example i of a split depends on the seed, on i and on all
+    arguments but examples and eval_examples. `planted_auc` says what a perfect model reaches; a model with one weight
+    for each id comes within 0.01 of that with the defaults, and in general where the training split has some 50
+    examples for each of the fields x rows weights.
 
     Args:
+      data_dir: None; a folder is refused.
+      seed: of all draws.
       fields: ids in an example.
       rows: of each field's table: the ids drawn are 1..rows-1; 0, which stands for a missing id
         elsewhere, is not among them.
-      examples, eval_examples: of the two splits.
+      examples: of the training split.
+      eval_examples: of the evaluation split.
       exponent: id k comes about as often as k**-exponent; 0 draws evenly.
       signal: how far the ids move the log-odds, about their standard deviation.
       noise: the share of labels, from 0 to 1, that a fair coin decides.
@@ -65,9 +68,9 @@ def planted_auc(
     signal: float = 2.0,
     noise: float = 0.0,
 ) -> float:
-    """The area under the ROC curve that the planted model itself has on `load`'s evaluation split.
+    """Computes the area under the ROC curve that the planted model itself has on `load`'s evaluation split.
 
-    No model can do better but by luck. Arguments and errors as for `load`.
+    No model can do better except by luck. Arguments and errors as for `load`.
     """
     (_, labels), logits = _draw(_EVAL, eval_examples, seed, fields, rows, exponent, signal, noise)
     return auc(logits, labels)
@@ -83,7 +86,7 @@ def _draw(
     signal: float,
     noise: float,
 ):
-    """A split, (features, labels), and the planted log-odds float64 [examples]."""
+    """Draws a split, (features, labels), and returns it with the planted log-odds float64 [examples]."""
     check_at_least("eval_examples", examples, 1)
     check_at_least("fields", fields, 1)
     check_at_least("rows", rows, 2)

@@ -1,7 +1,7 @@
 """Runs in Python: `crankshaft.run`, in a script, a search or a notebook. Host code.
 
-A run's keywords are the flags, checked by the same rules. Nothing of one run reaches the next: flags have their values
-back, and so has what else a run sets for its process (`isolation`).
+A run's keywords are the flags, checked by the same rules. Nothing of one run reaches the next: flags get their values
+back, and so does whatever else a run sets for its process (`isolation`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ def run(
 ) -> Run:
     """Runs what the keywords ask for: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
 
-    Ctrl-C stops the run, saves it, and returns; a second one is a KeyboardInterrupt. SIGTERM and SIGHUP stop and
-    save, and then are what they would have been without a run. Threads are left as they are: to give each core of a CPU
-    a part of a batch is for a process of its own (`main`).
+    Ctrl-C stops the run, saves it, and returns; a second one raises KeyboardInterrupt. SIGTERM and SIGHUP stop and
+    save, and then do what they would have done without a run. Threads are left as they are: only a process that belongs
+    to the run (`main`) gives each core of a CPU a part of a batch.
 
     Args:
-      trainer_class, data, hooks, may_change: as `crankshaft.main` takes them.
-      keywords: the flags by name, `crankshaft train --help` lists them; lists for those that may be repeated,
+      trainer_class: as `crankshaft.main` takes it.
+      data: as `crankshaft.main` takes it.
+      hooks: as `crankshaft.main` takes them.
+      may_change: as `crankshaft.main` takes it.
+      **keywords: the flags by name, `crankshaft train --help` lists them; lists for those that may be repeated,
         dictionaries for `model_arg` and its like. None is a flag that is not given. The script's own absl flags may be
-        among them; others of those keep their values.
+        among them; those not among them keep their values.
 
     Raises:
       UsageError: a mistake in what was asked (a ValueError); the message is the line that the program would print.
@@ -75,7 +78,7 @@ def run(
 
 
 class Run:
-    """What a run has come to.
+    """The outcome of a run.
 
     Attributes:
       result: as `result.json` has it, plain JSON: step, train, eval, steps_per_sec, stop and more.
@@ -88,7 +91,7 @@ class Run:
         self.history = Rows(done.history)
         self.run_dir: str | None = done.session.config.run_dir
         self._session = done.session
-        self._forward = None
+        self._forward: Callable | None = None
 
     def __repr__(self) -> str:
         metrics = self.result.get("eval") or self.result.get("train") or {}
@@ -99,19 +102,24 @@ class Run:
     def model(self) -> tf.keras.Model:
         """The trained Keras model, with the last weights; with their moving average, if there is one.
 
-        Of one device it is the very model that was trained; of replicas or servers, a copy on this process's device.
+        After training on one device it is the model that was trained; after replicas or servers, a copy on this
+        process's device.
         """
         return self._weights.trained(self._session)
 
     def best_model(self) -> tf.keras.Model:
-        """A Keras model with the weights of the best evaluation by --monitor. Raises `UsageError` if none was kept."""
+        """Returns a Keras model with the weights of the best evaluation by --monitor.
+
+        Raises:
+          UsageError: none was kept.
+        """
         manifest = self._session.best.latest() if self._session.best else None
         if manifest is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
         return self._weights.restored(self._session, manifest.prefix)
 
     def predict(self, features) -> Any:
-        """The outputs for a batch of any size, NumPy arrays: what `Trainer.forward` gives, 16 bits as float32.
+        """Computes the outputs of `Trainer.forward` for a batch of any size as NumPy arrays, 16-bit ones as float32.
 
         Args:
           features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples. They are
@@ -124,7 +132,7 @@ class Run:
         return self._forward(features)
 
     def evaluate(self, data) -> dict[str, float]:
-        """The metrics' means over a split, (features, labels) or a `tf.data.Dataset` of single examples."""
+        """Computes the metrics' means over a split, (features, labels) or a `tf.data.Dataset` of single examples."""
         from crankshaft.launch.run import predictions
 
         return predictions.evaluate(self._session, data)
@@ -137,7 +145,7 @@ class Run:
 
 
 def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None):
-    """The Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
+    """Loads the Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
 
     Args:
       run_dir: of a run that trained.
@@ -145,7 +153,8 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
       trainer_class: the run's own Trainer; needed for a model that Keras can't make from its configuration (one that
         is subclassed, or has layers that are not registered with `keras.saving.register_keras_serializable`).
 
-    Raises `UsageError` for a folder that holds no such checkpoint, or a model that can't be made.
+    Raises:
+      UsageError: the folder holds no such checkpoint, or the model can't be made.
     """
     from crankshaft.launch.run import weights
 

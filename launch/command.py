@@ -21,7 +21,7 @@ def run() -> None:
     quiet = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quiet:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # These import absl, a moment of waiting too on a slow disk.
+    # These import absl, which takes a moment too on a slow disk.
     from crankshaft.launch import errors
     from crankshaft.launch.command_line import help
 

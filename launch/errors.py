@@ -1,4 +1,4 @@
-"""What a user can get wrong, and how it is said: one line, an exit code, no traceback."""
+"""The mistakes a user can make, and how they are reported: one line, an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class RunError(RuntimeError):
 
 
 def nearest(found: str, known, otherwise: str | None = None) -> str:
-    """'did you mean X?' if one of `known` is near, else `otherwise`, or all of them."""
+    """Suggests 'did you mean X?' if one of `known` is near, else `otherwise`, or lists all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; of those between SIGRTMIN and SIGRTMAX, which have no name, "signal 35"."""
+    """Names a signal, SIGKILL for 9; "signal 35" for those between SIGRTMIN and SIGRTMAX, which have no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -40,6 +40,6 @@ def signal_name(number: int) -> str:
 
 
 def fail(code: int, line: str) -> int:
-    """Prints what went wrong, and returns the exit code."""
+    """Prints what went wrong as one line, and returns the exit code."""
     print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
     return code

@@ -67,7 +67,7 @@ _define_flags()
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """What stands after --.
+    """The command that stands after --.
 
     Attributes:
       start: what Python runs: ("-m", "crankshaft", "train") or (script,).
@@ -75,7 +75,7 @@ class _Asked:
       unknown: those of them that only the script knows; None where they can't be read.
       run_dir: where its run is, or None.
       compares: whether it is a benchmark with --fail_below.
-      names_gpus: whether --gpus is among the flags: then it is all tasks'.
+      names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
     """
 
     start: tuple[str, ...]
@@ -133,7 +133,7 @@ def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
         rule(FLAGS.max_restarts, FLAGS.restart_window_seconds, FLAGS.grace_seconds, compares=asked.compares),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
-        coloured=tuple(os.isatty(stream) and _wants_colours(environment) for stream in (1, 2)),
+        coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
         grace_seconds=FLAGS.grace_seconds,
     )
 
@@ -157,7 +157,7 @@ def _parse(argv: list[str]) -> None:
 
 
 def _read_command(arguments: list[str]) -> _Asked:
-    """Raises `UsageError`. A mistake in the tasks' own flags is theirs to explain."""
+    """Reads what stands after --. Raises `UsageError`; a mistake in the tasks' own flags is left to them to explain."""
     if not arguments:
         raise UsageError(
             f"what the workers run is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
@@ -192,7 +192,7 @@ def _read_command(arguments: list[str]) -> _Asked:
 
 
 def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:
-    """The tasks, each with its share of the machine. Raises `UsageError`.
+    """Lists the tasks, each with its share of the machine. Raises `UsageError`.
 
     Args:
       environment: the process's variables.
@@ -204,12 +204,12 @@ def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[S
     per_task = FLAGS.cores_per_task or max(1, usable // tasks)
     if per_task > usable:
         raise UsageError(f"--cores_per_task={per_task} is more than the {usable} cores there are; use fewer")
-    # As many threads as cores: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
+    # One thread for each core: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
-    # Under a quota all cores of the machine are seen, and those with low numbers would be everybody's.
+    # Under a quota all cores of the machine are seen, and every task would get those with low numbers.
     own = shares.divide_cores(cores, tasks, per_task) if usable == len(cores) else [None] * tasks
-    # A server's tables are read and written at random: in huge pages (glibc 2.35, malloc's tunables) that misses the
-    # processor's cache of page addresses less, the larger the table the more.
+    # A server's tables are read and written at random: huge pages (glibc 2.35, malloc's tunables) miss the processor's
+    # cache of page addresses less, the larger the table the more.
     pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}
     own_gpus = _divide_gpus(kinds, len(gpus or ()))
     return [
@@ -219,10 +219,10 @@ def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[S
 
 
 def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
-    """--gpus of each task, {} where there are no GPUs: one a worker, none for those that do not train.
+    """Returns --gpus of each task, {} where there are no GPUs: one a worker, none for those that do not train.
 
-    Workers in step compute on the CPU where there are too few: each GPU sums up with others but once. Around parameter
-    servers several share one.
+    Synchronous workers all compute on the CPU where there are too few: a GPU can take part in a sum only once. Around
+    parameter servers several workers share one.
     """
     if not gpus:
         return {}
@@ -239,7 +239,7 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
 
 
 def _tasks() -> dict[str, int]:
-    """How many there are of each type."""
+    """Returns the number of tasks of each type."""
     if not FLAGS.ps:
         return {"worker": FLAGS.workers}
     tasks = {"chief": 1, "worker": FLAGS.workers, "ps": FLAGS.ps}
@@ -255,8 +255,9 @@ def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _wants_colours(environment: Mapping[str, str]) -> bool:
-    return not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"  # https://no-color.org
+def _is_coloured(stream: int, environment: Mapping[str, str]) -> bool:
+    allowed = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"  # https://no-color.org
+    return os.isatty(stream) and allowed
 
 
 def _names() -> list[str]:

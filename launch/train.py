@@ -57,7 +57,7 @@ def main(
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.
       may_change: names of your own absl flags that do not decide a run's numbers: with other values of the others,
-        a run_dir is not gone on with.
+        a run_dir is not resumed.
     """
     process.open_closed_streams()
     with contextlib.redirect_stdout(process.Lasting(sys.stdout)) as output:
@@ -65,13 +65,13 @@ def main(
         output.flush()
     if output.lost:
         code = code or errors.fail(errors.EXIT_FAILED, f"a part of what was printed is lost: {output.lost.strerror}")
-    # Of a dataset that calls Python, an iterator that is freed as the interpreter ends waits for that for ever.
+    # An iterator over a dataset that calls Python, if freed as the interpreter ends, waits for it for ever.
     gc.collect()
     sys.exit(code)
 
 
 def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
-    """Does what `main` is for; every failure is one line here."""
+    """Does the work of `main` and returns the exit code; every failure is printed as one line."""
     asked = None
     try:
         own = parse(argv)
@@ -93,9 +93,10 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
 
 
 def parse(argv: list[str]) -> set[str]:
-    """Gives all flags the values of a command line, or their defaults. Returns the names of the script's own.
+    """Parses a command line into all flags, or their defaults; returns the names of the script's own flags.
 
-    Raises `UsageError`.
+    Raises:
+      UsageError: a mistake in the command line.
     """
     own = our_flags.own()
     is_ours = argv[0] == program.NAME
@@ -112,7 +113,7 @@ def parse(argv: list[str]) -> set[str]:
 
 
 def read_flags(argv: list[str]) -> set[str]:
-    """Gives flags the values of a command line. Returns the names of the script's own. Raises `UsageError`."""
+    """Sets flags by a command line. Returns the names of the script's own. Raises `UsageError`."""
     own = our_flags.own()
     try:
         _read_words([argv[0], *given.expanded(argv[1:])], own)
@@ -146,12 +147,12 @@ def _read_words(argv: list[str], own: list[str]) -> None:
 
 @dataclasses.dataclass
 class Done:
-    """What a configuration came to.
+    """The outcome of a configuration.
 
     Attributes:
       code: the exit code.
-      result: as result.json has it; None of a task that served others.
-      session: the run, put together; None likewise.
+      result: as result.json has it; {} of a task that served others.
+      session: the run, put together; None of a task that served others.
       history: the rows of a run that trained.
     """
 
@@ -162,7 +163,7 @@ class Done:
 
 
 def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
-    """Does what a checked configuration asks for, and writes its result. Raises what goes wrong."""
+    """Does what a checked configuration asks for, and writes its result. Errors are raised as they come."""
     started = time.monotonic()
     if asked.strategy == "parameter_server":
         servers.fail_fast()
@@ -186,7 +187,7 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
 
 
 def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
-    """The strategy; TensorFlow starts here, and where there are several processes they meet. `run` ends with it."""
+    """Starts TensorFlow, meets the other processes if any, and returns the strategy. `run` ends with it."""
     if asked.cluster and not asked.looks_on:
         tf_config.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
         if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
@@ -216,7 +217,7 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
 
 
 def _create(asked: config.Config, trainer_class, splits, strategy):
-    """Everything up to the first step. The devices are split by now, so that the user's data may use TensorFlow."""
+    """Builds everything up to the first step. The devices are split by now, so the user's data may use TensorFlow."""
     from crankshaft.launch.run import session as sessions
 
     return sessions.create(asked, trainer_class, splits, strategy)

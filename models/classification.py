@@ -1,4 +1,4 @@
-"""What classifiers share: cross-entropy on integer labels, and accuracy. Replica code. Not a model by itself."""
+"""The part that classifiers share: cross-entropy on integer labels, and accuracy. Replica code; not a model itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Classifier(Trainer):
     """A trainer whose model gives logits [batch, classes] and whose labels are int [batch].
 
     Args:
-      class_weight: what each class's losses are multiplied by in training, as Keras's `fit(class_weight=...)` does: the
-        mean is over as many examples as without it, and evaluations and accuracy are as they are. None is 1 for each.
+      class_weight: the factor of each class's losses in training, as in Keras's `fit(class_weight=...)`: the mean is
+        over as many examples as without it, and evaluations and accuracy are unchanged. None is 1 for each.
     """
 
     class_weight = None
@@ -62,7 +62,7 @@ def _check_class_weight(given, classes: int | None) -> None:
 
 
 def _check(logits: tf.Tensor, labels: tf.Tensor) -> None:
-    """The asserts of `--debug`."""
+    """Adds the asserts of `--debug`."""
     tf.debugging.assert_rank(logits, 2, message="a classifier's outputs are [batch, classes]")
     tf.debugging.assert_rank(labels, 1, message="a classifier's labels are [batch]")
     classes = tf.cast(tf.shape(logits)[-1], labels.dtype)

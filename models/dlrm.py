@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al. 2019): embeddings of ids and numbers meet in pairwise products, which a dense network reads."""
+"""DLRM (Naumov et al. 2019): pairwise products of embeddings and numbers, read by a dense network."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Model(Tabular):
 
     The bottom layers turn the numbers into a vector as wide as an embedding. The products of all pairs of vectors, of
     the ids and of the numbers, go, with the numbers' vector, through the top layers; data without numbers has no such
-    vector, and the ids' own stand in for it.
+    vector, and the ids' embeddings take its place.
 
     Args:
       width: of an id's embedding, and of the numbers' vector.
-      bottom_units: of the dense layers before the one of `width`; not there where the data has no numbers.
+      bottom_units: of the dense layers before the one of `width`; unused where the data has no numbers.
       top_units: of the dense layers after the products.
       task: clicks, ratings, or auto, which goes by the data.
       hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
-      table_capacity: more than 0: ids are any integers, and get a row, of so many, when training meets them.
+      table_capacity: 0, or the number of rows for ids that are any integers and get a row when training meets them.
       admit_after: with `table_capacity`, how often training has to meet an id before it gets its row.
     """
 
@@ -72,7 +72,7 @@ class Model(Tabular):
 
 
 class Products(tf.keras.layers.Layer):
-    """[batch, n, width] to [batch, n (n-1) / 2]: the products of all pairs of different vectors."""
+    """Maps [batch, n, width] to [batch, n (n-1) / 2]: the dot products of all pairs of different vectors."""
 
     def call(self, inputs):
         return _products(inputs)
@@ -89,7 +89,7 @@ def _products(x: tf.Tensor):
     products = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1, n * n])
 
     def gradient(dy: tf.Tensor):
-        # One symmetric matrix holds what each vector of a pair has of the other; a zero stands for itself.
+        # One symmetric matrix holds the other vector's share for each vector of a pair; a vector's own entry is a zero.
         places = np.full([n, n], len(rows))
         places[rows, columns] = places[columns, rows] = np.arange(len(rows))
         return tf.matmul(tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), places, axis=1), x)

@@ -1,5 +1,7 @@
-"""What models of ids and numbers share: their features in one form, and loss and metrics by the labels. Replica code.
-Not a model by itself."""
+"""The part that models of ids and numbers share: features in one form, loss and metrics by the labels. Replica code.
+
+Not a model itself.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,21 @@ class Field(NamedTuple):
 
 
 class Tabular(Trainer):
-    """A trainer whose features are a dictionary of ids (integers, [batch] or [batch, columns]) and numbers (floats, of
-    the same shapes), and whose model gives one number an example, [batch]: the log-odds of a click, or a rating.
+    """A trainer of a model of ids and numbers that gives one number an example.
 
-    How many ids a feature has is the input's to say (`vocabulary`); an id out of range is taken for id 0. All fields'
-    ids share one table, each field having rows of its own there, so a step makes one lookup of it.
+    Features are a dictionary of ids (integers, [batch] or [batch, columns]) and numbers (floats, of the same shapes);
+    the output, [batch], is the log-odds of a click, or a rating.
+
+    The input says how many ids a feature has (`vocabulary`); an id out of range counts as id 0. All fields' ids share
+    one table, in which each field has its own rows, so a step looks the table up once.
 
     Args:
       task: "clicks" (labels 0 or 1: cross-entropy, `auc`, `log_loss`), "ratings" (squared error, `rmse`, `mae`), or
         "auto": ratings where the features are `user` and `item` and labels are no classes, else clicks.
       hash_buckets: 0 gives each id its row; more hashes all fields' ids into so many rows (Weinberger et al. 2009,
-        https://arxiv.org/abs/0902.2206), for ids that nobody has counted.
+        https://arxiv.org/abs/0902.2206), for ids whose number is unknown.
       table_capacity: 0 gives each id its row; more is how many rows there are for ids, each of which gets one when
-        training meets it: any int64 may be an id, and those that never come take no memory.
+        training meets it: any int64 may be an id, and ids that never come take no memory.
       admit_after: with `table_capacity`, how often training has to meet an id before it gets a row (1 to 255).
     """
 
@@ -63,11 +67,11 @@ class Tabular(Trainer):
         super().build()
 
     def build_tables(self) -> None:
-        """Makes the embeddings, as attributes. `fields` is known."""
+        """Makes the embeddings, as attributes; `fields` is known by then."""
         raise NotImplementedError
 
     def table(self, name: str, width: int, **arguments) -> Embedding:
-        """A table for `ids`."""
+        """Makes a table for `ids`."""
         admit_after = self.admit_after if self.table_capacity else None
         return Embedding(
             name, self.table_rows, width, hash_ids=bool(self.hash_buckets), admit_after=admit_after, **arguments
@@ -80,29 +84,31 @@ class Tabular(Trainer):
 
     @property
     def table_rows(self) -> int:
+        """The number of rows of the table."""
         return self.hash_buckets or self.table_capacity or sum(field.rows for field in self.fields)
 
     def ids(self, features: dict) -> tf.Tensor:
-        """[batch, fields] int64: the ids of an example, no two fields having one in common."""
+        """Returns the ids of examples, int64 [batch, fields]; no two fields share an id."""
         number = len(self.fields)
         if self.takes_any_id:
             return self.columns(features) * number + tf.range(number, dtype=tf.int64)
         return self.columns(features) + [sum(field.rows for field in self.fields[:i]) for i in range(number)]
 
     def columns(self, features: dict) -> tf.Tensor:
-        """[batch, fields] int64: each field's own ids, those out of range being 0."""
+        """Returns each field's own ids, int64 [batch, fields]; those out of range are 0."""
         names = dict.fromkeys(field.feature for field in self.fields)
         ids = _joined([tf.cast(features[name], tf.int64) for name in names])
         in_range = (ids >= 0) & (ids < [field.rows for field in self.fields])
         return ids if self.takes_any_id else tf.where(in_range, ids, 0)
 
     def numbers(self, features: dict) -> tf.Tensor | None:
-        """[batch, numbers] float32: the features that are no ids, by name; None if there are none."""
+        """Returns the features that are no ids, sorted by name, float32 [batch, numbers]; None if there are none."""
         found = [tf.cast(features[name], tf.float32) for name in sorted(features) if features[name].dtype.is_floating]
         return _joined(found) if found else None
 
     @property
     def num_numbers(self) -> int:
+        """How many numbers an example has."""
         numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, batches.features(self.example)))
         return 0 if numbers is None else numbers.shape[1]
 
@@ -134,6 +140,7 @@ class Tabular(Trainer):
 
     @property
     def predicts_clicks(self) -> bool:
+        """Whether the task is clicks, given or found from the data; else it is ratings."""
         if self.task == "auto":
             return self.num_classes == 2 or not {"user", "item"} <= set(batches.features(self.example))
         return self.task == "clicks"
@@ -155,12 +162,12 @@ class Tabular(Trainer):
 
 
 def _joined(features: list[tf.Tensor]) -> tf.Tensor:
-    """[batch, columns] of features [batch] or [batch, columns]."""
+    """Concatenates features [batch] or [batch, columns] to [batch, columns]."""
     return tf.concat([x if x.shape.rank == 2 else x[:, None] for x in features], 1)
 
 
 def relu_layers(x, units: tuple[int, ...], name: str):
-    """Dense layers with ReLU on a symbolic tensor."""
+    """Applies dense layers with ReLU to a symbolic tensor."""
     for i, width in enumerate(units):
         x = tf.keras.layers.Dense(width, activation="relu", name=f"{name}_{i}")(x)
     return x

@@ -28,7 +28,7 @@ class Model(Tabular):
       cross_buckets: rows that the crosses are hashed into.
       task: clicks, ratings, or auto, which goes by the data.
       hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
-      table_capacity: more than 0: ids are any integers, and get a row, of so many, when training meets them.
+      table_capacity: 0, or the number of rows for ids that are any integers and get a row when training meets them.
       admit_after: with `table_capacity`, how often training has to meet an id before it gets its row.
     """
 
@@ -57,8 +57,10 @@ class Model(Tabular):
         self.pairs = self._find_pairs()
         self.embedding = self.table("embedding", self.width + 1, initializer=_weight_0(embeddings.uniform()))
         if self.pairs:
-            arguments = {"combiner": "sum", "hash_ids": True, "initializer": embeddings.zeros()}
-            self.cross_table = Embedding("crosses", self.cross_buckets, 1, **arguments)
+            zeros = embeddings.zeros()
+            self.cross_table = Embedding(
+                "crosses", self.cross_buckets, 1, combiner="sum", hash_ids=True, initializer=zeros
+            )
 
     def build_model(self) -> tf.keras.Model:
         embedded = tf.keras.Input([len(self.fields) * self.width], name="embedded")
@@ -82,7 +84,7 @@ class Model(Tabular):
         return outputs[:, 0]
 
     def _crossed(self, features: dict) -> tf.Tensor:
-        """[batch, pairs] int64: a number for each pair of ids, no two pairs of fields having one in common."""
+        """Returns a number for each pair of ids, int64 [batch, pairs]; no two pairs of fields share a number."""
         columns, number = self.columns(features), len(self.pairs)
         one, other = (tf.gather(columns, places, axis=1) for places in zip(*self.pairs, strict=True))
         # It may overflow, which is a hash as well.
@@ -90,7 +92,7 @@ class Model(Tabular):
         return crossed * number + tf.range(number, dtype=tf.int64)
 
     def _find_pairs(self) -> list[tuple[int, int]]:
-        """The crosses, by the places of their fields."""
+        """Finds the crosses, as pairs of their fields' places."""
         places = {field.name: i for i, field in enumerate(self.fields)}
         if tuple(self.crosses) == ("all",):
             return list(itertools.combinations(range(len(self.fields)), 2))
@@ -104,6 +106,6 @@ class Model(Tabular):
 
 
 def _weight_0(deep: Callable) -> Callable:
-    """An initializer of rows whose last number is 0, the rest as `deep` has it."""
+    """Returns an initializer of rows whose last number is 0 and the rest as `deep` makes it."""
 
     return lambda draws: tf.concat([deep(draws[:, :-1]), tf.zeros_like(draws[:, :1])], 1)

@@ -1,4 +1,4 @@
-"""An exception as one line for whoever started the run: what was asked, what was found, what to do. Host code."""
+"""Turns an exception into one line for whoever started the run: what was asked, found, and is to be done. Host code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryErr
 
 
 def explain(error: Exception) -> tuple[int, str]:
-    """(exit code, line). The code is 2 where the same command would fail again for the same reason."""
+    """Returns (exit code, line); the code is 2 where the same command would fail again for the same reason."""
     if isinstance(error, (UsageError, InputError)):
         return EXIT_USAGE, str(error)
     if isinstance(error, ClusterError):
@@ -40,8 +40,8 @@ def explain(error: Exception) -> tuple[int, str]:
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Whether a process that this one trained with is gone."""
-    watchdog = sys.modules.get("crankshaft.engine.health.watchdog")  # without which nobody has raised it
+    """Returns whether the error is that a process which this one trained with is gone."""
+    watchdog = sys.modules.get("crankshaft.engine.health.watchdog")  # not imported: no one can have raised it
     return watchdog is not None and isinstance(error, watchdog.LostPeerError)
 
 
@@ -81,16 +81,16 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
 
 
 def _is_our_check(error: Exception) -> bool:
-    """Whether this project's own code raised it, on purpose: its message then says all there is to say."""
+    """Returns whether this project's own code raised it on purpose, so that its message is complete."""
     frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return False
     rooms = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
-    return (
-        bool(frames) and os.path.abspath(frames[-1].filename).startswith(rooms) and frames[-1].line.startswith("raise")
-    )
+    return os.path.abspath(frames[-1].filename).startswith(rooms) and (frames[-1].line or "").startswith("raise")
 
 
 def _users_place(error: Exception) -> str | None:
-    """file:line in function, of the innermost frame in the user's code, a model or an input; None if there is none."""
+    """Returns "file:line in function" of the innermost frame in the user's code, a model or an input; else None."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = os.path.abspath(frame.filename)

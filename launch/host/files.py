@@ -1,4 +1,4 @@
-"""Files that a user or a run names, as text and JSON. Host code; nothing here starts TensorFlow."""
+"""Writes the files that a user or a run names, as text and JSON. Host code; nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crankshaft.launch.host import lock_file
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Writes a file that a user has named, in UTF-8, whole or not at all.
 
-    What is there and is no file (a pipe, a terminal, /dev/null) is written to.
+    A path that exists and is no regular file (a pipe, a terminal, /dev/null) is written to as it is.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w", encoding="utf-8") as file:
@@ -26,12 +26,12 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
-    """`write_text` of values as JSON; numbers that are not finite, which JSON has no words for, are null."""
+    """Writes values as JSON by `write_text`; numbers that are not finite, which JSON cannot express, become null."""
     write_text(path, _as_json(values))
 
 
 def write_of_run(run_dir: str, name: str, values: Mapping[str, Any]) -> None:
-    """Writes a run's own file, as `write_json`, in the place of whatever is there."""
+    """Writes a run's own file as JSON, replacing whatever is there."""
     files.write_text(os.path.join(run_dir, name), _as_json(values))
 
 
@@ -40,10 +40,10 @@ def _as_json(values: Mapping[str, Any]) -> str:
 
 
 def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
-    """Adds a line of JSON to a file, all of it or nothing, and waits until it is on the disk.
+    """Appends a line of JSON to a file, all of it or nothing, and waits until it is on the disk.
 
-    What a writer that was killed has left of a line stays as it is, on a line of its own. Several processes may write.
-    Numbers that are not finite are null, as in `write_json`.
+    A partial line that a killed writer has left stays as it is, as a separate line. Several processes may write at
+    once. Numbers that are not finite become null, as in `write_json`.
     """
     line = json.dumps(_finite(values)).encode() + b"\n"
     if os.path.exists(path) and not os.path.isfile(path):
@@ -51,7 +51,7 @@ def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None
         return
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
-        is_alone = lock_file.flock(file, fcntl.LOCK_EX)  # without, a line is one write at the end, which is whole too
+        is_alone = lock_file.flock(file, fcntl.LOCK_EX)  # without a lock, one write at the end is whole too
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             line = b"\n" + line
@@ -69,5 +69,5 @@ def append_json_line(path: str | os.PathLike, values: Mapping[str, Any]) -> None
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as they are read back from JSON, with None for inf and nan at any depth."""
+    """Returns the values as they are read back from JSON, with None for inf and nan at any depth."""
     return json.loads(json.dumps(values), parse_constant=lambda _: None)

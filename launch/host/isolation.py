@@ -1,5 +1,4 @@
-"""What a run sets for its whole process, and puts back: so that several runs of one process are each as if alone. Host
-code."""
+"""Saves and restores what a run sets for its whole process, so that several runs in one are independent. Host code."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Gives a run Keras's state as a new process has it, and puts back, after it, what was there.
+    """Gives a run Keras's state as a new process has it, and afterwards restores what was there.
 
     That is Keras's dtype policy, the numbers in its layers' names and its own random generator; the random generators
     of Python and NumPy; TensorFlow's global seed; and whether it checks numerics. Collectives of a `MirroredStrategy`
-    that is made within have keys of their own: TensorFlow numbers each strategy's from the same one.
+    made within get distinct keys: TensorFlow numbers each strategy's from the same one.
     """
     keras, python = global_state.GLOBAL_STATE_TRACKER, random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002 - what `keras.utils.set_random_seed` seeds

@@ -1,4 +1,4 @@
-"""Locks on file systems with `flock` and without it, as Lustre and FUSE may be. Host code; starts no TensorFlow."""
+"""Locks on file systems with `flock` and without it, such as Lustre and FUSE. Host code; starts no TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
 def flock(file: int, operation: int) -> bool:
-    """flock(2); False where the file system has none.
+    """Calls flock(2); returns False where the file system does not support it.
 
     Raises:
-      OSError: any other, such as BlockingIOError.
+      OSError: any other error, such as BlockingIOError.
     """
     try:
         fcntl.flock(file, operation)
@@ -35,9 +35,10 @@ def flock(file: int, operation: int) -> bool:
 
 @contextlib.contextmanager
 def owned(run_dir: str) -> Iterator[None]:
-    """Holds run_dir by a file that says who does, made only where there is none. For want of `flock`.
+    """Holds run_dir by a file that names its owner and is created exclusively, where `flock` is missing.
 
-    A process that was killed leaves it behind: on the same host the next one sees that, from another it can't be seen.
+    A process that was killed leaves the file behind: the next one on the same host recognises that, one on another host
+    cannot.
 
     Raises:
       UsageError: another process holds it.
@@ -61,7 +62,7 @@ def owned(run_dir: str) -> Iterator[None]:
 
 
 def _make(path: Path, owner: str) -> bool:
-    """Makes the file; False if it is there. open(2) makes it for one process alone, on NFS and Lustre too."""
+    """Creates the file; returns False if it exists. open(2) creates it for one process alone, on NFS and Lustre too."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
@@ -75,8 +76,10 @@ def _make(path: Path, owner: str) -> bool:
 
 
 def _take_over(path: Path, owner: str) -> bool:
-    """Makes the file anew if its owner was a process of this host that is no more; False if not, or where another
-    process is about to."""
+    """Recreates the file if its owner was a process of this host that has ended.
+
+    Returns False if the owner is alive or unknown, or where another process is taking over.
+    """
     if not _is_left_behind(path):
         return False
     only_one = path.with_name(f"{NAME}.taken")
@@ -97,7 +100,7 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _owner(path: Path) -> tuple[str, str, str]:
-    """(process, when it began, host) as the file says; what it does not say is "unknown"."""
+    """Returns (process, when it began, host) as the file says, with "unknown" for what it does not say."""
     with contextlib.suppress(OSError, ValueError):
         pid, began, host = path.read_text().split()
         if pid.isdecimal():
@@ -106,7 +109,7 @@ def _owner(path: Path) -> tuple[str, str, str]:
 
 
 def _began(pid: int) -> str:
-    """When a process of this host began, in ticks since the host did; "-" where there is none, or /proc is not."""
+    """Returns when a process of this host began, in ticks since boot; "-" without the process or without /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]  # proc(5), field 22
     except (OSError, IndexError):

@@ -30,14 +30,14 @@ _MALLOPT = {
     "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # freed memory stays in the process
     "M_TOP_PAD": (-2, 64 << 20),  # the heap grows by 64 MiB at a time
 }
-# What says how many threads there are: TensorFlow's (its process_util.cc, local_device.cc), and other libraries'.
+# The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 _LOCK = ".lock"  # in a run_dir
-# So soon after the first, another signal is the same request: `timeout` signals a process and its group; systemd and
+# A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
-# After the run was saved.
+# Exit codes after the run was saved.
 EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
@@ -49,8 +49,10 @@ _NOISE = re.compile(
 
 
 def open_closed_streams() -> None:
-    """Opens /dev/null as each standard stream that is closed: else a file of the run would get its number, and what is
-    printed. Call it before anything else."""
+    """Opens /dev/null as each standard stream that is closed. To be called before anything else.
+
+    Otherwise a file of the run would get the stream's number, and receive what is printed.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -66,7 +68,7 @@ class Lasting:
     """A standard stream whose reader may leave and whose disk may be full: what is printed then is lost, not the run.
 
     Attributes:
-      lost: what kept something from being written, the first time; None if nothing has, or a reader had seen enough.
+      lost: the first error that kept something from being written; None without one, or if a reader had seen enough.
     """
 
     def __init__(self, stream):
@@ -111,8 +113,13 @@ def tune_allocator() -> bool:
 
 
 def prepare(tunes_allocator: bool) -> None:
-    """What this process's environment is to say before TensorFlow starts: threads, vectors, the allocator if asked.
-    Raises `UsageError` where tf.keras is asked to be Keras 2; its backend is chosen as `engine` is imported."""
+    """Sets this process's environment before TensorFlow starts: threads, vector width, the allocator if asked.
+
+    Keras's backend is chosen when `engine` is imported.
+
+    Raises:
+      UsageError: TF_USE_LEGACY_KERAS makes tf.keras Keras 2.
+    """
     if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
         raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
     fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
@@ -122,12 +129,12 @@ def prepare(tunes_allocator: bool) -> None:
 
 
 def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) -> None:
-    """As many threads as a CPU quota leaves cores; TensorFlow and other libraries take one for each core they see.
+    """Limits threads to the cores that a CPU quota leaves; TensorFlow and other libraries take one for each core seen.
 
-    More would use the quota up and then stand still, all at once. Has to run before TensorFlow starts.
+    More threads would use the quota up and then stand still, all at once. Has to run before TensorFlow starts.
 
     Args:
-      variables: the process's environment variables; what they say stays.
+      variables: the process's environment variables; values that are set stay.
       usable: cores that the process may use; a part of one counts as one.
       cores: those that it sees.
     """
@@ -139,7 +146,7 @@ def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) 
 
 
 def widen_vectors(variables: MutableMapping[str, str], features: Container[str]) -> None:
-    """Has XLA compile loops for vectors of 512 bits; it takes 256 of itself, also where CPUs have fast ones of 512.
+    """Makes XLA compile loops for vectors of 512 bits; it defaults to 256, also where CPUs have fast ones of 512.
 
     Not on the first CPUs with AVX-512 (Skylake, Cascade Lake), which lower their clock for it (Intel's optimization
     manual, "Skylake Server Power Management"): they lack VBMI2. Has to run before XLA compiles.
@@ -156,7 +163,7 @@ def widen_vectors(variables: MutableMapping[str, str], features: Container[str])
 
 
 def keep_allocator_tuned() -> None:
-    """Tunes the allocator again, after what undoes it. To be called once TensorFlow has its devices.
+    """Tunes the allocator again after TensorFlow has reset it. To be called once TensorFlow has its devices.
 
     As its first GeneratorDataset is made (every distributed iterator holds one), TensorFlow 2.21 sets M_TRIM_THRESHOLD
     back to 128 KiB, once a process. So the first one is made here.
@@ -171,9 +178,9 @@ def keep_allocator_tuned() -> None:
 
 @contextlib.contextmanager
 def without_start_up_noise(quiet: bool = False):
-    """Within, TensorFlow's own notes on a start without a GPU do not reach standard error; all else does, after.
+    """Keeps TensorFlow's notes on a start without a GPU from standard error; prints all other lines afterwards.
 
-    `quiet` keeps its errors from there too, in all that follows, unless TF_CPP_MIN_LOG_LEVEL is set: they come as
+    `quiet` also suppresses TensorFlow's errors from then on, unless TF_CPP_MIN_LOG_LEVEL is set: they come as
     exceptions as well, and where a peer is lost there are pages of them.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
@@ -195,13 +202,13 @@ def without_start_up_noise(quiet: bool = False):
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow for a script, as noisy as in its run, whose flags nobody has read yet: a worker's is quiet."""
+    """Imports TensorFlow for a script before its flags are parsed, as noisy as in its run: quiet for a worker."""
     with without_start_up_noise(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
         import_module("tensorflow")
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process once the threads that write are done, without TensorFlow's end, which waits for lost peers."""
+    """Ends the process once its writing threads are done, without TensorFlow's end, which waits for lost peers."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -213,9 +220,9 @@ def leave(code: int) -> NoReturn:
 class Signals:
     """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
 
-    SIGHUP stays ignored where it is (nohup). What comes within `SAME_REQUEST_SECONDS` of the first is no second one.
+    SIGHUP stays ignored where it is (nohup). A signal within `SAME_REQUEST_SECONDS` of the first is no second one.
 
-    Installed after the strategy is made, since some of TensorFlow's replace handlers that were there before.
+    Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
 
     Args:
       request: called with the signal's name; must only take a note.
@@ -253,7 +260,7 @@ class Signals:
 
 @contextlib.contextmanager
 def _ending_at_second():
-    """Within, a second signal ends the process at once."""
+    """Ends the process at once at a second signal received within."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -291,7 +298,11 @@ def _end_at_second(reading: int) -> None:
 
 @contextlib.contextmanager
 def lock(run_dir: str) -> Iterator[Held]:
-    """Holds run_dir for this process alone; a `UsageError` if another one, still alive, holds it, or it can't be."""
+    """Holds run_dir for this process alone.
+
+    Raises:
+      UsageError: another process, still alive, holds it, or it can't be locked.
+    """
     held = Held(run_dir)
     held.take()
     try:
@@ -309,7 +320,7 @@ class Held:
         self._without_flock = contextlib.ExitStack()
 
     def take(self) -> None:
-        """Raises `UsageError` where it can't be had."""
+        """Takes the lock. Raises `UsageError` where it can't be had."""
         self._file = _open_lock(self._run_dir)
         try:
             if not _take(self._file, self._run_dir):
@@ -320,27 +331,27 @@ class Held:
             raise
 
     def release(self) -> None:
-        """Lets go of it, if it is held."""
+        """Releases the lock, if it is held."""
         self._without_flock.close()
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def check(self) -> None:
-        """Raises `UsageError` if the folder at run_dir is another by now, or none. A lock that is gone is made anew."""
+        """Raises `UsageError` if run_dir is now another folder, or none. A lock file that is gone is made again."""
         with contextlib.suppress(OSError):  # a file system that does not answer for a moment
             if _identity(self._run_dir) != self._folder:
                 raise UsageError(
                     f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
                     "would not be kept; leave it in its place, and start again"
                 )
-            if _identity(os.path.join(self._run_dir, _LOCK)) != _identity(self._file):
+            if self._file is None or _identity(os.path.join(self._run_dir, _LOCK)) != _identity(self._file):
                 self.release()
                 self.take()
 
 
 def _identity(path: str | int) -> tuple[int, int] | None:
-    """What tells a file from every other; None if there is none."""
+    """Returns what tells a file from every other, (device, inode); None if there is none."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -360,7 +371,7 @@ def _open_lock(run_dir: str) -> int:
 
 
 def _take(lock: int, run_dir: str) -> bool:
-    """Locks the file; False where the file system has no such lock."""
+    """Locks the file; returns False where the file system has no such lock."""
     try:
         if not lock_file.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False

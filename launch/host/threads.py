@@ -1,4 +1,4 @@
-"""How a CPU's threads share the work, on which the order of sums depends, and so their bits. Host code."""
+"""How many threads of a CPU share the work, which decides the order of sums and so their bits. Host code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from crankshaft.engine.strategies.replicated import Replicated
 
 
 def given() -> int:
-    """Threads that TensorFlow takes for an operation, unless it is told otherwise."""
+    """Returns how many threads TensorFlow takes for an operation by default or by its environment variable."""
     asked = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(asked) if asked.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
 
 
 def of(strategy: Replicated) -> dict[str, int]:
-    """Threads an operation and parts a batch, where a CPU of this process computes gradients; else nothing."""
+    """Returns threads an operation and parts a batch where a CPU of this process computes gradients; else nothing."""
     if strategy.computing_tasks or "CPU" not in strategy.computes_on[0]:
         return {}
     threads = tf.config.threading.get_intra_op_parallelism_threads() or given()
@@ -28,7 +28,7 @@ def of(strategy: Replicated) -> dict[str, int]:
 
 
 def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
-    """A line where a run goes on with other threads than its checkpoint's; one that does not name them says nothing."""
+    """Warns where a run goes on with other threads than its checkpoint's, if the checkpoint names them."""
     before, now = manifest.about.get("cpu"), about.get("cpu")
     if before and now and before != now:
         logging.warning(
