@@ -1,4 +1,4 @@
-"""Criteo's click logs: 13 integers, 26 categories and whether the ad was clicked; from --data_dir, or drawn.
+"""Criteo's click logs: 13 integers, 26 categories, clicked or not; from --data_dir, or drawn.
 
 Host code, NumPy only.
 """
