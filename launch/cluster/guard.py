@@ -1,10 +1,10 @@
-"""That no process outlives the supervisor of a cluster, however it ends: by kill -9 too. Supervisor code, Linux.
+"""Ensures that no process outlives the supervisor of a cluster, even one ended by kill -9. Supervisor code, Linux.
 
-Each task is the child of a small process of its own, its keeper. Whatever loses its parent below the keeper becomes the
+Each task is the child of a small process, its keeper. A process below the keeper that loses its parent becomes the
 keeper's child (PR_SET_CHILD_SUBREAPER), wherever it has moved and whatever it has cleared, so once the keeper has no
-child, nothing is left. It kills its children until then as soon as the task has ended, or the supervisor, of which the
-kernel tells it. If somebody kills the keeper, the kernel kills the task (PR_SET_PDEATHSIG), and what else there is
-becomes the supervisor's child.
+child, nothing is left. The keeper kills its children until then as soon as the task, or the supervisor, of which the
+kernel tells it, has ended. If the keeper is killed, the kernel kills the task (PR_SET_PDEATHSIG), and its other
+descendants become the supervisor's children.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import NamedTuple
 
 _MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each task
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
-_ROUNDS = 500  # of 10 ms: what a SIGKILL has not ended by then waits in the kernel, on a lost disk for example
+_ROUNDS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
 
 
 class Kept(NamedTuple):
-    """A task that was started, at the head of a session of its own.
+    """A started task, which leads its own session.
 
     Attributes:
-      keeper: it ends as the task has ended, once nothing is left of what the task has started.
-      pid: the task's own; nobody else's until both are waited for, the keeper and then the task (`Guard.bury_strays`).
+      keeper: ends when the task has ended and nothing is left of what the task has started.
+      pid: the task's process id; it is reused only after both the keeper and the task are waited for
+        (`Guard.bury_strays`).
     """
 
     keeper: subprocess.Popen
@@ -37,7 +38,7 @@ class Kept(NamedTuple):
 
 
 class Guard:
-    """Starts tasks, and leaves nothing of them. They are ended with the thread that starts them too."""
+    """Starts tasks, and leaves nothing of them. Tasks also end with the thread that starts them."""
 
     def __init__(self):
         self._environment = {_MARK: uuid.uuid4().hex}
@@ -58,9 +59,9 @@ class Guard:
 
         Args:
           command: the program and its arguments.
-          prepare: what the task does between fork and exec.
+          prepare: called by the task between fork and exec.
           env: its environment.
-          options: as of `subprocess.Popen`.
+          **options: as of `subprocess.Popen`.
         """
         supervisor = os.getpid()
         reading, writing = os.pipe()
@@ -70,13 +71,13 @@ class Guard:
             keeper = os.getpid()
             try:
                 task = os.fork()
-            except OSError as error:  # which Popen would not tell
+            except OSError as error:  # Popen would not report it
                 os.write(writing, b"-%d" % error.errno)
                 os._exit(1)
             if task:
                 self._keep(task, supervisor)
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != keeper:  # it died before the call
+            if os.getppid() != keeper:  # the keeper died before the call
                 os._exit(1)
             os.setsid()
             os.write(writing, b"%d" % os.getpid())
@@ -93,7 +94,7 @@ class Guard:
                 )
             finally:
                 os.close(writing)
-            task = int(os.read(reading, 32) or keeper.pid)  # nothing is told by one that was killed before
+            task = int(os.read(reading, 32) or keeper.pid)  # a task that was killed before has written nothing
         finally:
             os.close(reading)
         if task < 0:
@@ -102,11 +103,11 @@ class Guard:
         return Kept(keeper, task)
 
     def _keep(self, task: int, supervisor: int) -> None:
-        """The life of a keeper, up to the end of its process."""
+        """Runs a keeper, up to the end of its process."""
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # none is for it; two are waited for
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # it handles none; sigwait takes two
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            for descriptor in os.listdir("/proc/self/fd"):  # whoever reads from the task waits for nobody else
+            for descriptor in os.listdir("/proc/self/fd"):  # a reader of the task's output waits for no other process
                 with contextlib.suppress(OSError):  # that of the list itself
                     os.close(int(descriptor))
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
@@ -128,7 +129,7 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
     def sweep(self) -> None:
-        """Kills every child of this process, those of before aside, and what becomes one, until there is none."""
+        """Kills every child of this process, except earlier ones, and their children, until there is none."""
         _end_children(self._others)
 
     def bury_strays(self, tasks: Collection[int] = ()) -> None:
@@ -137,7 +138,7 @@ class Guard:
 
 
 def job_of(environment: Mapping[str, str]) -> list[int]:
-    """The processes of this one's job on this host: all that the same supervisor has started, or this one alone.
+    """Returns the processes of this one's job on this host: all that the same supervisor started, or this one alone.
 
     Args:
       environment: of this process.
@@ -157,7 +158,7 @@ def _bears(mark: str, pid: int) -> bool:
 
 
 def _children() -> list[int]:
-    """This process's, dead ones that nobody has waited for too (proc(5))."""
+    """Returns this process's children, including dead ones that were not waited for (proc(5))."""
     found, own = [], str(os.getpid()).encode()
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -177,9 +178,9 @@ def _bury(others: Collection[int]) -> None:
 
 
 def _end_children(others: Collection[int]) -> None:
-    """Kills this process's children, `others` aside, and theirs, which then become its own, until there is none.
+    """Kills this process's children except `others`, and theirs, which then become its own, until there is none.
 
-    Nobody else waits for them, so no number that is signalled is another's by now.
+    Nothing else waits for them, so a signalled process id can't belong to another process by now.
     """
     for _ in range(_ROUNDS):
         children = set(_children()).difference(others)

@@ -1,9 +1,9 @@
-"""Listening sockets of this process that other hosts are to be kept from. Host code, Linux.
+"""Keeps other hosts from the listening sockets of this process. Host code, Linux.
 
-TensorFlow's servers listen on all interfaces, whatever address they are given, and ask nobody who they are
-(tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc). Where a cluster is on one machine, its sockets can be
-bound to the loopback interface all the same: afterwards, by SO_BINDTODEVICE (socket(7)), which anybody may do to a
-socket of his own since Linux 5.7.
+TensorFlow's servers listen on all interfaces, whatever address they are given, and authenticate nobody
+(tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc). Where a cluster is on one machine, its sockets can still
+be bound to the loopback interface afterwards, by SO_BINDTODEVICE (socket(7)), which any user may do to their own socket
+since Linux 5.7.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOOPBACK = b"lo\0"
 
 
 def close_to_other_hosts(cluster: Cluster) -> None:
-    """Binds all at this task's port to loopback, if all of the cluster's addresses are there and the kernel allows it.
+    """Binds all listeners at this task's port to loopback, if the whole cluster is there and the kernel allows it.
 
-    To be called as soon as TensorFlow's server runs. Connections that there are already stay.
+    To be called as soon as TensorFlow's server runs. Existing connections stay.
     """
     if sys.platform == "linux" and all(_is_loopback(split(address)[0]) for _, address in cluster.addresses):
         for listener in _listeners(split(cluster.address)[1]):
@@ -31,7 +31,7 @@ def close_to_other_hosts(cluster: Cluster) -> None:
 
 
 def can_be_closed() -> bool:
-    """Whether the kernel allows it."""
+    """Returns whether the kernel allows binding to loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         return _bind(sock)
 
@@ -45,7 +45,7 @@ def _bind(sock: socket.socket) -> bool:
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
-    """This process's TCP sockets that listen at a port, on any interface."""
+    """Yields this process's TCP sockets that listen at a port, on any interface."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

@@ -19,7 +19,7 @@ from crankshaft.engine.machine.files import open_regular
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
-_MOST_PENDING = 1 << 20  # bytes that wait for who reads us; with more, tasks are not read either
+_MOST_PENDING = 1 << 20  # bytes that wait for our reader; with more, tasks are not read either
 _MOST_LEFT = 1 << 21  # bytes read after a task's end: more than a pipe holds
 _LAST_LINES = 10
 _LAST_LINE_LENGTH = 300
@@ -29,13 +29,13 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")  # SGR, the one command to a terminal
 
 
 class Lines:
-    """Cuts a stream of bytes into lines. A carriage return ends one too: progress bars have no other end."""
+    """Cuts a stream of bytes into lines. A carriage return ends a line too: progress bars have no other end."""
 
     def __init__(self):
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without their ends."""
+        """Returns the lines that `data` completes, without their ends."""
         *whole, rest = (self._rest + data).split(b"\n")
         lines = [piece for line in whole for piece in _without_returns(line)]
         drawn, returned, last = rest[:-1].rpartition(b"\r")  # the last byte may be half of a \r\n
@@ -49,7 +49,7 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """What came after the last line's end."""
+        """Returns what came after the last line's end."""
         rest, self._rest = self._rest, b""
         return list(filter(None, rest.split(b"\r")))
 
@@ -59,7 +59,7 @@ def _without_returns(line: bytes) -> list[bytes]:
 
 
 class Sink:
-    """A stream of the supervisor's own. Keeps what its reader does not take yet; a reader that is gone does no harm."""
+    """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm."""
 
     def __init__(self, descriptor: int, selector: selectors.BaseSelector, coloured: bool):
         self.coloured = coloured
@@ -76,9 +76,11 @@ class Sink:
 
     @property
     def is_full(self) -> bool:
+        """Whether so much is pending that tasks are not to be read."""
         return self.pending > _MOST_PENDING
 
     def write(self, data: bytes) -> None:
+        """Writes what fits without waiting, and keeps the rest for later."""
         self._pending += data
         self._flush()
         if self._pending and not self._is_registered:
@@ -86,7 +88,7 @@ class Sink:
             self._is_registered = True
 
     def hold(self, stream: _Stream) -> None:
-        """The stream is read again when there is room for it."""
+        """Holds a stream back, to be read again when there is room for it."""
         self._held.append(stream)
 
     def _when_ready(self) -> None:
@@ -110,7 +112,7 @@ class Sink:
 
 
 class _Stream:
-    """One of a task's two streams."""
+    """A standard stream of a task."""
 
     def __init__(self, pipe, task: TaskOutput, sink: Sink, selector: selectors.BaseSelector):
         self._pipe, self._task, self._sink, self._selector = pipe, task, sink, selector
@@ -125,7 +127,7 @@ class _Stream:
             self._is_registered = True
 
     def finish(self) -> None:
-        """Takes what is left; does not wait for others that still have the stream."""
+        """Reads and shows what is left, without waiting for other processes that still hold the stream."""
         left = _MOST_LEFT
         while left > 0 and (data := self._read()):
             self._task.show(self._lines.feed(data), self._sink)
@@ -141,7 +143,7 @@ class _Stream:
         elif data := self._read():
             self._task.show(self._lines.feed(data), self._sink)
         else:
-            self._pause()  # the task has closed it
+            self._pause()  # the task has closed its end
 
     def _pause(self) -> None:
         if self._is_registered:
@@ -156,19 +158,21 @@ class _Stream:
 
 
 class TaskOutput:
-    """What one process of a task prints, from its start to its end."""
+    """The output of one process of a task, from its start to its end."""
 
     def __init__(self, prefix: str, colour: str, log):
         self._prefix = f"[{prefix}] ".encode()
         self._coloured_prefix = f"\x1b[{colour}m[{prefix}]\x1b[0m ".encode()
         self._log = log
-        self._last = collections.deque(maxlen=_LAST_LINES)
+        self._last: collections.deque[bytes] = collections.deque(maxlen=_LAST_LINES)
         self._streams: list[_Stream] = []
 
     def follow(self, pipe, sink: Sink, selector: selectors.BaseSelector) -> None:
+        """Starts to read a pipe of the task, to be shown on `sink`."""
         self._streams.append(_Stream(pipe, self, sink, selector))
 
     def show(self, lines: list[bytes], sink: Sink) -> None:
+        """Shows lines with the task's prefix, and adds them to its log."""
         if not lines:
             return
         prefix = self._coloured_prefix if sink.coloured else self._prefix
@@ -181,7 +185,7 @@ class TaskOutput:
                 self._log = None
 
     def finish(self) -> tuple[str, ...]:
-        """Shows what is left, lets go of everything, and returns the last lines."""
+        """Shows what is left, closes all streams and the log, and returns the last lines."""
         for stream in self._streams:
             stream.finish()
         if self._log:
@@ -190,7 +194,7 @@ class TaskOutput:
 
 
 def _harmless(line: bytes) -> bytes:
-    """A line in which nothing but colours acts on a terminal."""
+    """Returns a line in which only colours act on a terminal."""
     if line.isascii() and line.decode().isprintable():
         return line
     parts = _COLOUR.split(line.decode(errors="surrogateescape"))
@@ -199,7 +203,7 @@ def _harmless(line: bytes) -> bytes:
 
 
 def last_lines(data: bytes) -> tuple[str, ...]:
-    """The end of what a program has printed, for people: whole lines, without colours."""
+    """Returns the end of a program's output, for people: whole lines, without colours."""
     lines = Lines()
     return _as_text([*lines.feed(data), *lines.end()][-_LAST_LINES:])
 
@@ -214,12 +218,12 @@ def _readable(line: bytes) -> str:
 
 
 class Output:
-    """Where everything goes that the tasks and the supervisor say.
+    """Shows and logs everything that the tasks and the supervisor print.
 
     Args:
       selector: its keys' data are functions to call when they are ready.
       log_dir: a folder for a file a task, or None; made when it is needed.
-      coloured: whether standard output, standard error show colours.
+      coloured: whether standard output and standard error show colours.
     """
 
     def __init__(self, selector: selectors.BaseSelector, log_dir: str | None, coloured: tuple[bool, bool]):
@@ -227,7 +231,8 @@ class Output:
         self._log_dir = log_dir
         self._log_paths: dict[str, str] = {}
         out = Sink(1, selector, coloured[0])
-        # One for both where they are one, as with 2>&1: what is left of a line is written before anything else.
+        # One sink for both where they are one file, as with 2>&1: what is left of a line is written before anything
+        # else.
         self._sinks = [out, out if os.path.sameopenfile(1, 2) else Sink(2, selector, coloured[1])]
 
     @property
@@ -243,15 +248,15 @@ class Output:
         return task
 
     def log_path(self, name: str) -> str | None:
-        """The log file of a task such as "worker 0"; None if it has none."""
+        """Returns the log file of a task such as "worker 0"; None if it has none."""
         return self._log_paths.get(name)
 
     def say(self, line: str) -> None:
-        """A line of the supervisor's own."""
+        """Prints a line of the supervisor."""
         self._sinks[1].write(f"[local] {line}\n".encode())
 
     def fail(self, line: str, details: tuple[str, ...] = ()) -> None:
-        """Why the supervisor ends."""
+        """Prints why the supervisor ends, and `details` below."""
         lines = [f"error: {one_line(line)}\n", *(f"    {each}\n" for each in details)]
         self._sinks[1].write("".join(lines).encode())
 

@@ -1,6 +1,6 @@
-"""A network of a process's own, loopback alone, so that what it starts is reached from within it only. Linux.
+"""Gives a process its own network, loopback alone, so that only its descendants reach each other's ports. Linux.
 
-TensorFlow's servers listen on all interfaces, whatever address they are given, and ask nobody who they are
+TensorFlow's servers listen on all interfaces, whatever address they are given, and authenticate nobody
 (tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc; SECURITY.md).
 """
 
@@ -20,10 +20,13 @@ _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # netdevice(7): SIOCGIFFLAGS, S
 
 
 def enter() -> None:
-    """Moves this process, which may have one thread only, and what it will start to a network of their own.
+    """Moves this process, which may have one thread only, and its future children to a new network.
 
-    Root needs no more than that; others are allowed it within a user namespace (user_namespaces(7)), where they are
-    who they were. Raises `UsageError` where the kernel refuses.
+    Root needs no more than that; other users may do it within a user namespace (user_namespaces(7)), where they keep
+    their user and group.
+
+    Raises:
+      UsageError: the kernel refuses.
     """
     user, group = os.geteuid(), os.getegid()
     try:
@@ -46,7 +49,7 @@ def _unshare(what: int) -> bool:
 
 
 def _raise_loopback() -> None:
-    """A new network's loopback is down."""
+    """Brings a new network's loopback up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         found = fcntl.ioctl(any_socket, _GET_FLAGS, request)

@@ -1,6 +1,6 @@
-"""The rule by which a cluster's tasks are started again, or not: from how tasks ended, what is to happen.
+"""The rules by which a cluster's tasks are restarted, or not: from how tasks ended to what is to happen.
 
-A rule is an object of four methods, `alone`, `saves`, `patience`, `settle`; the supervisor does what they say.
+A rule is an object of four methods, `alone`, `saves`, `patience`, `settle`; the supervisor does what they return.
 Supervisor code.
 """
 
@@ -22,17 +22,17 @@ from crankshaft.launch.errors import (
     signal_name,
 )
 
-# A task that somebody else asked to end: saved, or ended before it could catch the signal.
+# Exit codes of a task that something else asked to end: it saved, or ended before it could catch the signal.
 _ASKED_TO_END = (
     *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
     *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
 )
-# How Python's account of a script ends that it can't compile, or whose imports fail.
+# How Python's report on a script ends that it can't compile, or whose imports fail.
 _CANNOT_BEGIN = re.compile(r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b")
-_LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for what is to be said about it
+_LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for reporting it
 _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same time
 # From SIGTERM to SIGKILL where a peer is dead: nothing can be saved any more, and a task that waits for its peers
-# within TensorFlow hears no signal.
+# within TensorFlow handles no signal.
 _END_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
@@ -53,7 +53,7 @@ class Ending:
 
     @property
     def was_asked(self) -> bool:
-        """Whether it ended since somebody asked it to, by Ctrl-C, SIGTERM or SIGHUP."""
+        """Whether it ended because it was asked to, by Ctrl-C, SIGTERM or SIGHUP."""
         return self.code in _ASKED_TO_END
 
     @property
@@ -73,7 +73,7 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How many seconds the tasks that are left have: to end by themselves before SIGTERM, and then before SIGKILL."""
+    """How many seconds the remaining tasks have to end by themselves before SIGTERM, and then before SIGKILL."""
 
     leave_seconds: float
     end_seconds: float
@@ -85,9 +85,9 @@ class Settlement:
 
     Attributes:
       exit_code: the supervisor's, or None: all start again.
-      pause_seconds: before that.
+      pause_seconds: before the restart.
       message: what to tell the user; None is nothing.
-      cause: the ending that it was for, if there is one.
+      cause: the ending that led to it, if there is one.
     """
 
     exit_code: int | None
@@ -98,22 +98,23 @@ class Settlement:
 
 @dataclasses.dataclass(frozen=True)
 class Alone:
-    """A task is started again by itself, after so many seconds; `message` says why."""
+    """The restart of one task by itself, after so many seconds; `message` says why."""
 
     pause_seconds: float
     message: str
 
 
 class Synchronous:
-    """Tasks that go in step: when one fails, none can go on, and all start again from the last checkpoint.
+    """The rule of synchronous tasks: when one fails, none can go on, and all restart from the last checkpoint.
 
     A preempted task (asked to end, though not by the supervisor) is no failure: it and its peers have saved.
 
     Args:
       max_restarts: after failures, within `window_seconds`.
-      grace_seconds: what preempted tasks have to save.
-      compares: whether `EXIT_SLOWER` is a benchmark's, which has --fail_below; else it may be any script's own.
-      clock: seconds, monotonic.
+      window_seconds: how long a failure counts.
+      grace_seconds: how long preempted tasks have to save.
+      compares: whether `EXIT_SLOWER` comes from a benchmark with --fail_below; else it may be any script's own code.
+      clock: returns seconds, monotonic.
     """
 
     def __init__(
@@ -134,15 +135,15 @@ class Synchronous:
         self._preemptions: collections.deque[float] = collections.deque()
 
     def alone(self, ending: Ending) -> Alone | None:
-        """How a task is started again by itself; None: it is not."""
+        """Returns how a task is restarted by itself; None: it is not."""
         return None
 
     def saves(self, task: str) -> bool:
-        """Whether a task has to save when all are to end: those that have not are signalled once these are done."""
+        """Returns whether a task has to save when all are to end; the others are signalled once these are done."""
         return True
 
     def patience(self, ending: Ending) -> Patience | None:
-        """How long the other tasks have to end after this one; None: they go on."""
+        """Returns how long the other tasks have to end after this one; None: they go on."""
         if ending.code == 0:
             return None
         if self._was_preempted(ending):
@@ -152,7 +153,7 @@ class Synchronous:
         return Patience(leave, min(_END_SECONDS, self._grace_seconds))
 
     def settle(self, endings: list[Ending]) -> Settlement:
-        """What follows when all tasks have ended, given in the order of their ends."""
+        """Returns what follows when all tasks have ended, given in the order of their ends."""
         cause = next((ending for ending in endings if ending.code), None)
         if cause is None:
             return Settlement(0)
@@ -173,7 +174,7 @@ class Synchronous:
         return (EXIT_USAGE, ending.mistake) if ending.mistake else None
 
     def _was_preempted(self, ending: Ending) -> bool:
-        """Whether nothing is lost by it."""
+        """Returns whether the ending loses nothing."""
         return ending.was_asked
 
     def _failed(self, cause: Ending) -> Settlement:
@@ -185,7 +186,7 @@ class Synchronous:
         return Settlement(None, pause, f"{cause}; all tasks start again in {pause:g} s ({number})", cause)
 
     def _count(self, times: collections.deque[float]) -> int:
-        """Notes that it is now, and returns how many there were within the window, this one included."""
+        """Records the present time, and returns how many were recorded within the window, this one included."""
         now = self._clock()
         times.append(now)
         while now - times[0] > self._window_seconds:
@@ -202,16 +203,14 @@ class Synchronous:
 
 
 class Servers(Synchronous):
-    """A coordinator ("chief"), workers, parameter servers, and perhaps an evaluator.
+    """The rule of a coordinator ("chief"), workers, parameter servers, and perhaps an evaluator.
 
-    A worker is started again by itself and at once: the others go on, and it joins them; but one that keeps failing is
-    waited for longer each time. A parameter server's death loses variables, and the coordinator's everything that is
-    under way: then all start again from the last checkpoint. Of these only the coordinator saves when asked to
-    end, and is preempted; a server's end is a failure. An evaluator is no part of the run. The coordinator's end is the
-    run's.
+    A worker is restarted by itself and at once: the others go on, and it joins them; but the pause grows each time a
+    worker fails again. A parameter server's death loses variables, and the coordinator's all work in progress: then all
+    restart from the last checkpoint. Only the coordinator saves when asked to end, and is preempted; a server's end is
+    a failure. An evaluator is no part of the run. The coordinator's end is the run's.
 
-    Args:
-      As `Synchronous` has them; `max_restarts` also counts those of each worker by itself.
+    Arguments are those of `Synchronous`; `max_restarts` also bounds the restarts of each worker by itself.
     """
 
     def __init__(self, *arguments, **keywords):
@@ -235,7 +234,7 @@ class Servers(Synchronous):
 
     def patience(self, ending: Ending) -> Patience | None:
         if ending.task == "chief" and (not ending.code or ending.was_asked):
-            return Patience(0.0, self._grace_seconds)  # the evaluator has the last checkpoint to look at
+            return Patience(0.0, self._grace_seconds)  # the evaluator has yet to evaluate the last checkpoint
         if ending.task == "evaluator":
             return None
         if not ending.code:
@@ -247,14 +246,14 @@ class Servers(Synchronous):
         if chief is not None and not chief.code:
             return Settlement(0, message=self._not_evaluated(endings))
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
-        if not part:  # a server that ended well before the run did: nobody asked it to
+        if not part:  # a server ended with code 0 before the run did, unasked
             return self._failed(endings[0])
         if chief is not None and self._final(chief):
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().settle(part)
 
     def _not_evaluated(self, endings: list[Ending]) -> str | None:
-        """What to say where the run ended while the evaluator waited to be started again."""
+        """Returns the message for a run that ended while the evaluator waited for its restart; else None."""
         if "evaluator" not in self._deaths or any(ending.task == "evaluator" for ending in endings):
             return None
         return "evaluator is not started again: the last checkpoint is not evaluated; --mode=eval evaluates it"
@@ -264,5 +263,5 @@ class Servers(Synchronous):
 
 
 def _pause(count: int) -> float:
-    """0 for none, then 1, 2, 4 s and so on."""
+    """Returns 0 for a count of 0, then 1, 2, 4 s and so on."""
     return min(2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS) if count else 0.0

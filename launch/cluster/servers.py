@@ -1,4 +1,4 @@
-"""A worker's or parameter server's life: TensorFlow's server, for as long as there is a coordinator. Their code."""
+"""The life of a worker or parameter server: runs TensorFlow's server for as long as there is a coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_THREADS = 2
 
 
 def fail_fast() -> None:
-    """Calls to a task that is not there fail at once. In every task, before TensorFlow starts."""
+    """Makes calls to a missing task fail at once. To be called in every task, before TensorFlow starts."""
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
 
 
@@ -35,8 +35,9 @@ def serve(
     Args:
       cluster: with this process as a worker or a parameter server.
       timeout_seconds: how long the coordinator may be away, at the start too.
-      quiet: leave out what TensorFlow says of errors, which the coordinator is told.
-      gpus, gpu_memory_growth: as `engine.machine.gpus.take` has them; a parameter server takes none unasked.
+      quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
+      gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
+      gpu_memory_growth: as `engine.machine.gpus.take` has it.
 
     Raises:
       DeviceError: the GPUs that were asked for are not there.
@@ -52,12 +53,12 @@ def serve(
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
         spec = tf.train.ClusterSpec(jobs)
         options = graphics.server_options()
-        options.experimental.disable_thread_spinning = True  # it waits for messages: cores are others' meanwhile
+        options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         options.inter_op_parallelism_threads = _threads()
         server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)
         listeners.close_to_other_hosts(cluster)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
-        # At once: it holds nothing that is not in a checkpoint, and its threads may be at work within TensorFlow.
+        # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
     coordinator = tf_config.Presence(chief, timeout_seconds)
@@ -69,6 +70,6 @@ def serve(
 
 
 def _threads() -> int:
-    """As many as TensorFlow would take (its process_util.cc), but enough."""
+    """Returns as many threads as TensorFlow would take (its process_util.cc), but enough."""
     asked = os.environ.get("TF_NUM_INTEROP_THREADS", "")
     return max(_LEAST_THREADS, int(asked) if asked.isdecimal() else len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""What the tasks of a cluster on one machine share: its ports, its cores and its GPUs. Supervisor code."""
+"""Divides one machine between the tasks of a cluster: its ports, its cores and its GPUs. Supervisor code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TRIES = 10_000
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` ports, all different, that nobody listens at on any interface; TensorFlow's servers listen on all.
+    """Finds `count` different ports free on all interfaces, since TensorFlow's servers listen on all.
 
-    They are taken from those that the kernel does not give to outgoing connections: one of those could be taken
-    in the seconds until the task listens there.
+    They are outside of the range that the kernel gives to outgoing connections: a port of that range could be taken in
+    the seconds until the task listens there.
 
     Raises:
       ClusterError: there are not so many.
@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _ephemeral_ports() -> tuple[int, int]:
-    """ip(7), ip_local_port_range."""
+    """Returns the first and last port for outgoing connections (ip(7), ip_local_port_range)."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             first, last = file.read().split()
@@ -57,19 +57,19 @@ def _is_free(port: int) -> bool:
 
 
 def usable_cores() -> list[int]:
-    """The logical cores that this process may use; those of one physical core, of one socket, are neighbours."""
+    """Returns the logical cores that this process may use; those of one physical core and socket are neighbours."""
     return sorted(os.sched_getaffinity(0), key=lambda core: (*_place(core), core))
 
 
 def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] | None]:
-    """Each task's cores, `per_task` of its own, if there are as many; else None for each: they share all."""
+    """Returns each task's own `per_task` cores, if there are enough; else None for each: they share all."""
     if per_task * tasks > len(cores):
         return [None] * tasks
     return [cores[first : first + per_task] for first in range(0, per_task * tasks, per_task)]
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
+    """Returns the GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
     asked = environment.get("CUDA_VISIBLE_DEVICES")
     if asked is not None:
         return [name for name in asked.split(",") if name and name != "-1"]

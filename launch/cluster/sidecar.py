@@ -41,7 +41,7 @@ def watch(session: Session) -> int:
     done = -1
     with Signals(request.request):
         while True:
-            asked = request.wish or coordinator.is_gone()  # before the look: what was saved by then is found
+            asked = request.wish or coordinator.is_gone()  # asked first: what was saved by then is found below
             for manifest in _restored(session, newer_than=done):
                 if done < 0:
                     files.open(manifest.step - 1)
@@ -56,7 +56,7 @@ def watch(session: Session) -> int:
 
 
 def _restored(session: Session, newer_than: int) -> Iterator[Manifest]:
-    """Restores each checkpoint that is newer, the oldest first; those that are swept meanwhile are left out."""
+    """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
     steps = checks.checkpoint_steps(session.config.run_dir, "checkpoints")
     if not steps or steps[-1] <= newer_than:
         return

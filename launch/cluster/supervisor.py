@@ -1,7 +1,7 @@
-"""Starts the tasks of a cluster on this machine, watches over them, and ends them all. The supervisor's own process.
+"""Starts the tasks of a cluster on this machine, watches them, and ends them all. The supervisor's own process.
 
-One thread and one loop: everything that happens, a task's death, its output, a signal, wakes the same `select`.
-Tasks are forked by the main thread, since the kernel ends them with the thread that forked them (`guard`).
+One thread and one loop: everything that happens, a task's death, its output, a signal, wakes the same `select`. Tasks
+are forked by the main thread, since the kernel ends them with the thread that forked them (`guard`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
 from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
 
-_LAST_WORDS_SECONDS = 1.0  # for a reader of our output, where somebody wants us to end
+_LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +31,11 @@ class Spec:
     """One task of the cluster.
 
     Attributes:
-      kind, index: as in TF_CONFIG: "worker", 0.
+      kind: as in TF_CONFIG: "worker".
+      index: as in TF_CONFIG: 0.
       cores: its own logical cores; None shares all.
-      environment: what it has besides the supervisor's.
-      gpus: its --gpus; None says nothing of them.
+      environment: its variables besides the supervisor's.
+      gpus: its --gpus; None leaves the flag out.
     """
 
     kind: str
@@ -53,8 +54,10 @@ class StartError(Exception):
 
 
 class Task:
-    """A task's process. In a session of its own: a terminal's Ctrl-C reaches the supervisor alone, and what the task
-    starts can be ended with it."""
+    """A task's process, which leads its own session.
+
+    So a terminal's Ctrl-C reaches the supervisor alone, and what the task starts can be ended with it.
+    """
 
     def __init__(self, name: str, kept: Kept, output: TaskOutput):
         self.name = name
@@ -63,19 +66,19 @@ class Task:
         self._output = output
 
     def code_if_dead(self) -> int | None:
-        """Its exit code or minus its signal; None while it, or anything that it has started, lives."""
+        """Returns its exit code or minus its signal; None while it, or anything that it has started, lives."""
         found = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def send(self, number: signal.Signals) -> None:
-        """To it alone, not to what it has started: it may need them to save."""
-        for each in (number, signal.SIGCONT):  # one that is stopped hears nothing
+        """Signals the task alone, not its children, which it may need to save."""
+        for each in (number, signal.SIGCONT):  # a stopped process handles no signal
             os.kill(self._pid, each)
 
     def kill(self) -> None:
-        """With its group; while it is not waited for, its number is nobody else's."""
+        """Kills it with its process group; until it is waited for, its process id can't be reused."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
 
@@ -91,12 +94,13 @@ class Supervisor:
 
     Args:
       specs: the tasks.
-      command, arguments: what each of them runs: command, the task's own flags, arguments.
+      command: the first words of each task's command line.
+      arguments: its last words; the task's own flags stand between.
       rule: what follows from a task's end.
-      environment: the tasks' own comes on top.
+      environment: the tasks' own variables are added to it.
       log_dir: for a log file a task, or None.
-      coloured: whether standard output, standard error show colours.
-      grace_seconds: what tasks have to save and end after a signal, before they are killed.
+      coloured: whether standard output and standard error show colours.
+      grace_seconds: how long tasks have to save and end after a signal, before they are killed.
     """
 
     def __init__(
@@ -122,18 +126,18 @@ class Supervisor:
         self._guard = Guard()
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
-        self._alone: list[tuple[float, int]] = []  # when the task at which place is to be started again, by itself
-        self._plan: list[tuple[float, signal.Signals]] = []  # when the tasks that are left get which signal
-        self._told: set[str] = set()  # names of the tasks that got SIGTERM by the plan
-        self._asked: signal.Signals | None = None  # which signal asks the supervisor to end
+        self._alone: list[tuple[float, int]] = []  # (when, place) of tasks to be restarted by themselves
+        self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
+        self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
+        self._asked: signal.Signals | None = None  # the signal that asks the supervisor to end
         self._asked_at = 0.0
 
     def say(self, line: str) -> None:
-        """A line of the supervisor's own, for people."""
+        """Prints a line of the supervisor, for people."""
         self._output.say(line)
 
     def run(self) -> int:
-        """Until the job is done, given up or asked to end. Returns the exit code; nothing that it started is left.
+        """Runs until the job is done, given up or asked to end. Returns the exit code; no process it started is left.
 
         Raises:
           StartError: a task can't be started.
@@ -162,13 +166,13 @@ class Supervisor:
                     self._output.say(settled.message)
                 return settled.exit_code
             self._output.say(settled.message)
-            self._guard.sweep()  # what tasks have left behind, in sessions of their own
+            self._guard.sweep()  # processes that tasks have left behind, in their own sessions
             self._pause(settled.pause_seconds)
             if self._asked:
                 return self._exit_code_as_asked([])
 
     def _start_all(self) -> None:
-        self._plan, self._told, self._alone, self._cluster = [], set(), [], {}
+        self._plan, self._signalled, self._alone, self._cluster = [], set(), [], {}
         ports = shares.free_ports(len(self._specs))
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
             self._cluster.setdefault(spec.kind, []).append(f"{shares.LOOPBACK}:{port}")
@@ -205,13 +209,13 @@ class Supervisor:
         )
 
     def _prepare(self, spec: Spec) -> None:
-        """Between fork and exec, in the task's process."""
+        """Prepares the task's process, between fork and exec."""
         if spec.cores:
-            with contextlib.suppress(OSError):  # somebody has taken the core away: then it runs on the others
+            with contextlib.suppress(OSError):  # a core was taken away: then it runs on the others
                 os.sched_setaffinity(0, spec.cores)
 
     def _watch(self) -> list[Ending]:
-        """Until all tasks have ended; how they did, in the order of their ends."""
+        """Waits until all tasks have ended; returns how they did, in the order of their ends."""
         endings: list[Ending] = []
         while self._tasks or self._alone:
             self._turn(self._seconds_to_next())
@@ -224,8 +228,8 @@ class Supervisor:
 
     def _reap(self) -> list[Ending]:
         codes = {task: code for task in self._tasks if (code := task.code_if_dead()) is not None}
-        # Of those found dead in one look, the one that a signal killed can't have followed from another's end; nor
-        # can a mistake in what was asked.
+        # Of those found dead at once, a task that a signal killed can't have followed from another's end; nor can a
+        # mistake in what was asked.
         dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
         self._tasks = [task for task in self._tasks if task not in codes]
         endings = [task.bury() for task in dead]
@@ -233,7 +237,7 @@ class Supervisor:
         return endings
 
     def _replace(self, ending: Ending) -> bool:
-        """Whether the task is to be started again by itself, while the others go on; if so, plans it."""
+        """Plans the restart of the task by itself, if it is to be, while the others go on; returns whether it is."""
         alone = None if self._asked or self._plan else self._rule.alone(ending)
         if alone is None:
             return False
@@ -249,7 +253,7 @@ class Supervisor:
             return
         patience = self._rule.patience(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
-        as_told = ending.task in self._told and ending.was_asked
+        as_told = ending.task in self._signalled and ending.was_asked
         self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_told else ending}; {others}")
         if patience is not None and not self._plan:
             leave = time.monotonic() + patience.leave_seconds
@@ -261,7 +265,7 @@ class Supervisor:
             task.send(number)
 
     def _seconds_to_next(self) -> float | None:
-        """Until a signal is to be sent, or a task started."""
+        """Returns the seconds until a signal is to be sent, or a task started."""
         times = [self._plan[0][0]] if self._plan else [when for when, _ in self._alone]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
@@ -276,11 +280,11 @@ class Supervisor:
                     self._output.say(f"{task.name} has not ended in time; it is killed")
                     task.kill()
                 else:
-                    self._told.add(task.name)
+                    self._signalled.add(task.name)
                     task.send(number)
 
     def _turn(self, timeout_seconds: float | None) -> None:
-        """Waits until something happens, and deals with output and signals; deaths are looked for by the caller."""
+        """Waits until something happens, and handles output and signals; the caller checks for deaths."""
         for key, _ in self._selector.select(timeout_seconds):
             key.data()
 
@@ -291,7 +295,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self):
-        """Within, signals and deaths of children wake the loop, and do nothing else."""
+        """Makes signals and deaths of children, received within, wake the loop, and do nothing else."""
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         numbers = [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
@@ -341,7 +345,7 @@ class Supervisor:
         self._output.fail(f"{message}; {last}", cause.last_lines)
 
     def _finish_output(self) -> None:
-        """Waits for whoever reads our output, for a moment only if we are asked to end."""
+        """Waits for the reader of our output; only for a moment if we are asked to end."""
         asked_at = None
         while self._output.pending:
             if self._asked:

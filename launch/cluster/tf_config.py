@@ -1,4 +1,4 @@
-"""The workers of a run as TF_CONFIG lists them, and the wait for the peers before TensorFlow is let in. Host code.
+"""Reads the workers of a run from TF_CONFIG, and waits for the peers before TensorFlow starts. Host code.
 
 TensorFlow's constructor of a multi-worker strategy waits for all tasks without end, and holds Python's lock meanwhile:
 no thread and no signal handler runs. So the peers are awaited here, before it.
@@ -27,15 +27,15 @@ _JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster t
     "parameter_server": ("chief", "worker", "ps", "evaluator"),
 }
 _NEEDED = {"multi_worker": (), "parameter_server": ("chief", "worker", "ps")}
-_ALONE = ("chief", "evaluator")  # of which there is one at most
+_ALONE = ("chief", "evaluator")  # types of which there is at most one task
 _OTHERS = {
     "ps": "parameter servers belong to --strategy=parameter_server; use that, or leave ps out",
     "evaluator": "an evaluator is no part of --strategy=multi_worker; leave it out, and run --mode=eval by itself",
 }
-SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable: the same for all workers of a job, and for nobody else
+SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
 _SECRET_CHARACTERS = 16
 _POLL_SECONDS = 0.1
-_CONNECT_SECONDS = 2.0  # a host that does not answer at all
+_CONNECT_SECONDS = 2.0  # for a host that does not answer at all
 
 
 class ClusterError(Exception):
@@ -50,7 +50,7 @@ class Cluster:
       addresses: (name, "host:port") of each task, in the order of TensorFlow's ids: the chief if there is one, then
         the workers. A name is "chief" or, for example, "worker 1".
       index: this task's place in `addresses`.
-      secret: the job's, by which workers know each other's datagrams; empty if there is none.
+      secret: the job's, which authenticates the workers' datagrams; empty if there is none.
     """
 
     addresses: tuple[tuple[str, str], ...]
@@ -90,17 +90,17 @@ class Cluster:
 
     @property
     def peers(self) -> tuple[tuple[str, str], ...]:
-        """All others that this task works with; an evaluator only reads what they have written."""
+        """All others that this task works with; an evaluator, which only reads files, is not among them."""
         others = self.addresses[: self.index] + self.addresses[self.index + 1 :]
         return tuple(other for other in others if other[0] != "evaluator")
 
 
 def from_environment(environment: Mapping[str, str], strategy: str = "multi_worker") -> Cluster:
-    """The cluster that TF_CONFIG describes (https://www.tensorflow.org/guide/distributed_training#TF_CONFIG).
+    """Reads the cluster that TF_CONFIG describes (https://www.tensorflow.org/guide/distributed_training#TF_CONFIG).
 
     Args:
       environment: the process's variables.
-      strategy: multi_worker, or parameter_server, which knows more kinds of task.
+      strategy: multi_worker, or parameter_server, which has more types of task.
 
     Raises:
       UsageError: on any mistake in it.
@@ -170,7 +170,7 @@ def _jobs(found: dict, strategy: str) -> dict[str, list[str]]:
 
 
 def _task(found: dict, jobs: dict[str, list[str]], known: tuple[str, ...]) -> tuple[str, int]:
-    """(task type, index within it) of this process."""
+    """Returns (task type, index within it) of this process."""
     task = found.get("task")
     if not isinstance(task, dict):
         what = f"task={_short(task)}, which is not an object" if "task" in found else "no task"
@@ -194,7 +194,7 @@ def _task(found: dict, jobs: dict[str, list[str]], known: tuple[str, ...]) -> tu
 
 
 def _check_addresses(addresses: list[tuple[str, str]]) -> None:
-    owners = {}
+    owners: dict[str, str] = {}
     for name, address in addresses:
         if not isinstance(address, str):
             raise UsageError(f"TF_CONFIG's {name} is {_short(address)}; write its address as 'host:port'")
@@ -209,17 +209,17 @@ def _check_addresses(addresses: list[tuple[str, str]]) -> None:
 
 
 def split(address: str) -> tuple[str, int] | None:
-    """(host, port) of "host:port" or "[IPv6]:port"; None if it is neither."""
+    """Returns (host, port) of "host:port" or "[IPv6]:port"; None if it is neither."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", address, flags=re.ASCII)
     return (found[1] or found[2], int(found[3])) if found else None
 
 
 def check_bindable(cluster: Cluster) -> None:
-    """Tries this task's own address, and lets go of it. Warns if the host that it names is not this one: a container's
-    port may be mapped, or a name be the cluster's, and peers reach this process by it all the same.
+    """Tries to listen at this task's own address; warns if the host that it names is not this one.
 
-    TensorFlow's server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port
-    that a process of a moment ago has left (TIME_WAIT) is free.
+    A container's port may be mapped, or a name be the cluster's, and peers still reach this process by it. TensorFlow's
+    server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port that an
+    earlier process has just left (TIME_WAIT) is free.
 
     Raises:
       UsageError: its port is one that this user may not have.
@@ -237,7 +237,7 @@ def check_bindable(cluster: Cluster) -> None:
 
 
 def _why_elsewhere(host: str) -> str:
-    """Why a host seems not to be this one; empty if it is."""
+    """Returns why a host seems not to be this one; empty if it is."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -257,7 +257,7 @@ def _is_local(family: int, where: tuple) -> bool:
 
 
 def _listen(cluster: Cluster) -> socket.socket:
-    """A listener at this task's port on all interfaces, as TensorFlow's server will be."""
+    """Returns a listener at this task's port on all interfaces, as TensorFlow's server will be."""
     _, port = split(cluster.address)
     dual = socket.has_dualstack_ipv6()
     try:
@@ -280,8 +280,8 @@ def _listen(cluster: Cluster) -> socket.socket:
 def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
     """Waits until every peer listens at its address; meanwhile listens at this task's own, so that they see it.
 
-    A peer that has gone on into TensorFlow is seen too, by TensorFlow's server at the same port. To be called just
-    before the strategy is made: at the end the port is let go of for TensorFlow's server.
+    A peer that has already started TensorFlow is seen too, by TensorFlow's server at the same port. To be called just
+    before the strategy is made: the port is released at the end for TensorFlow's server.
 
     Raises:
       ClusterError: names the peers that have not come within `timeout_seconds`.
@@ -300,7 +300,7 @@ def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
                 break
             time.sleep(_POLL_SECONDS)
     missing = [(name, address) for name, address in cluster.peers if name not in came]
-    # Others give up at the same moment: only where all came once is one that left to blame.
+    # Others give up at the same moment: only where all came once is a peer that left to blame.
     gone = [(name, address) for name, address in cluster.peers if name not in here]
     raise ClusterError(
         f"{' and '.join(f'{name} ({address})' for name, address in missing or gone)} "
@@ -311,14 +311,14 @@ def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
 
 
 def _hang_up(listener: socket.socket) -> None:
-    """Accepts whoever has called, so that the queue never fills."""
+    """Accepts all callers, so that the queue never fills."""
     with contextlib.suppress(BlockingIOError):
         while True:
             listener.accept()[0].close()
 
 
 def answers(address: str, patience: float = _CONNECT_SECONDS) -> bool:
-    """Whether somebody listens there, found out within so many seconds."""
+    """Returns whether something listens at an address, within so many seconds."""
     try:
         with socket.create_connection(split(address), timeout=patience) as sock:
             # A caller may be given the very port that it calls as its own, and so reach itself.
@@ -328,7 +328,7 @@ def answers(address: str, patience: float = _CONNECT_SECONDS) -> bool:
 
 
 class Presence:
-    """Whether a task has been away for so many seconds, from the start on."""
+    """Observes whether a task has been away for so many seconds, from the start on."""
 
     def __init__(self, address: str, timeout_seconds: float):
         self._address = address
@@ -342,18 +342,18 @@ class Presence:
 
 
 def _patience(end: float) -> float:
-    """Seconds for one call, up to `end` by the monotonic clock."""
+    """Returns the seconds for one call, up to `end` by the monotonic clock."""
     return min(_CONNECT_SECONDS, max(end - time.monotonic(), _POLL_SECONDS))
 
 
 @contextlib.contextmanager
 def limited(timeout_seconds: float, stderr: int = 2):
-    """Within, this process ends with exit code 1 and its stacks on `stderr` if the body takes over `timeout_seconds`.
+    """Ends this process with exit code 1 and its stacks on `stderr` if the body takes over `timeout_seconds`.
 
     For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
-    lock held. faulthandler's thread needs no lock. Nests in nothing else that uses `dump_traceback_later`.
+    lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.
     """
-    file = os.dup(stderr)  # as it is now: it may be turned elsewhere within
+    file = os.dup(stderr)  # as it is now: it may be redirected within
     faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=file)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What can be checked before TensorFlow starts, is checked here: each mistake is one line, found within a second."""
+"""Checks, before TensorFlow starts, all that can be checked by then: each mistake is one line, within a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from crankshaft.launch.errors import UsageError
 
 
 def check(config: Config) -> None:
-    """Raises `UsageError` for the first thing that is wrong."""
+    """Raises `UsageError` for the first mistake found."""
     _check_strategy(config)
     _check_amounts(config)
     _check_rounds(config)
@@ -52,7 +52,7 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
 
 
 def no_tables_on_tpus(model: str) -> UsageError:
-    """What says that a model's tables keep it from a TPU."""
+    """Returns the error that a model's embedding tables keep it from a TPU."""
     return UsageError(
         f"--strategy=tpu: {model} holds embedding tables, of which a step updates a few rows, and XLA has no kernels "
         "for that; use --strategy=one_device, mirrored, multi_worker or parameter_server"
@@ -80,7 +80,7 @@ def _check_strategy(config: Config) -> None:
 
 
 def _check_servers(config: Config) -> None:
-    _ = config.placement_rules  # read for its mistakes
+    _ = config.placement_rules  # reads the rules, and so finds their mistakes
     every = config.pull_every_steps
     if config.steps_per_loop and every > config.steps_per_loop:
         raise UsageError(
@@ -134,7 +134,7 @@ def _check_amounts(config: Config) -> None:
 
 
 def _check_rounds(config: Config) -> None:
-    """With --sync_every_steps replicas differ within a round, so nothing may need them to be alike there."""
+    """Checks that nothing needs replicas to be equal within a round of --sync_every_steps, where they differ."""
     steps = config.sync_every_steps
     if steps == 1:
         return
@@ -155,7 +155,7 @@ def _check_rounds(config: Config) -> None:
 
 
 def _check_part(config: Config) -> None:
-    """What --benchmark_part asks for can be measured with this strategy."""
+    """Checks that --benchmark_part can be measured with this strategy."""
     part = config.benchmark_part
     if config.strategy == "parameter_server" and part == "reduce":
         raise UsageError(
@@ -221,7 +221,7 @@ def check_without_evaluation(config: Config) -> None:
 
 
 def _check_checkpoints(config: Config) -> None:
-    """There is something to evaluate or export; whether it is whole, is seen when it is read."""
+    """Checks that there is something to evaluate or export; reading it shows whether it is whole."""
     which = config.eval_checkpoint
     folder = "best" if which == "best" else "checkpoints"
     steps = checkpoint_steps(config.run_dir, folder)
@@ -232,7 +232,7 @@ def _check_checkpoints(config: Config) -> None:
 
 
 def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
-    """Steps of the checkpoints that have a manifest. Raises `UsageError`."""
+    """Returns the steps of the checkpoints that have a manifest, ascending. Raises `UsageError`."""
     folder = os.path.join(run_dir, folder)
     try:
         names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -250,7 +250,7 @@ def _check_init_from(config: Config) -> None:
     if not source or os.path.exists(source) or os.path.exists(f"{source}.index"):
         return
     if config.run_dir and checkpoint_steps(config.run_dir, "checkpoints"):
-        return  # the run has weights of its own by now
+        return  # by now the run has its own weights
     raise UsageError(
         f"--init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
         ".weights.h5"

@@ -19,9 +19,10 @@ from crankshaft.launch.command_line.flags import GROUPS, USES
 from crankshaft.launch.errors import UsageError, nearest
 
 FILE_NAME = "config.json"
-KERAS_FILES = (".keras", ".weights.h5")  # of weights, that --init_from takes beside checkpoints
+KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 
-# What decides the numbers of a run: a run_dir is resumed only with the same. The rest may change from call to call.
+# Flags that decide the numbers of a run: a run_dir is resumed only with the same. The others may change from call to
+# call.
 DECIDING = (
     "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
     "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
@@ -29,24 +30,24 @@ DECIDING = (
     "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer auto_shard_policy "
     "validation_split"
 ).split()
-# Flags of NAME=VALUE, which a run's configuration has as objects.
+# Flags of NAME=VALUE, which a run's configuration holds as objects.
 ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
-# Types of JSON by absl's type of flag; all others are strings.
+# Python types by absl's type of flag; all other flags are strings.
 _KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
 _CURE = (
     'restore it from a copy (a checkpoint\'s manifest has the same under "about"), or use another --run_dir; the '
     "checkpoints are as they were"
 )
-# When something is due that reads the weights.
+# Flags that say when something is due that reads the weights.
 PERIODS = (
     "eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps check_sync_every_steps"
 ).split()
-# What a call that reads a run does not take from it.
+# Flags that a call that reads a run does not take over from it.
 _OF_THIS_CALL = (
     "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
     "allow_changed_config gpus gpu_memory_growth"
 ).split() + GROUPS["Benchmark mode"]
-# What means nothing with another input, model, optimizer, schedule or strategy.
+# Flags that mean nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
     "input": ("input_arg", "data_dir"),
     "model": ("model_arg",),
@@ -55,7 +56,7 @@ _BELONGS_TO = {
     "strategy": ("num_virtual_devices",),
 }
 _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
-# Schedules that reach their end at the run's end: for them its length decides too.
+# Schedules that end at the run's end, so that its length decides numbers too.
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
 
@@ -64,10 +65,11 @@ class Config:
 
     Args:
       values: flag name -> value.
-      model, input: the registry's entries of the model and the input.
+      model: the registry's entry of the model.
+      input: the registry's entry of the input.
       cluster: of a strategy that has one: the workers, and which of them this process is.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
-      owns_process: whether this run is all that its process is for, so that it may set threads.
+      owns_process: whether the process exists for this run alone, so that the run may set its threads.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Config:
 
     @property
     def placement_rules(self) -> list[tuple[str, int]]:
-        """--variable_placement, as (regular expression, number of the server). Raises `UsageError`."""
+        """The rules of --variable_placement, as (regular expression, number of the server). Raises `UsageError`."""
         servers = len(self.cluster.job("ps"))
         rules = []
         for given in self.variable_placement:
@@ -127,22 +129,22 @@ class Config:
 
     @property
     def gpu_numbers(self) -> tuple[int, ...] | None:
-        """--gpus, () for none; None where it is not given."""
+        """The numbers of --gpus, () for none; None where the flag is not given."""
         return gpu_flags.numbers(self.gpus)
 
     @property
     def serves(self) -> bool:
-        """Whether this process does what a coordinator asks it to, and no more: a worker or a parameter server."""
+        """Whether this process is a worker or parameter server, which only does what a coordinator asks."""
         return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
 
     @property
     def looks_on(self) -> bool:
-        """Whether this process evaluates what others train, each checkpoint of theirs."""
+        """Whether this process evaluates each checkpoint that others write."""
         return self.strategy == "parameter_server" and self.cluster.kind == "evaluator"
 
     @property
     def coordinates(self) -> bool:
-        """Whether this process asks workers and parameter servers to do things."""
+        """Whether this process is the coordinator of workers and parameter servers."""
         return self.strategy == "parameter_server" and self.cluster.kind == "chief"
 
     @property
@@ -152,22 +154,22 @@ class Config:
 
     @property
     def writes_best(self) -> bool:
-        """Whether the best checkpoint is for this process to write: where there is an evaluator, for that one alone."""
+        """Whether this process writes the best checkpoint: where there is an evaluator, only that one does."""
         return self.cluster is None or self.looks_on or not self.cluster.job("evaluator")
 
     @property
     def why_no_jit(self) -> str | None:
-        """Why XLA can't be used with these flags, or None if it can."""
+        """The reason why XLA can't be used with these flags, or None if it can."""
         checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
         return checking and f"XLA leaves the checks of --{checking} out"
 
     @property
     def export_folder(self) -> str:
-        """Where --mode=export writes, a folder for each step."""
+        """The folder in which --mode=export writes a folder for each step."""
         return self.export_dir or os.path.join(self.run_dir, "export")
 
     def deciding(self) -> dict[str, Any]:
-        """The values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
+        """Returns the values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
         values = {name: self.values[name] for name in DECIDING}
         values["model"] = self.model_entry.name
         values["model_arg"] = {**self.model_entry.defaults, **self.model_arg}
@@ -181,7 +183,7 @@ class Config:
         return _plain(values)
 
     def about(self) -> dict[str, Any]:
-        """All values, and those that decide. Plain JSON: what config.json holds."""
+        """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
         return _plain({"flags": self.values, "deciding": self.deciding()})
 
 
@@ -192,7 +194,7 @@ def from_flags(
     script_flags: Collection[str] = (),
     owns_process: bool = True,
 ) -> Config:
-    """The configuration that the command line asks for. Raises `UsageError`.
+    """Returns the configuration that the command line asks for. Raises `UsageError`.
 
     Args:
       trainer_class: the user's own Trainer, or None: then --model names one.
@@ -244,7 +246,7 @@ def _model(name: str | None, trainer_class: type | None) -> registry.Entry:
 
 
 def _settle_length(values: dict[str, Any], steps: str, other: str, default: float) -> None:
-    """One of two flags says how long; `other` has the default where neither does."""
+    """Checks that at most one of two flags gives a length, and sets `other` to the default where neither does."""
     if values[steps] is not None and values[other] is not None:
         raise UsageError(f"--{steps} and --{other} are both given; use one of them")
     if values[steps] is None and values[other] is None:
@@ -252,7 +254,7 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as they are read back from JSON; what JSON has no words for, as its name, alike in each process."""
+    """Returns the values as read back from JSON; what JSON can't express becomes its name, the same in each process."""
 
     def name(value) -> str:
         if hasattr(value, "__qualname__"):
@@ -263,7 +265,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_rounds(steps: int, round_steps: int) -> int:
-    """The next multiple of a round's steps."""
+    """Returns the next multiple of a round's steps."""
     return -(-steps // round_steps) * round_steps
 
 
@@ -289,7 +291,7 @@ def _parse_update(values: dict[str, Any]) -> None:
 
 
 def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:
-    """Takes what the command line does not say from the run's own configuration."""
+    """Takes the values that the command line does not give from the run's own configuration."""
     if not values["run_dir"]:
         raise UsageError(f"--mode={values['mode']} needs --run_dir, the folder of a run")
     if not os.path.isdir(values["run_dir"]):
@@ -300,11 +302,11 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     given = {name for name in values if flags.FLAGS[name].present} | set(_OF_THIS_CALL)
     if run["flags"].get("strategy") in _CLUSTERED and "TF_CONFIG" not in environment:
         given.add("strategy")  # one process can read what several have written
-    before = {**run["flags"], **run["deciding"]}  # the latter names the model of a script too
+    before = {**run["flags"], **run["deciding"]}  # "deciding" names the model of a script too
     for name, of_it in _BELONGS_TO.items():
         now, then = (str(own_files.name_of(each)).lower() for each in (values[name], before.get(name)))
         if name in given and now != then:
-            given |= set(of_it)  # the run's are of another
+            given |= set(of_it)  # the run's belong to another model, input, ...
     length = {"train_steps", "train_epochs"}  # either one says it
     if given & length:
         given |= length
@@ -323,7 +325,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
 
 
 def read(run_dir: str) -> dict[str, Any] | None:
-    """The configuration that a run_dir was made with, or None if it has none. Raises `UsageError`."""
+    """Returns the configuration that a run_dir was made with, or None if it has none. Raises `UsageError`."""
     path = os.path.join(run_dir, FILE_NAME)
     if not os.path.lexists(path):
         return None
@@ -340,13 +342,13 @@ def read(run_dir: str) -> dict[str, Any] | None:
             what = f"has {part}={shown(found[part])}, which is no object" if part in found else f"has no {part}"
             raise UsageError(f"{path} {what}; {_CURE}")
     given = found["flags"]
-    # A flag that did not decide yet was what the run had it at; one that was not there yet, what it is by default.
+    # For a flag that did not decide when the run began, the value it had; for one that did not exist, its default.
     before = {name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}
     return {"flags": given, "deciding": {**before, **found["deciding"]}}
 
 
 def _check_of_run(path: str, name: str, value) -> None:
-    """That a run's value of a flag is one that the flag takes. Raises `UsageError`."""
+    """Raises `UsageError` unless a run's value of a flag is one that the flag takes."""
     flag = flags.FLAGS[name]
     if value is None and flag.default is None:
         return
@@ -364,7 +366,7 @@ def _check_of_run(path: str, name: str, value) -> None:
 
 
 def _parses(parser: flags.ArgumentParser, value) -> bool:
-    """Whether a value of a flag's type is within its bounds, or one of its words."""
+    """Returns whether a value of a flag's type is within its bounds, or one of its words."""
     try:
         parser.parse(value)
     except ValueError:
@@ -373,13 +375,13 @@ def _parses(parser: flags.ArgumentParser, value) -> bool:
 
 
 def shown(value) -> str:
-    """A value of a file that was read, as JSON, short enough for a line."""
+    """Returns a value that was read from a file as JSON, short enough for a line."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`name: before -> now` for each deciding value that changed, arguments one by one."""
+    """Returns `name: before -> now` for each deciding value that changed, arguments one by one."""
     changed = []
     for name in [*before, *(n for n in now if n not in before)]:
         old, new = before.get(name), now.get(name)
@@ -391,6 +393,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def short(value) -> str:
-    """A value as text, short enough for a line."""
+    """Returns a value as text, short enough for a line."""
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -393,7 +393,7 @@ benchmark_flags.define()
 
 
 def own() -> list[str]:
-    """The flags that a user's script, or a module of theirs, has defined."""
+    """Returns the names of flags that a user's script, or a module of theirs, has defined."""
     modules = flags.FLAGS.flags_by_module_dict()
     theirs = [name for name in modules if name.split(".")[0] not in ("absl", "crankshaft", "tensorflow", "keras")]
     return [flag.name for name in theirs for flag in modules[name]]

@@ -1,4 +1,4 @@
-"""Flags given by name, in Python or in a file, as the words of a command line. Nothing here starts TensorFlow."""
+"""Turns flags given by name, in Python or in a file, into words of a command line. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from crankshaft.launch.command_line.flags import GROUPS, USES
 from crankshaft.launch.errors import UsageError
 
 _CONFIG = "config"
-# What a run's config.json says of the call that made it, and not of the run.
+# Flags in a run's config.json that belong to the call that wrote it, and not to the run.
 _OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config".split() + GROUPS["Benchmark mode"]
 _OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
 
 
 def words(values: Mapping[str, Any]) -> Iterator[str]:
-    """`--NAME=VALUE` for each value; None is a flag that is not given.
+    """Yields `--NAME=VALUE` for each value; None is a flag that is not given.
 
     Args:
-      values: by flag: numbers, text, booleans, paths; lists, of a flag that may be repeated each by itself; and
-        dictionaries for `model_arg` and its like.
+      values: by flag: numbers, text, booleans, paths; lists, whose items are given one by one if the flag may be
+        repeated; and dictionaries for `model_arg` and its like.
     """
     for name, value in values.items():
         if value is None:
@@ -38,9 +38,10 @@ def words(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def expanded(arguments: list[str]) -> list[str]:
-    """The words of a command line, those of the files that `--config=FILE` names before them: the latter win.
+    """Returns a command line's words after those of the files that `--config=FILE` names, so that the former win.
 
-    Raises `UsageError` for a file that can't be read, or is no mapping of flags.
+    Raises:
+      UsageError: a file can't be read, or is no mapping of flags.
     """
     return [*(word for _, its in files(arguments) for word in its), *arguments]
 
@@ -57,9 +58,9 @@ def files(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _read(path: str, has_folder: bool) -> dict[str, Any]:
-    """Flags by name: of a YAML file, a JSON file, or the config.json that a run has left.
+    """Reads flags by name from a YAML file, a JSON file, or the config.json that a run has left.
 
-    Of a run's, those that are for a run_dir are left out unless there is one again.
+    A run's flags that are for a run_dir are left out unless there is one again.
     """
     if not path:
         raise UsageError("--config is empty; give a YAML or JSON file of flags")

@@ -12,7 +12,7 @@ flags.disclaim_key_flags()  # as in rules.py
 
 
 def define(where: Callable, text: Callable, boolean: Callable) -> None:
-    """Defines them in a group, by what defines a flag there of each kind."""
+    """Defines the flags in a group, by its functions that define a flag of each kind."""
     where(
         text,
         "gpus",
@@ -25,5 +25,7 @@ def define(where: Callable, text: Callable, boolean: Callable) -> None:
 
 
 def numbers(given: str | None) -> tuple[int, ...] | None:
-    """--gpus as numbers, () for none; None where it is not given."""
-    return given and (() if given == "none" else tuple(map(int, given.split(","))))
+    """Returns --gpus as numbers, () for none; None where the flag is not given."""
+    if not given:
+        return None
+    return () if given == "none" else tuple(map(int, given.split(",")))

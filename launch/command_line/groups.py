@@ -1,4 +1,4 @@
-"""The flags of `crankshaft train` by group and how one is defined."""
+"""The groups of `crankshaft train`'s flags, and how a flag of a group is defined."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ flags.disclaim_key_flags()  # as in rules.py
 
 # Group title -> names, in the order of --help. Filled where the flags are defined.
 GROUPS: dict[str, list[str]] = {}
-HELP: dict[str, str] = {}  # as written: absl adds to it
-USES: dict[str, Use] = {}  # what a flag is for that is not for all runs
+HELP: dict[str, str] = {}  # as written: absl adds to the help
+USES: dict[str, Use] = {}  # the use of each flag that is not for all runs
 
 
 def group(title: str, for_all: Use | None = None):
-    """A function that defines flags of this group; `only`, or `for_all` of the group, says what a flag is for."""
+    """Returns a function that defines flags of this group; `only`, or `for_all`, says what a flag is for."""
     names = GROUPS.setdefault(title, [])
 
     def define(kind, name: str, default, help: str, only: Use | None = None, **more) -> None:

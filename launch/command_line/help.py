@@ -1,4 +1,4 @@
-"""What --help shows: every flag by group, or those that most runs use. Nothing here starts TensorFlow."""
+"""The text of --help: every flag by group, or those that most runs use. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crankshaft.launch.command_line.flags import ESSENTIAL, GROUPS, HELP
 
 
 def help_text(program: str, doc: str, own: list[str]) -> str:
-    """All flags, by group, with their defaults; `own` are those that the user's script defined."""
+    """Lists all flags, by group, with their defaults; `own` are those that the user's script defined."""
     parts = [doc.strip(), "", f"usage: {program} [flags]"]
     groups = {"This script": own, **GROUPS} if own else GROUPS
     for title, names in groups.items():
@@ -41,7 +41,7 @@ def show(text: str) -> NoReturn:
 
 
 def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
-    """A section of --help: the models or inputs, with their arguments and defaults."""
+    """Returns a section of --help: the models or inputs, with their arguments and defaults."""
     parts = ["", f"{kind.capitalize()}s (--{kind}):"]
     for name, entry in entries.items():
         arguments = [*entry.required, *(f"{name}={as_given(value)}" for name, value in entry.defaults.items())]
@@ -51,12 +51,12 @@ def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
 
 
 def as_given(value) -> str:
-    """A default as it would be written on the command line."""
+    """Formats a default as it would be written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def short_help_text(program: str, doc: str) -> str:
-    """The flags that most runs use; fits a screen of 24 lines by 80 columns."""
+    """Lists the flags that most runs use; fits a screen of 24 lines by 80 columns."""
     title = doc.strip().splitlines()[0].split(", for example")[0]
     lines = [textwrap.shorten(title, 79), f"usage: {program} [flags]   (--help: all flags)"]
     for name in ESSENTIAL:
@@ -73,7 +73,7 @@ def _usage(flag) -> str:
 
 
 def described(usage: str, about: str) -> str:
-    """A flag and what it is for, as --help shows it."""
+    """Formats a flag and its description as --help shows it."""
     width = min(110, shutil.get_terminal_size().columns)
     lines = textwrap.wrap(about, width - 8)
     return "\n".join([f"  {usage}", *(f"        {line}" for line in lines)])

@@ -1,4 +1,4 @@
-"""The paths that flags give: what can't be read or written is found before TensorFlow starts."""
+"""Checks the paths that flags give: what can't be read or written is found before TensorFlow starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(values: Mapping[str, Any]) -> None:
 
 
 def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
-    """TensorFlow can read checkpoints at this path."""
+    """Raises `UsageError` unless TensorFlow can read checkpoints at this path."""
     whole = os.path.abspath(path) if path else ""
     if found := next((character for character in whole if character in _PATTERN), None):
         at = "" if whole == path else f", which is {whole},"
@@ -33,7 +33,7 @@ def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
 
 
 def check_results(values: Mapping[str, Any]) -> None:
-    """Raises `UsageError` where the values of the flags name files for results that can't be written."""
+    """Raises `UsageError` where the flags name files for results that can't be written."""
     for name in _RESULTS:
         if path := values[name]:
             if os.path.isdir(path) or path.endswith(os.sep):
@@ -47,11 +47,11 @@ def check_results(values: Mapping[str, Any]) -> None:
 
 
 class _TriedError(Exception):
-    """Raised before a file that was made for a trial takes another's place."""
+    """Raised before a file that was made as a trial replaces another."""
 
 
 def _check_name(flag: str, path: str) -> None:
-    """A file of this name can be there, and before it the one that takes its place."""
+    """Checks that a file of this name can exist, and its temporary one before it."""
     if os.path.exists(path) and not os.path.isfile(path):
         return  # what is there is written to
     try:
@@ -62,7 +62,7 @@ def _check_name(flag: str, path: str) -> None:
 
 
 def _is_of_the_run(path: str, run_dir: str, flag: str) -> bool:
-    """Whether the run writes another thing there."""
+    """Returns whether the run writes something else to this path."""
     own = ["config.json", ".lock"] + ["result.json"] * (flag != "result_json")
     return os.path.realpath(path) in (os.path.realpath(os.path.join(run_dir, name)) for name in own)
 
@@ -76,7 +76,7 @@ def _check_appendable(path: str) -> None:
 
 
 def check_writable(flag: str, folder: str) -> None:
-    """Raises `UsageError` if no file can be made in a folder, which is made if it is not there."""
+    """Raises `UsageError` if no file can be made in a folder, which is made if it does not exist."""
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

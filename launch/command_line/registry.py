@@ -24,7 +24,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A model or input.
+    """A model or input, or an optimizer or schedule, with its arguments.
 
     Attributes:
       name: the module's.
@@ -32,9 +32,9 @@ class Entry:
       defaults: argument name -> default value.
       required: arguments without a default.
       fault: why its module can't be read, if it can't.
-      has_tables: whether its module, or one of models/ that it imports, knows `engine.layers.embeddings`.
-      intervals: of arguments that have one: what they have to lie in.
-      path: of a file of the user's own; None of a module that comes with Crankshaft.
+      has_tables: whether its module, or one of models/ that it imports, imports `engine.layers.embeddings`.
+      intervals: the interval in which an argument has to lie, by name, where there is one.
+      path: of a file of the user's own; None for a module that comes with Crankshaft.
     """
 
     name: str
@@ -48,17 +48,17 @@ class Entry:
 
 
 def models() -> dict[str, Entry]:
-    """The modules of models/ that have a class `Model`."""
+    """Finds the modules of models/ that have a class `Model`."""
     return _entries("models", _model_arguments)
 
 
 def inputs() -> dict[str, Entry]:
-    """The modules of input/ that have a function `load`."""
+    """Finds the modules of input/ that have a function `load`."""
     return _entries("input", _load_arguments)
 
 
 def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
-    """The entry of that name, or of the file at that path; a `UsageError` with the nearest if there is none."""
+    """Returns the entry of that name, or of the file at that path; raises `UsageError` if none is."""
     if name is None:
         raise UsageError(f"--{kind} is not given; use one of {', '.join(sorted(entries))}")
     if own_files.is_path(name):
@@ -84,10 +84,11 @@ def of_file(kind: str, path: str) -> Entry:
 
 
 def of_class(trainer_class: type) -> Entry:
-    """The entry of a user's own Trainer."""
-    parameters = list(inspect.signature(trainer_class.__init__).parameters.values())[1:]
+    """Makes the entry of a user's own Trainer."""
+    constructor = vars(trainer_class).get("__init__") or trainer_class.__init__  # type: ignore[misc]
+    parameters = list(inspect.signature(constructor).parameters.values())[1:]
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if trainer_class.__init__.__qualname__.split(".")[0] == "Module":
+    if constructor.__qualname__.split(".")[0] == "Module":
         named = []  # tf.Module's own `name` is no argument of the model's
     return Entry(
         name=trainer_class.__name__,
@@ -98,7 +99,7 @@ def of_class(trainer_class: type) -> Entry:
 
 
 def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]:
-    """`NAME=VALUE` strings as values of the types of the entry's defaults."""
+    """Parses `NAME=VALUE` strings into values of the types of the entry's defaults."""
     values = {}
     for pair in pairs:
         name, _, text = pair.partition("=")
@@ -116,9 +117,9 @@ def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]
 
 
 def wrong_argument(values: dict[str, Any], entry: Entry) -> str | None:
-    """What is wrong with arguments that were read from a file, or None: their names, and their types by the defaults'.
+    """Returns what is wrong with the names or types of arguments that were read from a file; None if nothing is.
 
-    Values are as JSON has them, tuples being lists.
+    Values are as JSON has them, with lists for tuples; types are compared with the defaults'.
     """
     for name, value in values.items():
         if name not in {*entry.defaults, *entry.required}:
@@ -140,7 +141,7 @@ def _is_like(value, default) -> bool:
 
 
 def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
-    """A string as a value of `default`'s type; by its looks (number, list, word) where the default is None."""
+    """Parses text into a value of `default`'s type; guesses number, list or word where the default is None."""
     try:
         if isinstance(default, bool):
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
@@ -152,9 +153,10 @@ def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
             return type(default)(text)
         return tuple(map(_by_looks, text.split(","))) if "," in text else _by_looks(text)
     except (KeyError, ValueError):
-        kind = {bool: "boolean", int: "integer", float: "number"}.get(type(default), "such list")
+        name_of_kind = {bool: "boolean", int: "integer", float: "number"}.get(type(default), "such list")
         shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
-        raise UsageError(f"--{flag} {name}={text} is no {kind}; give a value like the default, {shown}") from None
+        hint = f"give a value like the default, {shown}"
+        raise UsageError(f"--{flag} {name}={text} is no {name_of_kind}; {hint}") from None
 
 
 def _by_looks(text: str) -> Any:
@@ -220,9 +222,9 @@ def _load_arguments(tree: ast.Module):
 
 
 def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(defaults, required) of a model's constructor, or of an input's `load` after data_dir and seed."""
+    """Returns (defaults, required) of a model's constructor, or of an input's `load` after data_dir and seed."""
     first = 1 if args.args[:1] and args.args[0].arg == "self" else 2  # self, or data_dir and seed
-    given = [None] * (len(args.args) - len(args.defaults)) + args.defaults
+    given: list[ast.expr | None] = [*[None] * (len(args.args) - len(args.defaults)), *args.defaults]
     pairs = list(zip(args.args, given, strict=True))[first:]
     pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)
     defaults = {arg.arg: _literal(default) for arg, default in pairs if default is not None}
@@ -230,7 +232,7 @@ def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def optimizers() -> dict[str, Entry]:
-    """The engine's optimizers and Keras's, by lower-case name."""
+    """Finds the engine's optimizers and Keras's, by lower-case name."""
     tree = ast.parse((_ROOT / "engine" / "optimizers" / "rules.py").read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found = {}
@@ -254,7 +256,7 @@ def optimizers() -> dict[str, Entry]:
 
 
 def _without_flags(defaults: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's arguments less those that have a flag of their own, under which the engine does them itself."""
+    """Drops an optimizer's arguments that have their own flag, by which the engine does the same itself."""
     flags = (
         "learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
         "loss_scale_factor gradient_accumulation_steps name use_locking"
@@ -263,7 +265,7 @@ def _without_flags(defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def schedules() -> dict[str, Entry]:
-    """The engine's learning-rate schedules and their arguments."""
+    """Finds the engine's learning-rate schedules and their arguments."""
     tree = ast.parse((_ROOT / "engine" / "optimizers" / "schedules.py").read_text(encoding="utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found = {}
@@ -273,7 +275,7 @@ def schedules() -> dict[str, Entry]:
 
 
 def _dictionary(tree: ast.Module, name: str) -> dict[str, str]:
-    """A module's `name = {"key": Identifier, ...}`."""
+    """Returns a module's `name = {"key": Identifier, ...}`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
             return {key.value: value.id for key, value in zip(node.value.keys, node.value.values, strict=True)}
@@ -281,7 +283,7 @@ def _dictionary(tree: ast.Module, name: str) -> dict[str, str]:
 
 
 def _constructor_defaults(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, Any]:
-    """Arguments with defaults of a class's constructor, those of its bases in the same file included."""
+    """Returns the arguments with defaults of a class's constructor, including its bases' in the same file."""
     node, defaults = classes[name], {}
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in classes:
@@ -293,7 +295,7 @@ def _constructor_defaults(name: str, classes: dict[str, ast.ClassDef]) -> dict[s
 
 
 def _literal(node: ast.expr) -> Any:
-    """A default's value; None where it is no literal: then an argument is read by its looks."""
+    """Returns a default's value; None where it is no literal, so that the argument's value is guessed from its text."""
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -1,5 +1,7 @@
-"""What a flag's value may be: each flag has a range or a rule, which is applied as the command line is read, and a
-value outside is one line. For all of this project's commands; nothing here starts TensorFlow."""
+"""The values that a flag may have: each flag has a range or a rule, applied as the command line is read.
+
+A value outside is one line. For all of this project's commands; nothing here starts TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from absl import flags
 from crankshaft.engine.step.ranges import Interval
 from crankshaft.launch.errors import UsageError, nearest
 
-flags.disclaim_key_flags()  # a flag is of the module that defines it by this one
+flags.disclaim_key_flags()  # a flag belongs to the module that defines it by this one
 
 INT32 = 2**31 - 1
 Rule = Callable[[str], None]  # raises ValueError, which says why, for text that breaks it
 
 
 class _Parser(flags.ArgumentParser):
-    """Of a flag. `wants` says what it takes, e.g. "a number from 0 to 1"."""
+    """A flag's parser. `wants` says what the flag takes, e.g. "a number from 0 to 1"."""
 
     wants: str
 
 
 class Number(_Parser):
-    """A number of an interval."""
+    """Parses a number of an interval."""
 
     def __init__(self, interval: Interval):
         self.interval = interval
@@ -46,7 +48,7 @@ class Number(_Parser):
 
 
 class Path(_Parser):
-    """A path: a leading ~ is a home, which a shell leaves as it is after --NAME=."""
+    """Parses a path: expands a leading ~, which a shell leaves as it is after --NAME=."""
 
     wants = "a path"
 
@@ -57,12 +59,12 @@ class Path(_Parser):
 
 
 class Text(_Parser):
-    """Text that keeps a rule.
+    """Parses text that keeps a rule.
 
     Args:
       wants: what it is, e.g. "a regular expression".
       rule: None takes any that is not empty.
-      may_be_empty: whether it may be.
+      may_be_empty: whether it may be empty.
     """
 
     def __init__(self, wants: str, rule: Rule | None, may_be_empty: bool):
@@ -77,7 +79,7 @@ class Text(_Parser):
 
 
 class Names(flags.ListParser):
-    """Some of the names that there are, separated by commas."""
+    """Parses some of the known names, separated by commas."""
 
     def __init__(self, known: Collection[str]):
         super().__init__()
@@ -93,14 +95,14 @@ class Names(flags.ListParser):
 
 
 def _text(argument: str) -> str:
-    """Itself; raises ValueError for what no argument of a program can be, but a line of a --flagfile."""
+    """Returns the text; raises ValueError for text that no program's argument can be, but a line of a --flagfile."""
     if not argument or "\0" in argument:
         raise ValueError("it has a null character in it" if argument else "it is empty")
     return argument
 
 
 def regular_expression(text: str) -> None:
-    """A rule: the text is a regular expression of Python's `re`."""
+    """Checks, as a rule, that the text is a regular expression of Python's `re`."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
@@ -108,7 +110,7 @@ def regular_expression(text: str) -> None:
 
 
 def matching(pattern: str, otherwise: str) -> Rule:
-    """A rule: all of the text matches a pattern, in which . is any character."""
+    """Returns a rule that all of the text matches a pattern, in which . is any character."""
 
     def rule(text: str) -> None:
         if not re.fullmatch(pattern, text, re.DOTALL | re.ASCII):
@@ -118,7 +120,7 @@ def matching(pattern: str, otherwise: str) -> Rule:
 
 
 def whole(name, default, help, *, lower: int, upper: int = INT32, flag_values=flags.FLAGS) -> None:
-    """Defines a flag of an integer; see `absl.flags.DEFINE`, also of the others."""
+    """Defines a flag of an integer; see `absl.flags.DEFINE`, also for the others."""
     _define(Number(Interval(lower=lower, upper=upper, whole=True)), name, default, help, flag_values)
 
 
@@ -143,7 +145,7 @@ def repeated(name, default, help, *, wants: str, rule: Rule) -> None:
 
 
 def names(name, default, help, *, known: Collection[str], flag_values=flags.FLAGS) -> None:
-    """Defines a flag of some of the names that there are."""
+    """Defines a flag of some of the known names."""
     flags.DEFINE(Names(known), name, default, help, flag_values, flags.CsvListSerializer(","))
 
 
@@ -152,7 +154,7 @@ def _define(parser: _Parser, name, default, help, flag_values) -> None:
 
 
 def wanted(flag: flags.Flag) -> str | None:
-    """What a flag takes, or None where it takes any text."""
+    """Returns what a flag takes, or None where it takes any text."""
     if flag.boolean:
         return "true or false"
     if choices := getattr(flag.parser, "enum_values", None):
@@ -162,7 +164,7 @@ def wanted(flag: flags.Flag) -> str | None:
 
 
 def explain(error: flags.Error, values: flags.FlagValues) -> UsageError:
-    """A value that is wrong or missing as one line."""
+    """Turns a value that is wrong or missing into one line."""
     found = re.match(r"flag --(\w+)=", str(error))
     if not found or found[1] not in values:
         return UsageError(f"{' '.join(str(error).split())}; see --help")

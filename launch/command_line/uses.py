@@ -1,4 +1,4 @@
-"""Flags that only some runs take up: where they are given to another, which would ignore them, is a mistake."""
+"""Checks flags that only some runs use: to give one to a run that would ignore it is a mistake."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def check(uses: Mapping[str, Use], values: Mapping[str, Any]) -> None:
     """Raises `UsageError` for the first flag that has no use.
 
     Args:
-      uses: what each flag is for that is not for all runs.
+      uses: the use of each flag that is not for all runs.
       values: the run's, of all flags: a command line may leave some to the run that it reads.
     """
     for name, (other, *choices) in uses.items():
         flag = flags.FLAGS[name]
-        is_never = name.endswith("_every_steps") and flag.value == 0  # which is heeded everywhere
+        is_never = name.endswith("_every_steps") and flag.value == 0  # 0 is obeyed everywhere
         if flag.value == flag.default or is_never:
             continue
         given = "".join(f"--{name}={value} " for value in _each(flag.value))

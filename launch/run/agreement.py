@@ -1,7 +1,7 @@
-"""What workers that train together were asked for, compared before the first step: who differs in what. Host code.
+"""Compares what workers that train together were asked for, before the first step: who differs in what. Host code.
 
 Where they differ they would train nonsense, or wait for each other in vain. Workers around parameter servers are asked
-for nothing but their place in the cluster: what decides is the chief's alone.
+only for their place in the cluster: the chief's flags alone decide.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from crankshaft.launch.command_line.config import Config, short
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import fingerprints
 
-# Flags that each worker may have its own way; of some it counts whether they are given.
+# Flags that may differ between workers; of `_GIVEN_OR_NOT` only whether they are given has to agree.
 _MAY_DIFFER = set(
     "data_dir result_json result_jsonl result_html baseline baseline_cmd export_dir progress debug keep_checkpoints "
     "cluster_timeout_seconds step_timeout_seconds tune_allocator profile gpus "
@@ -34,7 +34,7 @@ def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
     Args:
       config: of this worker.
       splits: of the data, by name, as `fingerprints.of` takes them.
-      strategy: by which workers tell each other.
+      strategy: which exchanges the values between workers.
     """
     if strategy.num_hosts == 1:
         return
@@ -51,8 +51,10 @@ def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
 
 
 def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
-    """Raises `UsageError`, on all workers, where fingerprints are of other numbers of examples, or of ids; where only
-    contents differ, which may be another CPU's rounding, the chief warns."""
+    """Raises `UsageError`, on all workers, where fingerprints differ in the number of examples or the ids' numbering.
+
+    Where only contents differ, which may be another CPU's rounding, the chief warns.
+    """
     if strategy.num_hosts == 1:
         return
     kept = ("examples", "ids")
@@ -69,18 +71,18 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
 
 def _check(mine: Mapping[str, Any], strategy) -> None:
     if found := _differences(mine, strategy):
-        with contextlib.suppress(tf.errors.OpError):  # none leaves while another still listens
+        with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
             strategy.exchange(0)
         raise UsageError(f"workers were asked for different things: {'; '.join(found)}; give all the same")
 
 
 def _differences(mine: Mapping[str, Any], strategy) -> list[str]:
-    """What differs, a text each: the values, and the workers that have them."""
-    told = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine, sort_keys=True, default=str))]
+    """Describes each value that differs, and the workers that have it."""
+    asked = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine, sort_keys=True, default=str))]
     found = []
-    for name in sorted(set().union(*told)):
+    for name in sorted(set().union(*asked)):
         workers: dict[str, list[str]] = {}
-        for worker, values in zip(strategy.place.names, told, strict=True):
+        for worker, values in zip(strategy.place.names, asked, strict=True):
             workers.setdefault(short(values.get(name)), []).append(worker)
         if len(workers) > 1:
             found.append(f"{name} " + ", ".join(f"{value} at {' and '.join(who)}" for value, who in workers.items()))

@@ -1,6 +1,6 @@
-"""The run's data: from the input module that the flags name, or from the user's own function. Host code.
+"""Loads the run's data: from the input module that the flags name, or from the user's own function. Host code.
 
-The inputs that come with Crankshaft are NumPy's work, so a file that is missing or broken is found before TensorFlow
+The inputs that come with Crankshaft use NumPy alone, so a file that is missing or broken is found before TensorFlow
 has started.
 """
 
@@ -15,13 +15,13 @@ from crankshaft.launch.errors import UsageError
 
 
 def load(config: Config) -> tuple:
-    """(train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
+    """Loads (train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
     found = own_files.module("input", config.input)
     return call(functools.partial(found.load, config.data_dir, config.seed, **config.input_arg))
 
 
 def call(data: Callable | Sequence) -> tuple:
-    """What the user's function gives, or has given, None for what it leaves out; see `train.main` for what that is."""
+    """Calls the user's function, if it is one, and fills up its tuple with None; see `train.main` for the tuple."""
     splits = data() if callable(data) else data
     if splits is not None and not isinstance(splits, (tuple, list)):
         splits = (splits,)

@@ -1,4 +1,4 @@
-"""A trained model for others: a SavedModel with one serving signature for batches of any size, or a .keras file."""
+"""Exports a trained model: a SavedModel with one serving signature for batches of any size, or a .keras file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save(session: Session, folder: str, export_format: str) -> str:
     """Writes the model of a session under `folder`, whole or not at all, and returns its path.
 
     Args:
-      session: what it was trained in, restored.
+      session: the one that it was trained in, restored.
       folder: where to; of a SavedModel the parent of the version folders, one a step, as TensorFlow Serving wants it.
       export_format: "saved_model" or "keras".
     """
@@ -61,9 +61,9 @@ def _save_serving(trainer: Trainer, features, path: str) -> None:
     """Writes a SavedModel.
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
-    names, those of tuples and lists as `features_0` and so on. It gives `outputs`: what `Trainer.forward` gives, in
-    float32, with the weights that evaluation uses. Of several outputs it gives each, by its name if they are a dict,
-    else as `outputs_0` and so on.
+    names, those of tuples and lists as `features_0` and so on. It returns `outputs`: what `Trainer.forward` returns, in
+    float32, with the weights that evaluation uses; where there are several, each by its name if they are a dict, else
+    as `outputs_0` and so on.
     """
     inputs = _named(features)
     specs = {
@@ -91,7 +91,7 @@ def _save_serving(trainer: Trainer, features, path: str) -> None:
 
 
 def _named(features) -> dict[str, Any]:
-    """A signature's inputs are flat, in the order of `tf.nest.flatten`."""
+    """Names the features for a signature, whose inputs are flat, in the order of `tf.nest.flatten`."""
     flat = tf.nest.flatten(features)
     if isinstance(features, dict) and len(flat) == len(features):
         return {name: features[name] for name in sorted(features)}
@@ -101,7 +101,7 @@ def _named(features) -> dict[str, Any]:
 
 
 def _by_name(outputs) -> dict[str, tf.Tensor]:
-    """A signature's outputs are flat."""
+    """Names the outputs for a signature, whose outputs are flat, and casts them to float32."""
     if isinstance(outputs, dict) and len(tf.nest.flatten(outputs)) == len(outputs):
         found = outputs
     elif tf.nest.is_nested(outputs):
@@ -127,7 +127,7 @@ def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
 
 
 def _request(inputs: dict) -> str:
-    """A shell command that asks TensorFlow Serving's REST API (https://www.tensorflow.org/tfx/serving/api_rest)."""
+    """Returns a shell command for TensorFlow Serving's REST API (https://www.tensorflow.org/tfx/serving/api_rest)."""
     url = "http://localhost:8501/v1/models/NAME:predict"
     if sum(np.size(x) for x in inputs.values()) <= _WRITTEN_OUT:
         zeros = {
@@ -135,8 +135,8 @@ def _request(inputs: dict) -> str:
         }
         return f"curl -d '{json.dumps({'inputs': zeros})}' {url}"
     # JSON tells whole numbers from others, and so does the server.
-    zeros = ", ".join(f'"{name}": np.zeros({list(np.shape(x))}, {_kind(x)}).tolist()' for name, x in inputs.items())
-    build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{zeros}}}}}))'
+    arrays = ", ".join(f'"{name}": np.zeros({list(np.shape(x))}, {_kind(x)}).tolist()' for name, x in inputs.items())
+    build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{arrays}}}}}))'
     return f"python -c '{build}' | curl -d @- {url}"
 
 

@@ -1,7 +1,6 @@
-"""What a run's data is, in a few numbers that its checkpoints keep, and what follows where they change. Host code.
+"""Fingerprints of a run's data, a few numbers that its checkpoints keep, and checks where they change. Host code.
 
-They are kept in each manifest's `about`, under "data", by split; a checkpoint without them is taken as one of this
-data.
+They are kept in each manifest's `about`, under "data", by split; a checkpoint without them counts as one of this data.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from crankshaft.engine.checkpoints import Manifest
 from crankshaft.launch.command_line.config import Config, differences
 from crankshaft.launch.errors import UsageError
 
-# Of an array: milliseconds, whatever its size.
+# What is read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
 _MOST_BYTES = 1 << 24
 _OTHER_IDS = "ids are numbered otherwise"
 
 
 def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
-    """{"examples", "digest"} of a split, and "ids" if they are numbered by it.
+    """Returns {"examples", "digest"} of a split, and "ids" if its ids are numbered by the data.
 
-    The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, the first and the last among
-    them; what a dataset holds is not read.
+    The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
+    last; a dataset's contents are not read.
 
     Args:
       split: arrays in a form of `engine.step.batches`, or a `tf.data.Dataset` of single examples.
@@ -42,13 +41,13 @@ def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
 
 
 def layout(split: Any) -> str:
-    """Types and shapes of one example's parts, as text."""
+    """Returns types and shapes of one example's parts, as text."""
     spec = split.element_spec if isinstance(split, tf.data.Dataset) else split
     return json.dumps(tf.nest.map_structure(_layout, spec), sort_keys=True, default=str)
 
 
 def _layout(part) -> str:
-    """Type and shape of one example's part, alike of an array and of a dataset's specification."""
+    """Returns type and shape of one example's part, the same for an array and a dataset's specification."""
     shape = part.shape.as_list() if isinstance(part, tf.TensorSpec) else part.shape[1:]
     return f"{part.dtype.name} {[*shape]}"
 
@@ -60,7 +59,7 @@ def _content(array) -> bytes:
 
 
 def agreed(fingerprints: dict[str, dict[str, int]], strategy) -> dict[str, dict[str, int]]:
-    """The chief's, on every worker: what they say decides alike on all, though CPUs may round otherwise."""
+    """Returns the chief's fingerprints on every worker, so that all decide alike, though CPUs may round otherwise."""
     return {
         split: {name: strategy.exchange(value)[0] for name, value in numbers.items()}
         for split, numbers in fingerprints.items()
@@ -68,7 +67,7 @@ def agreed(fingerprints: dict[str, dict[str, int]], strategy) -> dict[str, dict[
 
 
 def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
-    """Says, a line for each split, what a run goes on with that is not its checkpoint's data.
+    """Compares a run's data with its checkpoint's, and warns with a line for each split that has changed.
 
     Args:
       config: what was asked.
@@ -106,7 +105,7 @@ def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -
 
 
 def warn_of_ids(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
-    """A line where a script's data does not say how its ids are numbered, and what it trains on has changed."""
+    """Warns where the training data has changed and a script's data does not say how its ids are numbered."""
     is_ours = config.input_entry is not None and config.input_entry.path is None
     is_known = is_ours or "ids" in about["data"]["train"]
     if "train" in manifest.other_data(about) and not is_known and config.is_chief:
@@ -114,7 +113,7 @@ def warn_of_ids(config: Config, manifest: Manifest, about: dict[str, Any]) -> No
 
 
 def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[str]:
-    """What is surely other data, and not the same that another CPU has computed; ids come last."""
+    """Lists what certainly differs in the data, leaving out what another CPU's rounding explains; ids come last."""
     if split not in manifest.other_data(about):
         return []
     before, now = (data["data"][split] for data in (manifest.about, about))

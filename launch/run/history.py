@@ -23,11 +23,15 @@ class Rows(list):
     """The rows of a history, dictionaries, in their order."""
 
     def column(self, name: str) -> list[Any]:
-        """The values of `eval_loss`, say, of the rows that have one."""
+        """Returns a column's values, of `eval_loss` for example, from the rows that have one."""
         return [row[name] for row in self if name in row]
 
     def to_pandas(self):
-        """A `pandas.DataFrame`, a column for all that any row has."""
+        """Returns a `pandas.DataFrame` with a column for each name in any row.
+
+        Raises:
+          UsageError: pandas is not installed.
+        """
         try:
             import pandas
         except ImportError:
@@ -36,11 +40,11 @@ class Rows(list):
 
 
 class History(Windowed):
-    """Keeps `rows`, and adds each to `history.jsonl` and `history.csv`.
+    """Keeps `rows`, and appends each to `history.jsonl` and `history.csv`.
 
-    A row is plain JSON: step, epoch (a number with its part), seconds since the run began in this process,
-    examples_per_sec of the window, `train_NAME` of each metric of the window that ends there and `eval_NAME` of each
-    metric of an evaluation made there. A resumed run first cuts off the rows past its checkpoint.
+    A row is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec
+    of the window, `train_NAME` of each metric of the window that ends there and `eval_NAME` of each metric of an
+    evaluation made there. A resumed run first cuts off the rows past its checkpoint.
 
     Args:
       directory: where the files are written; None keeps the rows in memory alone.
@@ -95,14 +99,14 @@ class History(Windowed):
             self._write_table()
 
     def _write_table(self) -> None:
-        """Writes the CSV whole, with a column for all that any row has."""
+        """Writes the CSV whole, with a column for each name in any row."""
         names = {name: None for row in self.rows for name in row}
         self._columns = [*_FIRST, *(name for name in names if name not in _FIRST)]
         header = {name: name for name in self._columns}
         self._write("csv", _csv_lines(self._columns, [header, *self.rows]))
 
     def _write(self, ending: str, text: str, adds: bool = False) -> None:
-        """Writes a file whole, or adds to it. One that can't be written ends the writing, not the run."""
+        """Writes a file whole, or appends to it; an error ends the writing of the history, not the run."""
         if self._directory is None:
             return
         path = self._path(ending)
@@ -135,7 +139,7 @@ def _is_finite(value) -> bool:
 
 
 def _read(path: str) -> list[dict[str, Any]]:
-    """The rows of a file, up to the first line that a killed writer has left unfinished."""
+    """Reads the rows of a file, up to the first line that a killed writer has left unfinished."""
     rows: list[dict[str, Any]] = []
     if not os.path.exists(path):
         return rows

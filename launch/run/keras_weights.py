@@ -1,4 +1,4 @@
-"""Weights out of a file that Keras wrote, `.keras` or `.weights.h5`. Host code."""
+"""Loads weights from a file that Keras wrote, `.keras` or `.weights.h5`. Host code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ _LISTED = 8
 
 
 def load_keras_weights(path: str, model: keras.Model) -> int:
-    """Gives a model the weights that a Keras file has for it, and nothing else of the file.
+    """Loads a Keras file's weights into a model, and nothing else of the file.
 
-    Layers are found as Keras finds them: by their kind and place in the model, whatever their names.
+    Layers are matched as Keras matches them: by their kind and place in the model, whatever their names.
 
-    Returns how many weights were taken: variables, moving statistics too. Raises CheckpointError, before any is
-    changed, for a file that can't be read, and where it and the model do not have the same layers of the same shapes.
+    Returns:
+      How many weights were loaded: variables, moving statistics too.
+
+    Raises:
+      CheckpointError: before any weight is changed, for a file that can't be read, and where it and the model do not
+        have the same layers of the same shapes.
     """
     theirs = _read(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +47,7 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
 
 
 def _difference(here, there) -> str | None:
-    """How a layer of the model and that in its place of the file differ, (name, shapes) each; None if they do not."""
+    """Describes how two layers, (name, shapes) of the model and of the file, differ; None if they do not."""
     if there is None:
         return f"{here[0]} is not in the file"
     if here is None:
@@ -58,9 +62,9 @@ def _written(shapes: list) -> str:
 
 
 def _read(path: str) -> dict[str, tuple[str, list]]:
-    """The layers of a file that have weights, those within others too, by place: (name, shapes).
+    """Reads the layers of a file that have weights, nested ones too, by place: (name, shapes).
 
-    From the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see what a nested model holds.
+    Reads the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see what a nested model holds.
     """
     found = {}
 
@@ -72,10 +76,12 @@ def _read(path: str) -> dict[str, tuple[str, list]]:
 
     try:
         with contextlib.ExitStack() as stack:
-            file = path
             if path.endswith(".keras"):
-                file = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open("model.weights.h5"))
-            stack.enter_context(h5py.File(file)).visititems(take)
+                archive = stack.enter_context(zipfile.ZipFile(path))
+                file = h5py.File(stack.enter_context(archive.open("model.weights.h5")))
+            else:
+                file = h5py.File(path)
+            stack.enter_context(file).visititems(take)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
     return found

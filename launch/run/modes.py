@@ -1,4 +1,4 @@
-"""What `--mode` does, one function each, with everything put together already. Host code."""
+"""The work of each `--mode`, one function each, with everything put together already. Host code."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class TrainMetrics(Windowed):
             self._first = done
 
     def act(self, moment: Moment) -> None:
-        # The gradients' norm is measured where something is due: its mean depends on what else there is to do.
+        # The gradients' norm is measured only where something is due, so its mean would depend on what else is due.
         self.means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
 
     def rates(self) -> dict[str, float | None]:
-        """Steps and examples per second after the first call; of that one if it was all, None if there was no step."""
+        """Returns steps and examples a second after the first call; of the first if it was all, None without a step."""
         seconds, steps, examples = self._later if self._later[0] else self._first
         return {
             "steps_per_sec": float(steps / seconds) if seconds else None,
@@ -95,7 +95,7 @@ class Holding(Hook):
 
 
 def make_history(session: Session) -> History:
-    """The run's history, which the chief writes."""
+    """Makes the run's history, which the chief writes."""
     return History(session.config.run_dir if session.config.writes_run else None, _eval_period(session))
 
 
@@ -106,7 +106,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     metrics = TrainMetrics(_eval_period(session))
     hooks = compose_hooks(session, [history, *user_hooks], metrics, stop_request)
     manifest = restore(session, hooks)
-    if config.writes_run:  # not before: a run that cannot be gone on with stays what it is
+    if config.writes_run:  # not before: a run that cannot be resumed stays what it is
         write_of_run(config.run_dir, configs.FILE_NAME, config.about())
         weights.write(session, config.run_dir)
     if config.is_chief:
@@ -154,13 +154,13 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
 
 
 def _best_of(hooks: Sequence[Hook]) -> Monitor | None:
-    """The hook that keeps the best state, once there is one."""
+    """Returns the hook that keeps the best state, once there is a best state."""
     kept = (hook for hook in hooks if isinstance(hook, (BestCheckpoint, BestWeights)))
     return next((hook for hook in kept if hook.best_step is not None), None)
 
 
 def _restore_best(session: Session, best: Monitor) -> None:
-    """Gives the state, step and all, what it was at the best evaluation; the run's checkpoints stay."""
+    """Restores the state, step included, of the best evaluation; the run's checkpoints stay."""
     if isinstance(best, BestWeights):
         best.put_back()
     else:
@@ -168,7 +168,7 @@ def _restore_best(session: Session, best: Monitor) -> None:
 
 
 def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
-    """A line for each table that had no row left for an id that was to have one."""
+    """Warns of each table that had no row left for an id that was to be admitted."""
     for name in sorted({name.rpartition("/")[0] for name in tables}):
         given, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
         if turned_away:
@@ -182,12 +182,12 @@ def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
 def compose_hooks(
     session: Session, user_hooks: Sequence[Hook], metrics: TrainMetrics, stop_request: StopRequest
 ) -> list[Hook]:
-    """A run's hooks, in the order in which they act: what judges, what shows, what stops, and last what saves."""
+    """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save."""
     config = session.config
     hooks: list[Hook] = [numerics.NanGuard(), *_guards(session)]
     if session.evaluates:
         hooks.append(evaluation.Evaluation(_eval_period(session)))
-    # Without evaluations, a metric of the training data is looked at each epoch.
+    # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = session.evaluates and _eval_period(session)
     period = {} if evaluates else {"every_steps": session.epoch_period}
     if config.early_stopping_patience:
@@ -218,7 +218,7 @@ def compose_hooks(
 
 
 def _guards(session: Session) -> list[Hook]:
-    """What looks after replicas and workers, where there are several."""
+    """Makes the hooks that watch replicas and workers, where there are several."""
     strategy, names = session.strategy, session.strategy.replica_names
     guards: list[Hook] = []
     if strategy.num_replicas > 1 and session.config.check_sync_every_steps:
@@ -229,7 +229,7 @@ def _guards(session: Session) -> list[Hook]:
 
 
 def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
-    """Takes up the run where its latest checkpoint left it, or begins it where there is none, broken ones neither."""
+    """Restores the run's latest checkpoint, or begins the run where there is none, not even a broken one."""
     manifest = None
     if session.checkpoints:
         newest = reading.newest(session, session.checkpoints)
@@ -252,7 +252,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
 
 
 def _check_rules(config: Config, manifest: Manifest) -> None:
-    """A run goes on by the rules that it was begun by, or is told of it: other rules give other bits."""
+    """Raises `UsageError` or warns where a run was begun by other rules of shuffling and updating: its bits differ."""
     if (before := saving.rules_of(manifest)) == RULES:
         return
     what = f"--run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
@@ -275,14 +275,14 @@ def _unreadable(session: Session, problem: str) -> str:
 
 
 def _check_beginning(session: Session) -> None:
-    """A run without a checkpoint begins anew, which is a mistake where those that it had are gone.
+    """Raises `UsageError` where a run without a checkpoint shows that it had some; else it begins anew.
 
-    A best checkpoint alone may be what a process has left that was killed before its first other one.
+    A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
     """
     best, run_dir = session.best.latest(), session.config.run_dir
     if best is None:
         return
-    # The second save of the others waits for the first, and at the same step the best one is saved before it.
+    # The second regular save waits for the first, and at the same step the best checkpoint is saved before it.
     every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
     if best.step > 2 * every or results.step_of(os.path.join(run_dir, "result.json")):
         raise UsageError(
@@ -299,7 +299,7 @@ def _check_beginning(session: Session) -> None:
 
 def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
-    results = {}
+    results: dict[int, dict[str, float]] = {}
     for manifest in reading.restored(session):
         if not results and session.trainer.vocabulary:
             fingerprints.warn_of_ids(session.config, manifest, session.checkpoints.about)
@@ -312,7 +312,7 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
 
 
 def export(session: Session) -> tuple[dict[str, Any], int]:
-    """Writes the latest (or chosen) checkpoint's model as a SavedModel."""
+    """Writes the model of the latest (or chosen) checkpoint as a SavedModel or Keras file."""
     for manifest in reading.restored(session):
         taken = f"{'best' if session.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(session.trainer, f"step {session.state.step}")
@@ -329,13 +329,13 @@ def _eval_period(session: Session) -> int:
 
 
 def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:
-    """The evaluation that was made at this step; None where a run was stopped between evaluations."""
+    """Returns the evaluation made at this step; None where a run was stopped between evaluations."""
     made = (hook for hook in hooks if isinstance(hook, evaluation.Evaluation))
     return next((hook.result for hook in made if hook.step == step), None)
 
 
 def as_line(metrics: Mapping[str, float]) -> str:
-    """Metrics for people, by name."""
+    """Formats metrics for people, sorted by name."""
     return ", ".join(f"{name} {value:.6g}" for name, value in sorted(metrics.items()))
 
 
@@ -356,7 +356,7 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
 
 
 def result_of(session: Session, **more) -> dict[str, Any]:
-    """What every mode's result begins with, and `more`."""
+    """Returns what every mode's result begins with, and `more`."""
     config, place = session.config, session.strategy.describe()
     return {
         "mode": config.mode,

@@ -1,4 +1,4 @@
-"""What a finished run computes on new data, in the process that trained it. Host code."""
+"""Computes a finished run's outputs and metrics on new data, in the process that trained it. Host code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crankshaft.launch.run.session import Session
 
 
 def forward(session: Session) -> Callable[[Any], Any]:
-    """A function from features of any number of examples to outputs, NumPy arrays, with the evaluation's weights."""
+    """Returns a function from features of any number of examples to NumPy outputs, with evaluation's weights."""
     trainer, size = session.trainer, session.config.eval_batch_size
     example = batches.features(session.example)
     signature = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
@@ -42,7 +42,7 @@ def forward(session: Session) -> Callable[[Any], Any]:
 
 
 def evaluate(session: Session, split) -> dict[str, float]:
-    """The metrics' means over a split. Training can't go on afterwards: the strategy works on this data then."""
+    """Computes the metrics' means over a split. Training can't go on afterwards: the strategy is bound to this data."""
     split = splits.checked("evaluate", split, [])
     if not isinstance(split, tf.data.Dataset):
         _check_like("data", *(batches.without_weights(each) for each in (session.example, split)))
@@ -54,7 +54,7 @@ def evaluate(session: Session, split) -> dict[str, float]:
 
 
 def _check_like(name: str, example, given) -> None:
-    """Raises `UsageError` where arrays are not shaped as those that the run was trained on."""
+    """Raises `UsageError` where arrays differ in shape or type from those that the run was trained on."""
 
     def described(arrays) -> str:
         return str(

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar in a terminal, plain lines elsewhere, models' summaries. Host code."""
+"""Shows a run to a person: a live bar in a terminal, plain lines elsewhere, models' summaries. Host code."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Progress(Hook):
     Args:
       mode: "bar", redrawn in place; "plain", a line now and then; "off"; "auto", a bar if `file` is a terminal.
       file: where to; None is standard output.
-      redraw_seconds: at least so long from one redrawing of the bar to the next. One costs about a millisecond.
-      line_seconds: at least so long from one plain line to the next, but for evaluations and the last step.
-      clock: seconds, for tests.
+      redraw_seconds: at least so long from one redrawing of the bar to the next. Each costs about a millisecond.
+      line_seconds: at least so long from one plain line to the next, except for evaluations and the last step.
+      clock: a function that returns seconds, for tests.
     """
 
     name = "progress"
@@ -69,7 +69,7 @@ class Progress(Hook):
         self.close()
 
     def close(self) -> None:
-        """Gives the terminal back; may be called again, and has to be where the loop ended by an exception."""
+        """Restores the terminal; may be called again, and has to be where the loop ended by an exception."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -95,12 +95,13 @@ class Progress(Hook):
 
 
 class Bar:
-    """The bar, at the bottom of the terminal; lines that are printed meanwhile, by logging too, go above it.
+    """A progress bar at the bottom of the terminal; lines printed meanwhile, by logging too, go above it.
 
     Args:
       file: the terminal.
       description: what stands before it.
-      total, completed: how much there is to do, and how much of it is done.
+      total: how much there is to do.
+      completed: how much of it is done.
       stays: whether it is left in the terminal when it is closed.
     """
 
@@ -113,7 +114,7 @@ class Bar:
             console=self._console,
             auto_refresh=False,
             transient=not stays,
-            redirect_stderr=sys.stderr.isatty(),  # what somebody sends to a file stays there
+            redirect_stderr=sys.stderr.isatty(),  # a standard error that goes to a file stays there
         )
         self._task = self._progress.add_task(description, total=total, completed=completed, text="starting")
         # absl holds the stderr of when it was imported; rich replaces it while the bar is there.
@@ -126,26 +127,28 @@ class Bar:
 
     @property
     def width(self) -> int:
-        """Columns for the description and the text, beside the least bar and what parts them."""
+        """Columns for the description and the text, beside the least bar and the spaces between them."""
         return self._console.width - _LEAST_BAR - 2
 
     def draw(self, completed: float, description: str, text: str) -> None:
-        """Draws it anew, which takes about a millisecond; `text` stands behind it."""
+        """Redraws the bar, which takes about a millisecond; `text` stands behind it."""
         self._progress.update(self._task, completed=completed, description=description, refresh=True, text=text)
 
     def say(self, line: str) -> None:
-        """Prints a line above it."""
+        """Prints a line above the bar."""
         self._console.print(line, markup=False)
 
     def close(self) -> None:
-        """Gives the terminal back."""
+        """Restores the terminal."""
         self._log.setStream(self._log_stream)
         self._progress.stop()
 
 
 class _Speed:
-    """Steps and examples a second lately: older calls count for less, and the first, which compiles, for nothing once
-    there is another; of that one alone no time is reckoned."""
+    """The recent rates of steps and examples: older calls count for less.
+
+    The first call, which compiles, counts for nothing once there is another; from it alone no time is estimated.
+    """
 
     _MEMORY_SECONDS = 3.0
 
@@ -163,16 +166,18 @@ class _Speed:
         self._calls += 1
 
     def examples_per_second(self) -> float:
+        """Returns the recent rate of examples."""
         return self._examples / max(self._seconds, 1e-9)
 
     def seconds_left(self, steps: int) -> float | None:
+        """Estimates the seconds that `steps` take; None after a first call alone."""
         if self._calls < 2 and steps:
             return None
         return steps * self._seconds / max(self._steps, 1e-9)
 
 
 def as_shown(mode: str, file) -> str:
-    """What --progress comes to: "bar" in a terminal or a notebook, "plain" or "off". ValueErrors for no mode."""
+    """Resolves --progress: "bar" in a terminal or a notebook, else "plain", or "off". Raises ValueError if unknown."""
     if mode not in MODES:
         raise ValueError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
     if mode != "auto":
@@ -181,7 +186,7 @@ def as_shown(mode: str, file) -> str:
 
 
 def _in_notebook(file) -> bool:
-    """Whether rich can draw a bar below a notebook's cell, which it does by ipywidgets."""
+    """Returns whether rich can draw a bar below a notebook's cell, for which it needs ipywidgets."""
     return file is sys.stdout and Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
@@ -203,7 +208,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
 
 
 def duration(seconds: float) -> str:
-    """42s, 3m07s, 2h05m, 3d04h."""
+    """Formats seconds as 42s, 3m07s, 2h05m, 3d04h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -219,13 +224,13 @@ def _step(moment: Moment) -> str:
 
 
 def _metrics(means: dict[str, float]) -> list[str]:
-    """The loss first, the others by name."""
+    """Formats metrics, the loss first, the others by name."""
     names = sorted((name for name in means if name not in _HIDDEN), key=lambda name: (name != "loss", name))
     return [f"{name} {_number(means[name])}" for name in names]
 
 
 def _fitting(step: str, metrics: list[str], more: list[str], width: int) -> tuple[str, str]:
-    """(description, text) of a bar, in so many columns: rates go first, then the spaces, and only then metrics."""
+    """Fits a bar's (description, text) into `width` columns: drops rates first, then spaces, and only then metrics."""
     parts = [*metrics, *filter(None, more)]
     while len("  ".join([step, *parts])) > width and len(parts) > len(metrics):
         parts.pop()
@@ -238,5 +243,5 @@ def _fitting(step: str, metrics: list[str], more: list[str], width: int) -> tupl
 
 
 def _number(value: float) -> str:
-    """Four places, or four digits of what is too small to be seen in them."""
+    """Formats a number to four decimals, or to four digits where it is too small to show in them."""
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.3e}"

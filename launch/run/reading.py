@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are read, on all its workers alike. Host code."""
+"""Chooses and restores the checkpoints of a run that are read, the same on all its workers. Host code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crankshaft.launch.run.session import Session
 
 
 def newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
-    """The newest whole checkpoint, as the chief finds it, on every worker."""
+    """Returns, on every worker, the newest whole checkpoint that the chief finds."""
     manifest = checkpoints.latest()
     step = session.strategy.exchange(-1 if manifest is None else manifest.step)[0]
     if manifest is None or manifest.step != step:
@@ -29,9 +29,9 @@ def newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
 
 
 def restored(session: Session) -> Iterator[Manifest]:
-    """Restores the checkpoints that were asked for, the oldest first, each when the one before is done with.
+    """Restores the checkpoints that were asked for, the oldest first, each when the caller is done with the one before.
 
-    One that a live run sweeps meanwhile is left out; for `latest` and `best` there is a newer one then.
+    A checkpoint that a live run removes meanwhile is left out; for `latest` and `best` there is a newer one then.
     """
     config = session.config
     which = "latest" if (config.mode, config.eval_checkpoint) == ("export", "all") else config.eval_checkpoint
@@ -59,7 +59,7 @@ def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest
     try:
         return saving.restore(checkpoints, session.state, manifest=manifest)
     except (CheckpointError, tf.errors.OpError):
-        # Several workers that evaluate together have all to restore it, or none.
+        # Workers that evaluate together must either all restore it or none.
         if manifest.problem(content=False) is None or session.strategy.num_hosts > 1:
             raise
         logging.warning("%s was removed before it could be read", manifest.name)

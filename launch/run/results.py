@@ -1,4 +1,4 @@
-"""Where a result goes: the files that --result_json and its kin name. Host code; nothing here starts TensorFlow."""
+"""Writes a result to the files that --result_json and its kin name. Host code; nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def step_of(path: str) -> int:
-    """The updates done by the run whose result is there; 0 where there is none that can be read."""
+    """Returns the step of the run whose result is at `path`; 0 where no result can be read."""
     try:
         return int(read_json(path)["step"])
     except (OSError, OverflowError, ValueError, KeyError, TypeError):

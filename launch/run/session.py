@@ -1,4 +1,4 @@
-"""One run, put together: data, strategy, trainer, state, checkpoints and hooks, from a configuration. Host code."""
+"""Puts a run together from a configuration: data, strategy, trainer, state, checkpoints and hooks. Host code."""
 
 from __future__ import annotations
 
@@ -39,21 +39,23 @@ from crankshaft.launch.run.keras_weights import load_keras_weights
 from crankshaft.models.classification import Classifier
 from crankshaft.models.tabular import Tabular
 
-# Fewer are not worth a part: all of TensorFlow's kernels of a step are started for each.
+# A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
 _LEAST_EXAMPLES_A_PART = 16
 
 
 @dataclasses.dataclass
 class Session:
-    """What the modes work on.
+    """A run put together: what the modes work on.
 
     Attributes:
       config: what was asked.
-      strategy, state: where steps run, and what they change.
+      strategy: where steps run.
+      state: what steps change.
       train_steps: updates in all.
       example: a batch of one example, zeros, in the form of the data.
       has_evaluation: whether there is evaluation data.
-      checkpoints, best: those of the run, and the best one; None without a run_dir.
+      checkpoints: those of the run; None without a run_dir.
+      best: the checkpoint of the best evaluation; None without a run_dir.
     """
 
     config: Config
@@ -71,22 +73,22 @@ class Session:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the run makes evaluations of its own."""
+        """Whether the run itself makes evaluations."""
         return self.config.mode == "train_and_eval" and self.has_evaluation
 
     @property
     def epoch_period(self) -> int:
-        """The period of what is due each epoch: its steps, and what is missing to a whole round."""
+        """The period of what is due each epoch: the epoch's steps, rounded up to whole rounds of local SGD."""
         return whole_rounds(self.strategy.train_order.steps_per_epoch, self.config.sync_every_steps)
 
     def say(self, text: str) -> None:
-        """Prints a line; of several workers, the chief does."""
+        """Prints a line, on the chief alone."""
         if self.strategy.is_chief:
             print(text, flush=True)
 
 
 def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Replicated:
-    """Takes the devices; before anything else that touches them. Without a class, --model names one."""
+    """Makes the strategy, before anything else touches the devices. Without a class, --model names one."""
     strategy = devices.create(
         "one_device" if config.looks_on else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
@@ -109,12 +111,12 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
             "GPU, is not the run's alone (crankshaft.run), or used TensorFlow's devices before crankshaft.main: leave "
             "it out, or move that into the data function"
         )
-    tf.config.list_logical_devices()  # starts them: what TensorFlow says then is said now
+    tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now
     return strategy
 
 
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
-    """Makes everything and restores nothing."""
+    """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
     *both, num_classes, vocabulary, ids = splits
     trainer_class = trainer_class or config.named_class
     train, evaluation, said = datasplits.prepare(*both, config.validation_split)
@@ -156,7 +158,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
 
 
 def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:
-    """The model and the flags can do with what the data has."""
+    """Raises `UsageError` where the model or the flags can't work with the data."""
     name, is_ours = config.model_entry.name, issubclass(trainer_class, (Classifier, Tabular))
     if is_ours and batches.parts(datasplits.spec(train)).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
@@ -185,7 +187,7 @@ def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
 
 
 def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
-    """How many parts of a batch a CPU's cores take side by side, by --batch_parts: 0 leaves it to the model."""
+    """Returns how many parts of a batch the CPU's cores compute in parallel; --batch_parts=0 leaves it to the model."""
     asked, splits = config.batch_parts, trainer_class.splits_batch(**config.model_arg)
     if asked > 1 and not splits:
         raise UsageError(
@@ -200,14 +202,14 @@ def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
 
 
 def _num_servers(config: Config, strategy) -> int:
-    """The servers that tables are divided for: as many as the run began with, since its checkpoints hold the shards."""
+    """Returns how many servers tables are divided for: as many as the run began with, as its checkpoints' shards."""
     folder = os.path.join(config.run_dir, "checkpoints") if config.run_dir else None
     newest = manifest.read_all(folder)[0][:1] if folder else []
     return (newest and shards_in(newest[0].variables)) or strategy.num_servers
 
 
 def start_weights(session: Session) -> None:
-    """--init_from: the weights, and nothing else, of another run or of a file of Keras's."""
+    """Loads the weights, and nothing else, of --init_from: another run's checkpoint or a Keras file."""
     if not (source := session.config.init_from):
         return
     if source.endswith(KERAS_FILES):
@@ -236,14 +238,14 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
 
 
 def choose_jit(session: Session) -> str:
-    """Decides `state.jit`, measuring if that is asked for and open, and says what it is and why."""
+    """Decides `state.jit`, measuring where that is asked for and undecided, and returns a line with the reason."""
     config, state, strategy = session.config, session.state, session.strategy
     if reason := config.why_no_jit or strategy.why_no_jit:
         if config.jit == "on":
             raise UsageError(f"--jit=on: {reason}; use --jit=auto or off")
         strategy.without_jit = True
         if state.jit is None:
-            state.jit = False  # what the run began with; a choice that was made before is kept for the next process
+            state.jit = False  # a choice that was made before is kept for the next process
         return f"XLA off: {reason}"
     if config.jit != "auto":
         state.jit = config.jit == "on"
@@ -294,7 +296,7 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
         schedule=config.learning_rate_schedule,
         schedule_args=config.learning_rate_schedule_arg,
         warmup_steps=config.warmup_steps,
-        # Modes that do not train take any length, and a schedule wants a step after its warm-up.
+        # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
         total_steps=train_steps if config.trains else max(train_steps, config.warmup_steps + 1),
         weight_decay=config.weight_decay,
         weight_decay_exclude=config.weight_decay_exclude,
@@ -331,7 +333,7 @@ def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: 
 
 
 def user_hooks(hooks: Sequence, config: Config) -> list:
-    """The user's hooks, checked: each is an `engine.hooks.Hook`; Keras callbacks are one together, the last."""
+    """Checks the user's hooks: each is an `engine.hooks.Hook`; Keras callbacks become one hook, the last."""
     if not isinstance(hooks, Sequence):
         raise UsageError(f"hooks={hooks!r} is no list; put hooks into one, hooks=[...]")
     callbacks = [hook for hook in hooks if isinstance(hook, tf.keras.callbacks.Callback)]

@@ -1,4 +1,7 @@
-"""What a script's data function gave, checked and brought into the engine's form (`engine.step.batches`). Host code."""
+"""Checks the splits of a script's data function and brings them into the engine's form (`engine.step.batches`).
+
+Host code.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 
 
 
 def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any, list[str]]:
-    """(train, evaluation, lines to say) of a run, each split a `tf.data.Dataset` of single examples, or arrays, in one
-    of the forms of a batch; evaluation is None if there is none.
+    """Checks and converts both splits; returns (train, evaluation, lines to print).
 
-    float64, which NumPy makes unasked, becomes float32, as do weights; lists become tuples.
+    Each split is a `tf.data.Dataset` of single examples, or arrays, in one of the forms of a batch; evaluation is None
+    if there is none. float64, NumPy's default, becomes float32, as do weights; lists become tuples.
 
     Args:
-      train, evaluation: as the data function gave them.
+      train: as the data function gave it.
+      evaluation: as the data function gave it.
       validation_split: the share of the training data that is taken for evaluation: its last examples, as they stand,
         which is Keras's rule. So it does not depend on the seed or on how many workers there are.
 
@@ -46,24 +50,24 @@ def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any,
 
 
 def spec(split):
-    """The structure of a split's examples: what the parts of a batch will be."""
+    """Returns the structure of a split's examples: what the parts of a batch will be."""
     return split.element_spec if isinstance(split, tf.data.Dataset) else split
 
 
 def example(split):
-    """One example of zeros, or of empty strings, with a batch axis of 1."""
+    """Returns one example of zeros, or of empty strings, with a batch axis of 1."""
     if isinstance(split, tf.data.Dataset):
         return tf.nest.map_structure(lambda part: zeros(part.shape, part.dtype), split.element_spec)
     return tf.nest.map_structure(lambda array: zeros(array.shape[1:], tf.as_dtype(array.dtype)), split)
 
 
 def zeros(shape, dtype: tf.DType) -> np.ndarray:
-    """A batch of one example, of zeros or empty strings."""
+    """Returns a batch of one example, of zeros or empty strings."""
     return np.full([1, *shape], b"", object) if dtype == tf.string else np.zeros([1, *shape], dtype.as_numpy_dtype)
 
 
 def checked(name: str, split, said: list[str]):
-    """A split in its form, see `prepare`; what is to be said of it is added to `said`."""
+    """Returns a split in its form, see `prepare`; adds lines to print to `said`."""
     if isinstance(split, tf.data.Dataset):
         return _checked_dataset(name, split, said)
     split = _in_form(name, split)
@@ -89,7 +93,7 @@ def checked(name: str, split, said: list[str]):
 
 
 def _in_form(name: str, split):
-    """The split with tuples for lists, without a tuple around features alone that need none, and () for no labels."""
+    """Returns the split with tuples for lists, without a tuple around lone features, and with () for no labels."""
     if isinstance(split, (tuple, list)):
         if not 1 <= len(split) <= 3:
             raise UsageError(f"the {name} data is {len(split)} values; {_FORMS}")
@@ -106,8 +110,11 @@ def _in_form(name: str, split):
 
 
 def as_arrays(nest):
-    """Eager tensors as NumPy arrays, memory maps to be read in pieces, float64, which NumPy makes unasked, as float32,
-    and lists as tuples."""
+    """Converts a nest to NumPy arrays and tuples.
+
+    Eager tensors become arrays, memory maps are read in pieces, float64, NumPy's default, becomes float32, and lists
+    become tuples.
+    """
 
     def array(x):
         x = np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x)
@@ -145,7 +152,7 @@ def _check_real(name: str, dtype: tf.DType) -> None:
 
 
 def _check_weights(name: str, weights, shape) -> None:
-    """Weights are one number an example: `shape` is of one example's."""
+    """Raises `UsageError` unless weights are one number an example; `shape` is of one example's."""
     dtype = None if isinstance(weights, (tuple, dict)) else tf.as_dtype(weights.dtype)
     if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
         found = f"a {type(weights).__name__}" if dtype is None else f"of type {dtype.name}"
@@ -196,7 +203,7 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
 
 
 def _check_alike(train, evaluation) -> None:
-    """Both have labels or neither has, and the same features by name; weights may be in one alone."""
+    """Checks that both have labels or neither, and the same features by name; weights may be in one alone."""
     train, evaluation = ({name for name, _ in parts(spec(x)).named()} - {"weights"} for x in (train, evaluation))
     for one, name, other, other_name in ((train, "train", evaluation, "eval"), (evaluation, "eval", train, "train")):
         if only := sorted(one - other):
@@ -207,7 +214,7 @@ def _check_alike(train, evaluation) -> None:
 
 
 def _divided(train, share: float) -> tuple:
-    """(all but the last examples, the last ones), by Keras's rule."""
+    """Splits into (all but the last examples, the last ones), by Keras's rule."""
     if isinstance(train, tf.data.Dataset):
         raise UsageError(
             f"--validation_split={share} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), "

@@ -1,4 +1,4 @@
-"""The Keras model of a run outside of it: on this process's device, with the weights of a checkpoint. Host code."""
+"""Makes the Keras model of a run outside of it: on this process's device, with a checkpoint's weights. Host code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write(session: Session, run_dir: str) -> None:
 
 
 def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.keras.Model:
-    """See `crankshaft.load_model`."""
+    """Makes the Keras model of a run's checkpoint; see `crankshaft.load_model`."""
     manifest = _find(run_dir, which)
     try:
         about = read_json(os.path.join(run_dir, FILE_NAME))
@@ -59,7 +59,7 @@ def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.ke
 
 
 def trained(session: Session) -> tf.keras.Model:
-    """The model of a session, with the weights that evaluations use."""
+    """Returns the model of a session, with the weights that evaluations use."""
     if session.strategy.num_replicas == 1 and session.strategy.updates_here and not session.config.ema_decay:
         return session.trainer.model
     trainer = _copy(session)
@@ -71,14 +71,14 @@ def trained(session: Session) -> tf.keras.Model:
 
 
 def restored(session: Session, prefix: str) -> tf.keras.Model:
-    """A copy of a session's model, with the weights of a checkpoint that evaluations use."""
+    """Returns a copy of a session's model, with the weights of a checkpoint that evaluations use."""
     trainer = _copy(session)
     _take(trainer, prefix)
     return trainer.model
 
 
 def _copy(session: Session) -> Trainer:
-    """The session's trainer made anew, on this process's device."""
+    """Makes the session's trainer anew, on this process's device."""
     if getattr(session.trainer, "model", None) is None:
         found = type(session.trainer).__name__
         raise UsageError(f"{found} has no model; name the Keras model to hand out self.model")
@@ -134,7 +134,7 @@ def _of_trainer(
 
 
 def _find(run_dir: str, which: str) -> Manifest:
-    """The newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
+    """Finds the newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
     if configs.read(run_dir) is None:
         raise UsageError(f"{run_dir} holds no run (no {configs.FILE_NAME}); give the folder of a run")
     folder = os.path.join(run_dir, "best" if which == "best" else "checkpoints")
@@ -152,7 +152,7 @@ def _find(run_dir: str, which: str) -> Manifest:
 
 
 def _described(features) -> Any:
-    """The shapes and dtypes of one example's features, plain JSON."""
+    """Returns the shapes and dtypes of one example's features, plain JSON."""
     if isinstance(features, dict):
         return {"dict": {name: _described(value) for name, value in features.items()}}
     if isinstance(features, (tuple, list)):
