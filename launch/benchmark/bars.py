@@ -88,7 +88,7 @@ def sweep(result: Mapping[str, Any]) -> Figure | None:
             settings(each["settings"]),
             each["examples_per_sec"],
             *(each.get("interval") or (None, None)),
-            each["settings"] == best,
+            stressed=each["settings"] == best,
         )
         for each in result.get("sweep") or ()
         if each.get("examples_per_sec") is not None

@@ -232,7 +232,7 @@ def _roofs(machine: Mapping[str, Any], found: Mapping[str, Any], flops: float) -
     used = slopes.get(found.get("bandwidth") or "memory")
     if used and found.get("memory_seconds"):
         devices = flops / found["intensity_flops_per_byte"] / found["memory_seconds"] / used
-        return ({name: devices * rate for name, rate in rates.items()} for rates in (peaks, slopes))
+        peaks, slopes = ({name: devices * rate for name, rate in rates.items()} for rates in (peaks, slopes))
     return peaks, slopes
 
 

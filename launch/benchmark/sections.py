@@ -24,7 +24,7 @@ class Section(NamedTuple):
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
     @property
     def figures(self) -> list[bool]:

@@ -124,7 +124,7 @@ def whole(name, default, help, *, lower: int, upper: int = INT32, flag_values=fl
     _define(Number(Interval(lower=lower, upper=upper, whole=True)), name, default, help, flag_values)
 
 
-def number(name, default, help, *, flag_values=flags.FLAGS, **ends: float) -> None:
+def number(name, default, help, *, flag_values=flags.FLAGS, **ends: Any) -> None:
     """Defines a flag of a number; `ends` are those of its `Interval`."""
     _define(Number(Interval(**ends)), name, default, help, flag_values)
 

@@ -115,7 +115,7 @@ def timed(
       in each turn.
     """
     length = Length(seconds=seconds / _TURNS)
-    found = {name: [] for name in parts}
+    found: dict[Any, list] = {name: [] for name in parts}
     for _ in range(_TURNS):
         for name, part in parts.items():
             part.bind(strategy, state)

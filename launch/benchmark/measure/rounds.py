@@ -73,7 +73,8 @@ def run(
     start, began = noise.read(processes()), clock()
     first_step_seconds, steps = warm_up(strategy, state, length, clock)
     compile_seconds, first_round = clock() - began, noise.read(processes())
-    rounds, described = [], []
+    rounds: list[Any] = []
+    described: list[Any] = []
     at_round(described, steps)
     for _ in range(length.rounds):
         calls, sums = timed_round(strategy, state, steps, clock, at_call)

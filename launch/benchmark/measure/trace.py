@@ -129,7 +129,7 @@ def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:
     """
     devices = [plane for plane in space.planes if plane.name.startswith("/device:") and plane.lines]
     planes = devices or [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
-    times = defaultdict(int)
+    times: defaultdict[tuple[str, str], int] = defaultdict(int)
     for plane in planes:
         for line in plane.lines:
             if not devices or line.name.startswith("Stream"):
@@ -147,7 +147,7 @@ def _own_times(plane, line, of_device: bool) -> Iterator[tuple[str, str, int]]:
     """(name, type, picoseconds) of a line's ops, less those of the ops within them."""
     events = [(each.offset_ps, each.duration_ps, op) for each in line.events if (op := _op(plane, each, of_device))]
     events.sort(key=lambda each: (each[0], -each[1]))
-    open_ops = []  # [end, name and type, time of its own], each within the one before it
+    open_ops: list[list[Any]] = []  # [end, name and type, time of its own], each within the one before it
     for start, duration, op in [*events, (float("inf"), 0, None)]:
         while open_ops and open_ops[-1][0] <= start:
             _, (name, type_), own = open_ops.pop()
