@@ -30,9 +30,12 @@ test-fast: $(INSTALLED) ## run the tests that start no process and build no whol
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(ARGS)
 
-lint: $(INSTALLED) ## check style and format by ruff
+# The folders are the package crankshaft, which mypy finds by a link: it does not know setup.cfg's package_dir.
+lint: $(INSTALLED) ## check style and format by ruff, types by mypy
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m ruff format --check .
+	@mkdir -p .venv/types && ln -sfn ../.. .venv/types/crankshaft
+	@$(VENV_PYTHON) -m mypy
 
 format: $(INSTALLED) ## mend what ruff can mend
 	@$(VENV_PYTHON) -m ruff check --fix .
@@ -44,7 +47,7 @@ docs: $(INSTALLED) ## build the guides as a site into site/, by MkDocs; a broken
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict -q $(ARGS)
 
 clean: ## remove caches and build outputs; .venv and runs stay
-	@rm -rf build dist site *.egg-info .pytest_cache .ruff_cache
+	@rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	@find . \( -path ./.git -o -path ./.venv -o -path ./runs \) -prune -o \
 		-type d -name __pycache__ -prune -exec rm -rf {} +
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 from crankshaft.engine.machine import files
 
@@ -120,7 +121,7 @@ def read(path: str) -> Manifest:
 
 
 def _check_fields(name: str, record: dict) -> None:
-    kinds = {field.name: field.type for field in dataclasses.fields(Manifest) if field.name != "prefix"}
+    kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Manifest) if field.name != "prefix"}
     for field in sorted(kinds.keys() | record.keys()):
         if field not in kinds:
             raise CheckpointError(f"{name}: expected a manifest, found {field} in it")

@@ -6,6 +6,7 @@ by that graph when it reads. Both are followed here, for variables of any strate
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -186,7 +187,7 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
 
 def walk(root) -> Iterator[tuple[tuple[str, ...], object]]:
     """(path, object) of everything tracked under `root`, each once, breadth first: the order that names the keys."""
-    queue = [((), root)]
+    queue: list[tuple[tuple[str, ...], Any]] = [((), root)]
     seen = {id(root)}
     for path, node in queue:
         yield path, node
@@ -272,7 +273,7 @@ def _walk_together(root, view, start):
     """(path, object, checkpoint's node) of what both have."""
     if start is None:
         return
-    queue = [((), root, start)]
+    queue: list[tuple[tuple[str, ...], Any, int]] = [((), root, start)]
     seen = {id(root)}
     for path, node, node_id in queue:
         yield path, node, node_id
@@ -285,7 +286,7 @@ def _walk_together(root, view, start):
 
 def _keys_of_nodes(prefix: str) -> dict[int, str]:
     view = tf.train.CheckpointView(prefix)
-    queue = [((), 0)]
+    queue: list[tuple[tuple[str, ...], int]] = [((), 0)]
     keys = {0: _key(())}
     for path, node_id in queue:
         for name, child in view.children(node_id).items():

@@ -51,10 +51,10 @@ class Checkpoints:
         self.state = state
         self.keep = keep or None
         self.about = about
-        self._thread = None
-        self._error = None
-        self._current_step = None  # what this object saved or restored last
-        self._warned = set()
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+        self._current_step: int | None = None  # what this object saved or restored last
+        self._warned: set[str] = set()
         self._catalogue = Catalogue(self.directory)
 
     def clean(self) -> list[str]:
@@ -218,7 +218,7 @@ class Checkpoints:
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_parts")  # as `manifest.leftovers` knows it
         _remove(folder)
         os.makedirs(folder)
-        parts = []
+        parts: list[str] = []
         for number, rows in enumerate(snapshot.rows_in(tree)):
             parts += rows.write(os.path.join(folder, f"rows-{number}"))
         checkpoint = snapshot.to_checkpoint(tree)

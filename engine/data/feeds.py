@@ -211,11 +211,11 @@ class DatasetFeed:
         self._shuffle_buffer = shuffle_buffer
         self._auto_shard = auto_shard or tf.data.experimental.AutoShardPolicy.AUTO
         self._iterator = None
-        self._next_step = None
+        self._next_step: int | None = None
 
     def reach(self, step: int, limit: int) -> int:
         # Rows that replicas gather are as many at each step of a call, as TensorFlow's collectives ask.
-        return min(limit, self.order.steps_alike(step))
+        return int(min(limit, self.order.steps_alike(step)))
 
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:
@@ -280,6 +280,7 @@ class FilesFeed(DatasetFeed):
 
     def __init__(self, strategy, share: tf.data.Dataset, order: SharedOrder, *, shuffle_buffer=10_000):
         super().__init__(strategy, share, order, shuffle_buffer=shuffle_buffer)
+        self._share_size = order.share_size
         self._local_replicas = strategy.num_replicas_in_sync // len(order.shares)
 
     def _batches_from(self, step: int):
@@ -290,7 +291,7 @@ class FilesFeed(DatasetFeed):
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         elements = self.order.steps_per_epoch * self._local_replicas
-        batches = self._shuffled(epoch).batch(self.order.share_size // self._local_replicas)
+        batches = self._shuffled(epoch).batch(self._share_size // self._local_replicas)
         nothing = tf.data.Dataset.range(elements).map(
             lambda _: tf.nest.map_structure(_no_example, self._dataset.element_spec)
         )
@@ -322,7 +323,7 @@ class _Blocks:
         self._open_at = open_at
         self._brought = brought or (lambda block: block)
         self._iterator = None
-        self._number = None
+        self._number: int | None = None
         self._block = None
 
     def reach(self, step: int, limit: int) -> int:

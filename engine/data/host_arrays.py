@@ -85,9 +85,9 @@ def _file_of(array: np.ndarray) -> mmap.mmap | None:
     """The map that an array is a view of; None if it is of none, or of one that keeps changes to itself (mode "c"): to
     let go of its pages would undo them."""
     while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap) and isinstance(array._mmap, mmap.mmap):
+        if isinstance(array, np.memmap) and isinstance(found := getattr(array, "_mmap", None), mmap.mmap):
             can_be_dropped = array.mode in ("r", "r+", "w+") and hasattr(mmap, "MADV_DONTNEED")
-            return array._mmap if can_be_dropped else None
+            return found if can_be_dropped else None
         array = array.base
     return None
 

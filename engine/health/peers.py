@@ -127,7 +127,7 @@ class Peers:
 
     def tell(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
         """Sends this worker's state to all others. What is lost on the way is told again the next time."""
-        state = {"step": step, "beats": beats, "arrived": arrived}
+        state: dict[str, object] = {"step": step, "beats": beats, "arrived": arrived}
         if farewell is not None:
             line = farewell.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
             state |= {"farewell": line, "lost": lost}
@@ -174,12 +174,13 @@ class Peers:
                 self._greeted[worker] = process
                 self._send(worker)
             return
-        number, *state = (int(message[name]) for name in ("number", "step", "beats", "arrived"))
-        if max(number, *state) >= _LARGEST or (not is_new and number <= before.number):
+        number, step, beats, arrived = (int(message[name]) for name in ("number", "step", "beats", "arrived"))
+        if max(number, step, beats, arrived) >= _LARGEST or (not is_new and number <= before.number):
             return
         farewell = message.get("farewell")
-        told = None if farewell is None else " ".join(visible(str(farewell)[:_MAX_LINE]).split())
-        self.heard[worker] = Heard(time.monotonic(), process, number, *state, told, int(message.get("lost", -1)))
+        line = None if farewell is None else " ".join(visible(str(farewell)[:_MAX_LINE]).split())
+        lost = int(message.get("lost", -1))
+        self.heard[worker] = Heard(time.monotonic(), process, number, step, beats, arrived, line, lost)
         if is_new:
             if before:
                 self._ended.add(before.process)

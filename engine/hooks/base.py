@@ -111,6 +111,9 @@ class Periodic(Hook):
     Raises: ValueError for a period that is no whole number, or below 0.
     """
 
+    every_steps: int
+    at_end: bool
+
     def __init__(self, every_steps: int, at_end: bool = False):
         if not isinstance(every_steps, numbers.Integral) or every_steps < 0:
             raise ValueError(f"every_steps={every_steps!r} is no number of steps; use 1 or more, or 0 for never")

@@ -4,7 +4,7 @@ code around replica code."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +38,7 @@ class SyncCheck(Periodic):
         super().__init__(every_steps)
         self._replica_names = replica_names
         self._variables: list[tf.Variable] = []
-        self._sums = None
+        self._sums: Callable | None = None
 
     def begin(self, moment: Moment) -> None:
         distribution = moment.strategy.distribution

@@ -35,7 +35,8 @@ def all_called(op: tf.Operation) -> list[tf.Graph]:
 
 def kinds(graph: tf.Graph) -> Counter[str]:
     """How many ops of each kind, such as "MatMul", are in a graph and in those that it calls."""
-    found, queue = Counter(), [graph]
+    found: Counter[str] = Counter()
+    queue = [graph]
     for each in queue:
         for op in each.get_operations():
             found[op.type] += 1

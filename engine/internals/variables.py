@@ -55,7 +55,7 @@ def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
 
 def held(owner, kind: type) -> dict[str, Any]:
     """What is of a kind among an object's attributes, and in lists and dictionaries there, by path, in order."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in sorted(vars(owner).items()):
         if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
             continue

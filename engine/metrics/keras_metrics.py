@@ -40,7 +40,7 @@ class KerasMetric:
         if tf.inside_function():
             raise ValueError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric = metric
-        self._tried = set()  # shapes and types
+        self._tried: set[tuple] = set()  # shapes and types
         # TensorFlow takes tuples with names apart and makes them anew by their class: so that knows the metric.
         self._kind = type("KerasSums", (KerasSums,), {"value": lambda sums: self._value(sums)})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,8 @@ class Pair(NamedTuple):
 class Mean(Pair):
     """A sum and the number of things summed, both scalar float32 tensors. Its value is total / count."""
 
-    weigh, has_weights = None, False
+    weigh: Callable[[tf.Tensor], Pair] | None = None
+    has_weights = False
 
     def value(self) -> float | None:
         """Of a pair that was read; None where nothing was counted."""
@@ -46,7 +48,8 @@ class Mean(Pair):
 class RootMean(Pair):
     """A pair as `Mean`'s, of squares: its value is the root of their mean."""
 
-    weigh, has_weights = None, False
+    weigh: Callable[[tf.Tensor], Pair] | None = None
+    has_weights = False
 
     def value(self) -> float | None:
         # math.sqrt refuses what is negative, which a sum of squares never is, and gives nan for nan.
@@ -62,7 +65,8 @@ class Auc(Pair):
     deviation is a tenth of their mean or more.
     """
 
-    weigh, has_weights = None, False
+    weigh: Callable[[tf.Tensor], Pair] | None = None
+    has_weights = False
 
     def value(self) -> float | None:
         """Of a pair that was read; None where there is one class only."""
@@ -81,7 +85,8 @@ class KerasSums(Pair):
     One is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
     """
 
-    weigh, has_weights = None, False
+    weigh: Callable[[tf.Tensor], Pair] | None = None
+    has_weights = False
 
     def value(self) -> None:
         """None: nobody knows any more which metric's state it is."""
@@ -191,7 +196,7 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return examples if weights is None else tf.cast(weights, tf.float32) * examples
 
 
-def as_pair(pair, where: str, weights=None) -> Mean:
+def as_pair(pair, where: str, weights=None) -> Pair:
     """A pair (total, count) as the kind that it is, scalar float32 tensors; a plain one is a `Mean`.
 
     With the examples' `weights`, float32 [batch], as they weigh it; one that was not made by a function of this module
@@ -246,7 +251,7 @@ def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
     return pair
 
 
-def checked(metrics, where: str, weights=None) -> dict[str, Mean]:
+def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
     """Pairs by name, each `as_pair`, weighed if there are weights.
 
     Raises TypeError or ValueError, beginning with `where`, for what is none.
@@ -275,6 +280,7 @@ class RowName(str):
     """The name of a row of sums, which knows the kind of pair that the row is of."""
 
     __slots__ = ("kind",)
+    kind: type[Pair]
 
 
 def row_names(metrics: dict[str, Mean]) -> list[RowName]:

@@ -1,6 +1,9 @@
 """What the rules on TensorFlow's fused kernels share: slots, a step's scalars, and the update, on a parameter server
 too. Built on the host in a strategy's scope, applied in replica code."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -27,8 +30,8 @@ class FusedOptimizer(Optimizer):
       wire_dtype: what gradients travel as to a variable on a parameter server.
     """
 
-    dense_kernel = None
-    sparse_kernel = None
+    dense_kernel: Callable[..., None]
+    sparse_kernel: Callable[..., None]
     wire_dtype = tf.float32
 
     def __init__(self, learning_rate, *, use_locking=False, **arguments):
@@ -126,7 +129,7 @@ def _shape(gradient, target):
 
 def _grouped(pairs, key):
     """Pairs by what `key` says of their target, in order."""
-    found = {}
+    found: dict[Any, list] = {}
     for gradient, target in pairs:
         found.setdefault(key(target), []).append((gradient, target))
     return found

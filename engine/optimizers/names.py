@@ -17,7 +17,7 @@ def unknown(kind, found, known):
 def keyword_arguments(function):
     """Names that `function` (or a class, with what its bases' constructors take) accepts."""
     functions = (
-        [base.__init__ for base in function.__mro__ if "__init__" in vars(base)]
+        [vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base)]
         if inspect.isclass(function)
         else [function]
     )

@@ -11,7 +11,7 @@ from crankshaft.engine.step.ranges import SCHEDULE_ARGUMENTS
 _keras = tf.keras.optimizers.schedules
 
 
-class Constant(_keras.LearningRateSchedule):
+class Constant(tf.keras.optimizers.schedules.LearningRateSchedule):
     """The same learning rate at every step."""
 
     def __init__(self, learning_rate):
@@ -24,7 +24,7 @@ class Constant(_keras.LearningRateSchedule):
         return {"learning_rate": self.learning_rate}
 
 
-class WarmUp(_keras.LearningRateSchedule):
+class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
     """A linear rise to `schedule(0)` over `warmup_steps`, then `schedule` from its own step 0.
 
     Step s of the warm-up has `schedule(0) * (s + 1) / (warmup_steps + 1)`: no step is wasted on a

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 _INT32 = 2**31 - 1
@@ -75,7 +76,7 @@ SCHEDULE_ARGUMENTS = {
 }
 
 
-def outside(intervals: dict[str, Interval], name: str, value: Any) -> str | None:
+def outside(intervals: Mapping[str, Interval], name: str, value: Any) -> str | None:
     """What is wrong with an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
 
     Args:

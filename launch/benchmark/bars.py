@@ -83,16 +83,11 @@ def ops(result: Mapping[str, Any]) -> Figure | None:
 def sweep(result: Mapping[str, Any]) -> Figure | None:
     """Each setting's rate with its interval, the best one stressed."""
     best = (result.get("best") or {}).get("settings")
-    rows = [
-        Range(
-            settings(each["settings"]),
-            each["examples_per_sec"],
-            *(each.get("interval") or (None, None)),
-            stressed=each["settings"] == best,
-        )
-        for each in result.get("sweep") or ()
-        if each.get("examples_per_sec") is not None
-    ]
+    rows = []
+    for each in result.get("sweep") or ():
+        if (rate := each.get("examples_per_sec")) is not None:
+            low, high = each.get("interval") or (None, None)
+            rows.append(Range(settings(each["settings"]), rate, low, high, each["settings"] == best))
     if not rows:
         return None
     highest = max(row.high or row.value for row in rows)

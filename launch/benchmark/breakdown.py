@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from crankshaft.launch.benchmark.measure import checkpointing, communication, cost, machine, parts, roofline, trace
+from crankshaft.launch.benchmark.measure.parts import Part
 from crankshaft.launch.run.session import Session
 
 _PART_SECONDS = 1.5  # of each part where all are timed
@@ -83,7 +84,7 @@ class Breakdown:
         with self._state.kept(), tempfile.TemporaryDirectory(prefix="crankshaft-checkpoint-") as folder:
             return checkpointing.checkpoint(self._strategy, self._state, self._part("step"), folder)
 
-    def _part(self, name: str) -> parts.Part:
+    def _part(self, name: str) -> Part:
         if name == "reduce":
             return communication.reduce(self._strategy, self._state, self._feed)
         make = {"whole": parts.whole, "step": parts.step, "input": parts.input, "update": parts.update}[name]

@@ -66,7 +66,8 @@ def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
 
 def _beside(breakdown: Breakdown, config: Config, measured: dict[str, Any]) -> dict[str, Any]:
     """What a rate that was measured is made of, and how far it is from the machine's limits."""
-    part, found = config.benchmark_part, {}
+    found: dict[str, Any] = {}
+    part = config.benchmark_part
     if config.profile:
         found["profile"] = breakdown.profile()
     if part == "all":

@@ -13,8 +13,16 @@ from typing import Any
 
 VERSION = "crankshaft.benchmark/1"
 
-_NUMBER, _TEXT, _LIST, _OBJECT, _NONE = numbers.Real, str, list, Mapping, type(None)
-_KINDS = {_NUMBER: "a number", _TEXT: "a text", _LIST: "a list", _OBJECT: "an object", _NONE: "null", int: "an integer"}
+_NUMBER: Any = numbers.Real  # of which type checkers do not know that it compares with an int
+_TEXT, _LIST, _OBJECT, _NONE = str, list, Mapping, type(None)
+_KINDS: dict[Any, str] = {
+    _NUMBER: "a number",
+    _TEXT: "a text",
+    _LIST: "a list",
+    _OBJECT: "an object",
+    _NONE: "null",
+    int: "an integer",
+}
 # Runs of a sweep may differ in their batch: then it is null.
 _HEADING = {"schema": (_TEXT,), "date": (_TEXT,), "command": (_TEXT,), "global_batch_size": (int, _NONE)}
 # What a run that measured has beside; drivers' results have `sweep` or `scaling` instead.

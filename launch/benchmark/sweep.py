@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -85,10 +87,7 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
         for settings in points:
             command = program.command(settings)
             try:
-                result = benchmarks.measure(
-                    described(settings),
-                    lambda path, command=command: Process([*command, f"--result_json={path}"]),
-                )
+                result = benchmarks.measure(described(settings), functools.partial(_process, command))
             except MeasurementFailed as failure:
                 sweep.append({"settings": settings, **dict.fromkeys(RATES), "error": str(failure)})
                 code = EXIT_FAILED
@@ -104,6 +103,11 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
         "best": best and {"settings": best["settings"]},
         "warnings": [*_missing(sweep, len(points)), *_close_to(best, sweep), *benchmarks.warnings],
     }, code
+
+
+def _process(command: list[str], path: Path) -> Process:
+    """Makes the process that measures one setting, and writes its result to `path`."""
+    return Process([*command, f"--result_json={path}"])
 
 
 def _rate(point: dict) -> float:

@@ -206,8 +206,9 @@ def _model_arguments(tree: ast.Module, name: str = "Model") -> ast.arguments | N
                     return item.args
             bases = (_model_arguments(tree, base.id) for base in node.bases if isinstance(base, ast.Name))
             return next(filter(None, bases), None) or ast.arguments([], [ast.arg("self")], None, [], [], None, [])
-        imported = isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_MODELS)
-        for alias in node.names if imported else ():
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(_MODELS):
+            continue
+        for alias in node.names:
             path = _ROOT / "models" / f"{node.module.removeprefix(_MODELS)}.py"
             if (alias.asname or alias.name) == name and path.is_file():
                 return _model_arguments(ast.parse(path.read_text(encoding="utf-8")), alias.name)
@@ -278,7 +279,8 @@ def _dictionary(tree: ast.Module, name: str) -> dict[str, str]:
     """Returns a module's `name = {"key": Identifier, ...}`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
-            return {key.value: value.id for key, value in zip(node.value.keys, node.value.values, strict=True)}
+            pairs: Any = node.value  # an `ast.Dict`
+            return {key.value: value.id for key, value in zip(pairs.keys, pairs.values, strict=True)}
     raise LookupError(f"no {name} in the source")
 
 

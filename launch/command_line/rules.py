@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection
+from typing import Any
 
 from absl import flags
 

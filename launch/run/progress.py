@@ -105,7 +105,7 @@ class Bar:
       stays: whether it is left in the terminal when it is closed.
     """
 
-    def __init__(self, file, description: str, total: float, completed: float = 0.0, stays: bool = True):
+    def __init__(self, file, description: str, total: float, completed: float = 0, stays: bool = True):
         self._console = Console(file=file, highlight=False, force_terminal=True)
         self._progress = RichProgress(
             TextColumn("{task.description}"),
@@ -116,7 +116,8 @@ class Bar:
             transient=not stays,
             redirect_stderr=sys.stderr.isatty(),  # a standard error that goes to a file stays there
         )
-        self._task = self._progress.add_task(description, total=total, completed=completed, text="starting")
+        self._task = self._progress.add_task(description, total=total, text="starting")
+        self._progress.update(self._task, completed=completed)
         # absl holds the stderr of when it was imported; rich replaces it while the bar is there.
         self._log = logging.get_absl_handler().python_handler
         self._log_stream = self._log.stream

@@ -66,7 +66,7 @@ class EventFiles:
         self._thread.start()
         atexit.register(self.close)  # after an exception nobody else may call it
 
-    def put(self, folder: str, step: int, make: Callable[[], Iterable[Summary.Value]]) -> None:
+    def put(self, folder: str, step: int, make: Callable[[], Iterable[tf.compat.v1.Summary.Value]]) -> None:
         """Queues one event. `make` returns its values, and is called in the thread."""
         if self.directory is not None:
             self._queue.put((folder, time.time(), step, make))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ _TEXT = _metadata("text", DATA_CLASS_TENSOR)
 _FLOAT = tf.float32.as_datatype_enum
 
 
-def scalars(values: dict[str, float]) -> list[Summary.Value]:
+def scalars(values: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:
     """One value for each name."""
     made = []
     for tag, value in values.items():
@@ -61,7 +62,7 @@ def histogram(values: tf.Tensor) -> Histogram:
     return Histogram(tf.math.unsorted_segment_sum(tf.cast(finite, tf.int32), bucket, _BUCKETS), low, high)
 
 
-def histograms(found: dict[str, Histogram]) -> list[Summary.Value]:
+def histograms(found: dict[str, Histogram]) -> list[tf.compat.v1.Summary.Value]:
     """One value for each name: [30, 3] float64 of left edge, right edge, count."""
     made = []
     for tag, (counts, low, high) in found.items():
@@ -73,11 +74,11 @@ def histograms(found: dict[str, Histogram]) -> list[Summary.Value]:
 
 def looks_like_images(features) -> bool:
     """Whether a tensor is [batch, height, width, 1 or 3]."""
-    shape = getattr(features, "shape", ())
+    shape: Sequence[int | None] = getattr(features, "shape", ())
     return len(shape) == 4 and shape[-1] in (1, 3)
 
 
-def images(tag: str, pictures: np.ndarray) -> list[Summary.Value]:
+def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
     """One value for [n, height, width, 1 or 3]: uint8 as it is; other numbers within [0, 1] as shades from black to
     white, and scaled to that range where they leave it."""
     pictures = np.asarray(pictures)
@@ -94,18 +95,18 @@ def images(tag: str, pictures: np.ndarray) -> list[Summary.Value]:
     return [Summary.Value(tag=tag, metadata=_IMAGES, tensor=tensor)]
 
 
-def text(tag: str, markdown: str) -> list[Summary.Value]:
+def text(tag: str, markdown: str) -> list[tf.compat.v1.Summary.Value]:
     """One text, shown as Markdown."""
     return [Summary.Value(tag=tag, metadata=_TEXT, tensor=tf.make_tensor_proto(markdown.encode()))]
 
 
-def hyper_parameters(config: dict) -> list[Summary.Value]:
+def hyper_parameters(config: dict) -> list[tf.compat.v1.Summary.Value]:
     """A run's configuration for the HParams tab, which shows it beside the scalars of the folder that it is in."""
     session = hparams_plugin.hparams_pb(_plain(config))
     return list(Summary.FromString(session.SerializeToString()).value)
 
 
-def table(tag: str, config: dict) -> list[Summary.Value]:
+def table(tag: str, config: dict) -> list[tf.compat.v1.Summary.Value]:
     """A configuration for the Text tab."""
     cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in config.items()}
     return text(tag, "| name | value |\n|---|---|\n" + "".join(f"| {key} | {cells[key]} |\n" for key in cells))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -58,7 +60,7 @@ class TensorBoard(Windowed):
         self._rates = _Rates()
         self._workers = WorkerWindow()
         self._restored = False
-        self._weights = None
+        self._weights: Callable | None = None
 
     def begin(self, moment: Moment) -> None:
         self._files.open(moment.step if self._restored or moment.step else None)

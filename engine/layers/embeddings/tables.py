@@ -229,7 +229,7 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
-        leaves = [self._flat(*pair, training and self.admits) for pair in pairs(ids, weights)]
+        leaves = [self._flat(each, own, training and self.admits) for each, own in pairs(ids, weights)]
         found = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(found, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [found]
         combined = [combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]

@@ -52,7 +52,7 @@ def forms(strategy, state: TrainState, feed, seconds: float) -> dict:
     variables = parts.dense_variables(state.trainer)
     asked = {(dtype, pack_mb): Reduction(dtype, pack_mb << 20) for dtype in DTYPES for pack_mb in PACKS_MB}
     asked = {key: each for key, each in asked.items() if each.pack_bytes < _travels(each, variables)}
-    made = {key: reduce(strategy, state, feed, each) for key, each in asked.items()}
+    made: dict[object, parts.Part] = {key: reduce(strategy, state, feed, each) for key, each in asked.items()}
     timed = parts.timed(
         strategy, state, {**made, "latency": reduce(strategy, state, feed, Reduction(), False)}, seconds
     )

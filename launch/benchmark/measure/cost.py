@@ -116,7 +116,8 @@ def of_update(trainer: Trainer) -> Cost:
 def of_graph(graph: tf.Graph) -> Cost:
     """Of the products in a function's graph, and in those that it calls. A loop counts as often as it runs, of
     branches the one with most operations."""
-    cost, seen = NOTHING, set()
+    seen: set[int] = set()
+    cost = NOTHING
     for op in _needed(graph):
         if op.type in _CALLS:
             cost += of_graph(_callee(op, "f"))
@@ -177,7 +178,7 @@ def _convolution_operations(op: tf.Operation, outputs: list[int], kernel: list[i
 def _einsum_operations(op: tf.Operation) -> int | None:
     if len(op.inputs) < 2:
         return None  # a transposition or a sum
-    sizes = {}
+    sizes: dict[str, int] = {}
     terms = op.get_attr("equation").decode().split("->")[0].split(",")
     for term, tensor in zip(terms, op.inputs, strict=True):
         shape, before = _shape(tensor), term.partition("...")[0]

@@ -70,7 +70,7 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
 
 def last_cache_bytes(cpus: set[int], folder: Path = Path("/sys/devices/system/cpu")) -> int:
     """Of the largest caches that these CPUs have, together; 32 MiB where the system does not tell."""
-    caches: dict[str, int] = {}
+    caches: dict[int, dict[str, int]] = {}
     for index in (index for cpu in cpus for index in (folder / f"cpu{cpu}").glob("cache/index[0-9]*")):
         try:
             size = (index / "size").read_text(encoding="ascii").strip()

@@ -100,8 +100,8 @@ def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int):
 
 
 def timed(
-    strategy, state: TrainState, parts: Mapping[str, Part], seconds: float, clock=time.perf_counter
-) -> dict[str, dict]:
+    strategy, state: TrainState, parts: Mapping[Any, Part], seconds: float, clock=time.perf_counter
+) -> dict[Any, dict]:
     """Times parts in turn, A B C A B C, so that a machine that drifts does not decide which takes longest.
 
     Args:

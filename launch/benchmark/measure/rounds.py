@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from crankshaft.engine.machine import cpus, environment
 from crankshaft.engine.metrics.means import values_by_name

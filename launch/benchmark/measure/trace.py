@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
