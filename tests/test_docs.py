@@ -12,7 +12,7 @@ import pytest
 from crankshaft.launch import local
 from crankshaft.launch.benchmark import standard
 from crankshaft.launch.command_line.flags import GROUPS
-from tests.pages import GUIDES, PAGES, ROOT, blocks, words
+from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 OF_TRAIN = {name for names in GROUPS.values() for name in names} | {"flagfile", "help", "helpshort"}
@@ -101,5 +101,8 @@ def test_guides_build_as_a_site(tmp_path):
     assert 'href="workers.html"' in index
 
 
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+def test_readme_and_its_script_are_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    (script,) = [block for block in blocks(README) if block.title]
+    assert len(script.text.splitlines()) < 30
+    assert "    main(" in script.text

@@ -7,12 +7,14 @@ nothing. What can't run in a test stands in a ```console block, whose flags test
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from absl import flags
 
+from crankshaft import Trainer
 from crankshaft.launch import train  # noqa: F401 (defines the flags)
 from tests.pages import GUIDES, ROOT, blocks, words
 from tests.waiting import PATIENCE
@@ -112,3 +114,10 @@ def test_recipe_runs(title, reader, capfd):
 
 def test_every_check_is_of_a_page_or_a_recipe():
     assert set(HOLDS) <= {*RUNNING, *RECIPES}
+
+
+def test_methods_that_the_guide_has_one_override_exist():
+    section = (ROOT / "docs" / "model.md").read_text(encoding="utf-8").split("## Override more")[1].split("## ")[0]
+    named = [name for row in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)]
+    assert len(named) >= 10
+    assert [name for name in named if not callable(getattr(Trainer, name, None))] == []

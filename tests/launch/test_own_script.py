@@ -1,4 +1,4 @@
-"""A user's own script, made a program by train.main: own data, own steps, own hooks. README's stands among them."""
+"""A user's own script, made a program by train.main: own data, own steps, own hooks."""
 
 from __future__ import annotations
 
@@ -43,25 +43,6 @@ def arrays():
 
 def found_in(path) -> dict:
     return json.loads(path.read_text())
-
-
-def readme_script() -> str:
-    """The block of README.md that calls main."""
-    path = ROOT / "README.md"
-    assert path.exists(), "README.md is missing: it has to show a user's whole script, which is run here"
-    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    scripts = [block for block in blocks if "    main(" in block]
-    assert scripts, "README.md has no ```python block that calls main("
-    return scripts[0]
-
-
-def test_readmes_script_runs_as_it_stands(crank, tmp_path):
-    script = readme_script()
-    assert len(script.splitlines()) < 30
-    (tmp_path / "script.py").write_text(script)
-    run = ("--train_steps=3", "--jit=off", f"--run_dir={tmp_path}/run")
-    crank(*run, script=tmp_path / "script.py").ok()
-    assert found_in(tmp_path / "run" / "result.json")["step"] == 3
 
 
 def test_a_script_is_a_whole_program_with_flags_of_its_own(crank, tmp_path):
