@@ -3,7 +3,6 @@ may stand, as the tables here say. In this process, up to where TensorFlow or an
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 
@@ -84,14 +83,6 @@ class Started(BaseException):
 
 def started(*arguments, **named):
     raise Started
-
-
-@pytest.fixture(scope="module", autouse=True)
-def frozen():
-    """What was there before is not gone through each time that a command, as it ends, collects garbage."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
