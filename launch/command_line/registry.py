@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import pathlib
@@ -232,8 +233,9 @@ def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
     return defaults, tuple(arg.arg for arg, default in pairs if default is None)
 
 
-def optimizers() -> dict[str, Entry]:
-    """Finds the engine's optimizers and Keras's, by lower-case name."""
+@functools.cache
+def optimizers() -> Mapping[str, Entry]:
+    """Finds the engine's optimizers and Keras's, by lower-case name; reads them once a process."""
     tree = ast.parse((_ROOT / "engine" / "optimizers" / "rules.py").read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found = {}

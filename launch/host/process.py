@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import math
 import os
 import re
@@ -162,6 +163,7 @@ def widen_vectors(variables: MutableMapping[str, str], features: Container[str])
         logging.debug("XLA_FLAGS=%s", variables["XLA_FLAGS"])
 
 
+@functools.cache
 def keep_allocator_tuned() -> None:
     """Tunes the allocator again after TensorFlow has reset it. To be called once TensorFlow has its devices.
 

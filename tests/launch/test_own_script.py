@@ -81,8 +81,9 @@ def test_a_script_is_a_whole_program_with_flags_of_its_own(crank, tmp_path):
     helped = crank("--help", script=script).ok()
     assert "Fits lines." in helped.out
     assert "This script:\n  --slope" in helped.out
-    flags = ("--slope=-3", "--train_epochs=40", "--optimizer=sgd", "--learning_rate=0.3", "--jit=off")
-    outcome = crank(*flags, f"--run_dir={tmp_path}/run", "--global_batch_size=32", script=script).ok()
+    flags = ("--slope=-3", "--optimizer=sgd", "--learning_rate=0.3", "--global_batch_size=32", "--jit=off")
+    length = ("--train_epochs=40", "--eval_every_steps=0", f"--run_dir={tmp_path}/run")
+    outcome = crank(*flags, *length, script=script).ok()
     seen = re.findall(r"^epoch (\d+) slope (\S+)$", outcome.out, re.MULTILINE)
     assert [int(epoch) for epoch, _ in seen] == list(range(1, 41))
     assert float(seen[-1][1]) == pytest.approx(-3, abs=0.01)
@@ -113,8 +114,9 @@ def test_features_may_be_a_dictionary(inside, tmp_path, place):
         named = {"left": FEATURES[:, :2], "right": FEATURES[:, 2:]}
         return (named, LABELS), (named, LABELS)
 
-    flags = (*QUIET, *place, "--train_epochs=40", "--global_batch_size=32", "--learning_rate=0.1")
-    inside(*flags, f"--run_dir={tmp_path}/run", trainer=Two, data=data).ok()
+    flags = (*QUIET, *place, "--global_batch_size=32", "--learning_rate=0.1")
+    length = ("--train_epochs=40", "--eval_every_steps=0", f"--run_dir={tmp_path}/run")
+    inside(*flags, *length, trainer=Two, data=data).ok()
     assert found_in(tmp_path / "run" / "result.json")["eval"]["loss"] < 1e-2
     inside("--mode=export", f"--run_dir={tmp_path}/run", trainer=Two, data=data).ok()
     serve = tf.saved_model.load(str(tmp_path / "run" / "export" / "120")).signatures["serving_default"]
@@ -339,7 +341,8 @@ def test_an_own_train_step_is_taken(inside, tmp_path):
         def eval_step(self, batch):
             return {"loss": self.loss(self.model(batch[0]) + self.other(batch[0]), batch)}
 
-    flags = (*QUIET, "--train_epochs=40", "--global_batch_size=32", "--learning_rate=0.1", f"--run_dir={tmp_path}")
+    flags = (*QUIET, "--train_epochs=40", "--eval_every_steps=0", "--global_batch_size=32", "--learning_rate=0.1")
+    flags += (f"--run_dir={tmp_path}",)
     inside(*flags, trainer=Two, data=arrays).ok()
     assert found_in(tmp_path / "result.json")["eval"]["loss"] < 1e-2
     again = inside(*flags, trainer=Two, data=arrays).ok()
