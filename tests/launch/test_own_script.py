@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import re
 import shutil
 import textwrap
@@ -14,7 +13,6 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUIET = ("--jit=off", "--progress=off")
 FEATURES = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
 LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.25
