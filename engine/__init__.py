@@ -1,8 +1,9 @@
 """The training engine: explicit, distributed training loops for TensorFlow 2. Reads no flag, no environment.
 
-Its names are imported when they are first asked for: what starts before TensorFlow uses rooms that do without it.
+Its names are imported on first use, so that code that runs before TensorFlow can use the rooms that do without it.
 
-Raises ImportError where Keras runs on another backend than TensorFlow already.
+Raises:
+  ImportError: Keras runs on another backend than TensorFlow already.
 """
 
 import os
@@ -12,10 +13,10 @@ from importlib import import_module
 if __name__ == "engine":
     raise ImportError("engine is a part of crankshaft; write `import crankshaft.engine` in place of `import engine`")
 
-# tf.keras works on TensorFlow alone. Keras reads this as it is imported, TensorFlow's own import of it included; for
-# other programs the variable or ~/.keras/keras.json may name another backend.
+# tf.keras works on TensorFlow alone. Keras reads this variable as it is imported, by TensorFlow too; for other programs
+# the variable or ~/.keras/keras.json may name another backend.
 os.environ["KERAS_BACKEND"] = "tensorflow"
-_keras = sys.modules.get("keras.src.backend.config")  # there also where Keras failed for want of its backend
+_keras = sys.modules.get("keras.src.backend.config")  # imported even where Keras failed for want of its backend
 if _keras is not None and _keras.backend() != "tensorflow":
     raise ImportError(
         f"Keras runs on {_keras.backend()} here, by KERAS_BACKEND or keras.json, and was imported before engine, which "

@@ -1,4 +1,4 @@
-"""The outer loop, on the host: run steps until something is due, then do what is due. Knows no model, no device."""
+"""The outer loop, on the host: runs steps until something is due, then does it. Knows no model, no device."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, c
         _agree_to_stop(moment, together=state.step == due)
         if moment.stop:
             strategy.wind_up()
-        before = clock()  # what hooks take is theirs, not the steps'
+        before = clock()  # the time that hooks take is not counted as the steps'
     for hook in hooks:
         hook.end(moment)
     return moment
 
 
 def _agree_to_stop(moment: Moment, together: bool) -> None:
-    """Makes of what a hook of this process wishes what all processes do, at the same step.
+    """Turns a hook's wish to stop, in this process, into what all processes do at the same step.
 
     `together`: all of them stand at this step, since something is due at it.
     """

@@ -1,4 +1,4 @@
-"""Everything that one checkpoint holds, and nothing else does."""
+"""A run's state: everything that a checkpoint holds, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from crankshaft.engine.checkpoints import snapshot
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.trainer import Trainer
 
-# By which rules a run's numbers come about. A change that alters bits takes the next number, so that no run goes on
-# with other bits than it began with, unnoticed. 1 is what checkpoints have that name none. Since 2 `data.order` mixes
-# an epoch's key and shuffles in eight rounds; since 3 what averages are corrected by, in Adam, RMSprop and the weights'
-# average, is no difference of float32 numbers; since 4 float16's losses are of the range of means on replicas too; an
-# AUC's buckets are by the logit since 5.
+# The version of the rules by which a run's numbers come about. A change that alters bits takes the next number, so that
+# no run continues unnoticed with other bits than it began with. Checkpoints that name none are of rules 1. Since 2
+# `data.order` mixes an epoch's key and shuffles in eight rounds; since 3 the bias corrections of averages, in Adam,
+# RMSprop and the weights' average, are no differences of float32 numbers; since 4 float16's losses are in the range of
+# means on replicas too; since 5 an AUC's buckets are by the logit.
 RULES = 5
 
 
@@ -47,7 +47,7 @@ class TrainState:
         self.step_variable.assign(self.step)
 
     def variables(self) -> list[tf.Variable]:
-        """Every variable of the checkpoint, each once."""
+        """Returns every variable of the checkpoint, each once."""
         found = {}
         for _, trackable in snapshot.walk(self.checkpoint):
             variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
@@ -57,7 +57,7 @@ class TrainState:
 
     @contextlib.contextmanager
     def kept(self):
-        """What is done within it leaves no trace: every variable, and the step, are put back as they were."""
+        """Restores every variable, and the step, as they were, after the body."""
         put_back = self.copied()
         try:
             yield
@@ -65,14 +65,14 @@ class TrainState:
             put_back()
 
     def copied(self) -> Callable[[], None]:
-        """Copies every variable; what is returned puts the copies, and the step, back.
+        """Copies every variable; returns a function that restores the copies, and the step.
 
-        Meanwhile the host of the device that has a variable holds the copy: a GPU need not have room for all twice.
+        The copy is held by the host of the device that has the variable: a GPU need not have room for two.
         """
         parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
         step, before = self.step, []
         for part in parts:
-            with tf.device(host_of(part.device)):  # a parameter server's are kept there
+            with tf.device(host_of(part.device)):  # a parameter server's host keeps its variables' copies
                 before.append(tf.identity(part))
 
         def put_back() -> None:
@@ -83,15 +83,16 @@ class TrainState:
         return put_back
 
     def host_state(self) -> dict:
-        """The part that is plain JSON."""
+        """Returns the plain JSON part of the state."""
         return {"jit": self.jit, "rules": RULES}
 
     def restore_host_state(self, values: dict) -> None:
+        """Restores the plain JSON part, and the step from its variable."""
         self.step = int(self.step_variable.numpy())
         self.jit = values.get("jit")
 
 
 def host_of(device: str) -> str:
-    """The CPU in whose memory a device's values can be kept: of its own task; a CPU's is itself."""
+    """Returns the CPU in whose memory a device's values can be kept: its task's; a CPU itself."""
     spec = tf.DeviceSpec.from_string(device)
     return device if spec.device_type in (None, "CPU") else spec.replace(device_type="CPU", device_index=0).to_string()

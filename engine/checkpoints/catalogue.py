@@ -1,7 +1,7 @@
-"""The checkpoints of a directory as a process knows them: each manifest parsed once, each file hashed once. Host code.
+"""The known checkpoints of a directory: each manifest parsed once, each file hashed once. Host code.
 
-What is as it was, by inode, size and time of change, is not read again: a run that keeps a thousand checkpoints would
-otherwise parse them all at each save, and who looks for new ones would hash all those that it knows.
+A file that is unchanged, by inode, size and time of change, is not read again: a run that keeps a thousand checkpoints
+would otherwise parse them all at each save, and a reader that looks for new ones would hash all known ones.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ _REPEATED = ("about", "variables", "versions")
 
 
 class Catalogue:
-    """What is known of one directory's checkpoints. Reading only; any number may be at one directory."""
+    """What is known of one directory's checkpoints. Reads only; any number may read one directory."""
 
     def __init__(self, directory: str):
         self.directory = directory
@@ -23,18 +23,18 @@ class Catalogue:
         self._last: Manifest | None = None
 
     def read_all(self) -> tuple[list[Manifest], dict[int, str]]:
-        """As `manifest.read_all`."""
+        """Reads all manifests, as `manifest.read_all`."""
         found = manifests.read_all(self.directory, self._read)
         self._manifests.forget_the_gone()
         self._hashes.forget_the_gone()
         return found
 
     def leftovers(self) -> list[str]:
-        """As `manifest.leftovers`."""
+        """Lists leftovers, as `manifest.leftovers`."""
         return manifests.leftovers(self.directory, self._read)
 
     def problem(self, manifest: Manifest) -> str | None:
-        """How a checkpoint's files differ from its manifest, contents too; None when they match."""
+        """Returns how a checkpoint's files differ from its manifest, contents too; None when they match."""
         return manifest.problem(hashed=self._sha256)
 
     def _read(self, path: str) -> Manifest:
@@ -44,7 +44,7 @@ class Catalogue:
         return self._hashes.get(path, lambda: manifests.sha256(path))
 
     def _shared(self, manifest: Manifest) -> Manifest:
-        """The manifest, holding the parts that are the last one's too as those: they are most of it, and it is kept."""
+        """Returns the manifest, sharing the parts that equal the last one's: they are most of it, and it is kept."""
         last, self._last = self._last or manifest, manifest
         alike = {name: getattr(last, name) for name in _REPEATED if getattr(last, name) == getattr(manifest, name)}
         self._last = dataclasses.replace(manifest, **alike)
@@ -52,21 +52,22 @@ class Catalogue:
 
 
 class _Kept:
-    """What was made of files, as long as those stay as they were."""
+    """Values made from files, kept as long as the files stay unchanged."""
 
     def __init__(self):
         self._made = {}
 
     def get(self, path: str, make):
-        """What `make()` gave for the file as it is; raises what `make` does, and OSError."""
+        """Returns what `make()` made of the unchanged file; raises what `make` does, and OSError."""
         if (identity := _identity(path)) is None:
-            return make()  # which tells what is wrong
+            return make()  # raises what is wrong
         known = self._made.get(path)
         if known is None or known[0] != identity:
             known = self._made[path] = (identity, make())
         return known[1]
 
     def forget_the_gone(self) -> None:
+        """Drops the values of files that no longer exist."""
         for path in [path for path in list(self._made) if _identity(path) is None]:
             self._made.pop(path, None)
 

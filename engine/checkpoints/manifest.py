@@ -1,7 +1,7 @@
-"""What a checkpoint is meant to hold, written beside it: its files' sizes and SHA-256, variables, the host's state.
+"""The record of what a checkpoint holds, written beside it: files' sizes and SHA-256, variables, the host's state.
 
-Host code, no TensorFlow: a manifest is the last thing written of a checkpoint, so that a checkpoint with a manifest
-whose files match is whole, whenever the process that wrote it was killed.
+Host code, no TensorFlow. A manifest is the last thing written of a checkpoint, so a checkpoint whose files match its
+manifest is whole, whenever the process that wrote it was killed.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 
 from crankshaft.engine.machine import files
 
-FORMAT = 2  # 1 had no digest of its own
+FORMAT = 2  # 1 had no digest of the manifest itself
 SUFFIX = ".manifest.json"
 _READ_BYTES = 1 << 21
 _FILE = re.compile(r"(?P<stem>ckpt-\d+)\.(index|data-\d{5}-of-\d{5})")
@@ -53,15 +53,14 @@ class Manifest:
         return os.path.basename(self.prefix)
 
     def other_data(self, about: dict) -> set[str]:
-        """The splits that are other data now, by what `about` says of each under "data"; of both, or it is taken as the
-        same."""
+        """Returns the splits whose data differs, comparing `about["data"]`; a split that one lacks counts as equal."""
         before, now = self.about.get("data", {}), about.get("data", {})
         return {split for split in before.keys() & now.keys() if before[split] != now[split]}
 
     def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
-        """How the files differ from the manifest, or None when they match. Without `content`, sizes only.
+        """Returns how the files differ from the manifest; None when they match. Without `content`, compares sizes.
 
-        `hashed` gives a file's hash by its path, where some are known already.
+        `hashed` returns a file's hash by its path, where some are known already.
         """
         if self.gone():
             return f"{self.name} was removed"
@@ -80,13 +79,13 @@ class Manifest:
         return None
 
     def gone(self) -> bool:
-        """Whether no file is left at all: a checkpoint that was swept, not one that broke."""
+        """Returns whether no file is left at all: then the checkpoint was removed on purpose, not broken."""
         directory = os.path.dirname(self.prefix)
         return not any(os.path.exists(os.path.join(directory, name)) for name in self.files)
 
 
 def write(manifest: Manifest) -> None:
-    """Puts the manifest beside its files, all or nothing; the files themselves are on the disk before it is."""
+    """Writes the manifest beside its files, all or nothing, once the files themselves are on the disk."""
     directory = os.path.dirname(manifest.prefix)
     for name in manifest.files:
         _fsync(os.path.join(directory, name))
@@ -98,7 +97,11 @@ def write(manifest: Manifest) -> None:
 
 
 def read(path: str) -> Manifest:
-    """Raises CheckpointError when the file is not a whole manifest of a known format, of its own step's files alone."""
+    """Reads a manifest.
+
+    Raises:
+      CheckpointError: the file is not a whole manifest of a known format, whose files are all of its own step.
+    """
     name = os.path.basename(path)
     try:
         record = files.read_json(path)
@@ -136,7 +139,7 @@ def _check_fields(name: str, record: dict) -> None:
 
 
 def _check_files(name: str, manifest: Manifest) -> None:
-    """That these are this checkpoint's files and no others: what a manifest names is read, and removed in the end."""
+    """Checks that these are this checkpoint's files and no others: files that are named get read, and removed."""
     if manifest.name != f"ckpt-{manifest.step}":
         raise CheckpointError(f"{name}: expected step {step_of(name)}, found {_shown(manifest.step)}")
     for file, recorded in manifest.files.items():
@@ -149,13 +152,13 @@ def _check_files(name: str, manifest: Manifest) -> None:
 
 
 def _shown(value) -> str:
-    """A value of a file that was read, short enough for a line."""
+    """Returns a value that was read from a file, short enough for a line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def sealed(record: dict) -> dict:
-    """A manifest's record, as JSON has it, with the digest of all else in it."""
+    """Returns a manifest's record, as JSON has it, with the digest of all else in it."""
     content = {key: value for key, value in record.items() if key != "sha256"}
     return content | {"sha256": _digest(content)}
 
@@ -165,9 +168,9 @@ def _digest(record: dict) -> str:
 
 
 def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[list[Manifest], dict[int, str]]:
-    """Every manifest, newest first, and {step: what is wrong} of the checkpoints that have none that can be read.
+    """Reads every manifest, newest first, and {step: problem} of the checkpoints without a readable one.
 
-    `read` gives a manifest by its path, where some are known already.
+    `read` returns a manifest by its path, where some are known already.
     """
     manifests, problems = [], {}
     names = listdir(directory)
@@ -186,7 +189,7 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
 
 
 def describe_files(prefix: str) -> dict:
-    """{name: {"bytes", "sha256"}} of the files that TensorFlow wrote for `prefix`."""
+    """Returns {name: {"bytes", "sha256"}} of the files that TensorFlow wrote for `prefix`."""
     directory, stem = os.path.split(prefix)
     described = {}
     for name in sorted(listdir(directory)):
@@ -198,7 +201,7 @@ def describe_files(prefix: str) -> dict:
 
 
 def leftovers(directory: str, read: Callable[[str], Manifest] = read) -> list[str]:
-    """Names of what no manifest owns: temporary files and folders, files of unfinished and of swept checkpoints."""
+    """Lists what no manifest owns: temporary files and folders, files of unfinished and of removed checkpoints."""
     names = listdir(directory)
     found = []
     for name in names:
@@ -210,22 +213,22 @@ def leftovers(directory: str, read: Callable[[str], Manifest] = read) -> list[st
 
 
 def is_temporary_folder(name: str) -> bool:
-    """Whether TensorFlow makes, and removes, a folder of that name while it writes a checkpoint."""
+    """Returns whether TensorFlow makes, and removes, a folder of that name while it writes a checkpoint."""
     return bool(_TEMPORARY_FOLDER.fullmatch(name))
 
 
 def steps(directory: str) -> set[int]:
-    """The steps of all manifests, those too that can't be read."""
+    """Returns the steps of all manifests, unreadable ones included."""
     return {step_of(name) for name in listdir(directory) if _MANIFEST.fullmatch(name)}
 
 
 def step_of(name: str) -> int:
-    """The step in the name of one of a checkpoint's files."""
+    """Returns the step in the name of one of a checkpoint's files."""
     return int(re.match(r"ckpt-(\d+)", name)[1])
 
 
 def listdir(directory: str) -> list[str]:
-    """Names in the directory; none when there is no such directory."""
+    """Lists the names in a directory; none when there is no such directory."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -233,7 +236,7 @@ def listdir(directory: str) -> list[str]:
 
 
 def sha256(path: str) -> str:
-    """A file's hash in hexadecimal, read in pieces."""
+    """Returns a file's hash in hexadecimal, reading it in pieces."""
     digest = hashlib.sha256()
     with open(files.open_regular(path), "rb") as file:
         while piece := file.read(_READ_BYTES):

@@ -1,4 +1,4 @@
-"""A state's variables as a tree of plain copies, and how a state compares with a checkpoint file. Host code.
+"""Copies a state's variables into a tree of plain values, and compares a state with a checkpoint file. Host code.
 
 TensorFlow names a checkpoint's entries by the shortest path of attributes from the root to each variable, and matches
 by that graph when it reads. Both are followed here, for variables of any strategy and for Keras's.
@@ -15,14 +15,14 @@ from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import per_replica
 
 _LISTED = 8
-# Of tables and their slots, whose reading copies them: so much is copied, for the writer; the rest is written slice by
-# slice while nothing changes it. With what is under way of a slice this is 256 MiB at most.
+# Bytes of tables and their slots, whose reading copies them, that are copied for the writer; the rest is written slice
+# by slice while nothing changes it. With the copies in progress of a slice this is 256 MiB at most.
 COPIED_BYTES = 128 << 20
 SLICE_BYTES = 32 << 20
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
-# A layer's attributes, lists: all its layers and variables, in the order in which it was given them.
+# A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
 _KEPT_BY_KERAS = ("_layers", "_trainable_variables", "_non_trainable_variables")
-# TensorFlow's own, made by the first save: not a part of anybody's state.
+# TensorFlow's own entries, made by the first save: not a part of any state.
 _NOT_STATE = {"save_counter/" + _ATTRIBUTE, "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
@@ -35,23 +35,23 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A large table, or a slot of one, that is to be written slice by slice: to read it as a whole would copy it."""
+    """A large table, or a slot of one, that is to be written slice by slice: reading it as a whole would copy it."""
 
     variable: tf.Variable
     key: str
 
     @property
     def tensor(self) -> tf.Tensor:
-        """Its first row, which is written with the rest of the state, so that the table is a part of its graph."""
+        """The first row, which is written with the rest of the state, so that the table is a part of its graph."""
         return self._read(0, 1)
 
     def slice_spec(self, first: int, stop: int) -> str:
-        """Rows [first, stop) as TensorFlow's SaveV2 has it."""
+        """Returns rows [first, stop) in the form of TensorFlow's SaveV2."""
         rows, width = self.variable.shape
         return f"{rows} {width} {first},{stop - first}:0,{width}"
 
     def write(self, prefix: str) -> Iterator[str]:
-        """Writes all rows but the first; yields the checkpoint that each slice is, `prefix` and its number."""
+        """Writes all rows but the first; yields the checkpoint's name of each slice, `prefix` and its number."""
         rows, width = self.variable.shape
         step = max(1, SLICE_BYTES // (width * self.variable.dtype.size))
         for number, first in enumerate(range(1, rows, step)):
@@ -71,7 +71,7 @@ class Rows:
 
 
 class _FirstRow(tf.__internal__.tracking.AutoTrackable):
-    """What stands for a `Rows` in the graph of a checkpoint that is written."""
+    """The stand-in of a `Rows` in the graph of a checkpoint that is written."""
 
     def __init__(self, rows: Rows):
         self._row, self._spec = rows.tensor, rows.slice_spec(0, 1)
@@ -84,16 +84,17 @@ class _FirstRow(tf.__internal__.tracking.AutoTrackable):
 
 
 def take(state) -> tuple[dict, dict]:
-    """Reads every variable under `state`, but for the rows of large tables, which are to be written before they change.
+    """Reads every variable under `state`, except large tables' rows, which have to be written before they change.
 
-    Returns (tree, variables): `tree` holds `Value`s at the leaves and dicts {child name: ...} elsewhere, an object that
-    is reached twice being there twice by identity; `variables` is {checkpoint key: [shape, dtype name]}.
+    Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it. On a
+    CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
+    new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
+    for that. A mirrored variable gives its first replica's value, one that is summed on read its sum, and one that
+    differs by replica a row for each: where replicas live in several processes, all have to take their snapshots.
 
-    Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it.
-    On a CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes
-    to a new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call
-    waits for that. A mirrored variable gives its first replica's value, one that is summed on read its sum, and one
-    that differs by replica a row for each: where replicas live in several processes, all have to take their snapshots.
+    Returns:
+      (tree, variables): `tree` holds `Value`s at the leaves and dicts {child name: ...} elsewhere; an object that is
+      reached twice appears twice, by identity. `variables` is {checkpoint key: [shape, dtype name]}.
     """
     variables = {}
     differing = [node for _, node in walk(state) if per_replica.differs(node)]
@@ -113,7 +114,7 @@ def take(state) -> tuple[dict, dict]:
 
 
 def _large_tables(state) -> set[int]:
-    """By id: tables and their slots, which have a table's shape, that are more than may be copied together."""
+    """Returns ids of the tables and slots, found by a table's shape, that are more than may be copied together."""
     nodes = [node for _, node in walk(state)]
     shapes = {tuple(shard.shape) for node in nodes if isinstance(node, Embedding) for shard in node.shards}
     alike = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
@@ -126,7 +127,7 @@ def _large_tables(state) -> set[int]:
 
 
 def rows_in(tree: dict) -> list[Rows]:
-    """The large tables in a tree of `take`'s, each once."""
+    """Lists the large tables in a tree made by `take`, each once."""
     found, queue, seen = {}, [tree], {id(tree)}
     for part in queue:
         for child in part.values():
@@ -139,12 +140,12 @@ def rows_in(tree: dict) -> list[Rows]:
 
 
 def to_restore(state) -> tf.train.Checkpoint:
-    """The state as a checkpoint is read into it: what differs by replica takes rows of an array."""
+    """Wraps the state for reading a checkpoint into it: variables that differ by replica take rows of an array."""
     return to_checkpoint(_tree(state, lambda _, node: per_replica.Rows(node) if per_replica.differs(node) else node))
 
 
 def _tree(state, make_leaf) -> dict:
-    """`state` as dicts {child name: ...}, with `make_leaf(path, variable)` for each variable."""
+    """Returns `state` as dicts {child name: ...}, with `make_leaf(path, variable)` for each variable."""
     built = {}
     nodes = list(walk(state))
     for path, node in nodes:
@@ -161,7 +162,7 @@ def _tree(state, make_leaf) -> dict:
 
 
 def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
-    """A checkpoint that is written as the state would be: same keys, same graph; values become plain host variables.
+    """Makes a checkpoint with the keys and graph of the state; values become plain host variables.
 
     Not to be called within a strategy's scope, where the variables would be mirrored.
     """
@@ -186,7 +187,7 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
 
 
 def walk(root) -> Iterator[tuple[tuple[str, ...], object]]:
-    """(path, object) of everything tracked under `root`, each once, breadth first: the order that names the keys."""
+    """Yields (path, object) of all that is tracked under `root`, each once, breadth first as the keys are named."""
     queue: list[tuple[tuple[str, ...], Any]] = [((), root)]
     seen = {id(root)}
     for path, node in queue:
@@ -198,7 +199,7 @@ def walk(root) -> Iterator[tuple[tuple[str, ...], object]]:
 
 
 def is_variable(node) -> bool:
-    """Whether a trackable holds a value that a checkpoint keeps."""
+    """Returns whether a trackable holds a value that a checkpoint keeps."""
     return isinstance(node, (tf.Variable, tf.keras.Variable))
 
 
@@ -212,7 +213,7 @@ class Comparison:
     reshaped: list[str]
 
     def message(self) -> str:
-        """The lists that are not empty, a line each."""
+        """Formats the lists that are not empty, a line each."""
         lists = [
             ("missing in the checkpoint", self.missing),
             ("only in the checkpoint", self.extra),
@@ -230,7 +231,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
     Matches as TensorFlow will: the two graphs are walked together, by the names of children. Under an object whose
-    `optional_in_checkpoint` is true, variables may be missing and extra: they are not spoken of.
+    `optional_in_checkpoint` is true, variables may be missing and extra, and are not listed.
     """
     reader = tf.train.load_checkpoint(prefix)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
@@ -270,7 +271,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
 
 
 def _walk_together(root, view, start):
-    """(path, object, checkpoint's node) of what both have."""
+    """Yields (path, object, checkpoint's node) of what both have."""
     if start is None:
         return
     queue: list[tuple[tuple[str, ...], Any, int]] = [((), root, start)]
@@ -305,8 +306,11 @@ def _children(node, is_root: bool) -> list[tuple[str, object]]:
 
 
 def _held_by_keras(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
-    """What a layer holds that TensorFlow does not see: Keras 3 keeps layers and variables in a list or dictionary of a
-    layer's to itself, and TensorFlow's checkpoints would leave out their weights without a word."""
+    """Returns what a layer holds and TensorFlow does not see.
+
+    Keras 3 hides the layers and variables in a layer's list or dictionary, and TensorFlow's checkpoints would silently
+    leave out their weights.
+    """
     held = [(f"{store}_{n}", child) for store in _KEPT_BY_KERAS for n, child in enumerate(getattr(layer, store, ()))]
     reached = {id(child): child for child in children}
     if all(id(child) in reached for _, child in held):
@@ -328,12 +332,12 @@ def _read(variable) -> tf.Tensor:
 
 
 def _host_of(device: str) -> str:
-    """The CPU of the process that a device is in."""
+    """Returns the CPU of the process that a device is in."""
     return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
 
 
 def _refuse_other_state(path, node) -> None:
-    """Tables, iterators and the like keep values that are no variables: better refused than silently left out.
+    """Raises CheckpointError for tables, iterators and other state that is no variable, rather than leave it out.
 
     An empty table keeps none: Keras's lookup layers count words in one while they adapt, and empty it.
     """
@@ -376,7 +380,7 @@ def _form_here(node) -> str:
 
 
 def _any_rows(shape) -> list[int | None]:
-    """[None, *shape], which a message writes as it stands: of any number of replicas."""
+    """Returns [None, *shape], which a message shows as it is: of any number of replicas."""
     return [None, *tf.TensorShape(shape).as_list()]
 
 

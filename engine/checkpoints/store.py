@@ -1,15 +1,15 @@
 """Checkpoints of everything a run needs to go on: written beside training, verified, kept, restored. Host code.
 
 The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk; then the manifest, renamed
-into place. The oldest are swept before that as far as two others stay, so that from `keep=3` on the disk holds no more
-than `keep`, and the system writes into the memory of the files just removed; the rest are swept after it. The manifests
-alone decide what there is: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew from
-them at each save and read by nobody here.
+into place. The oldest are removed before that as far as two others stay, so that from `keep=3` on the disk holds no
+more than `keep`, and the system writes into the memory of the files just removed; the rest are removed after it. The
+manifests alone decide what exists: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew
+from them at each save and not read here.
 
-Saving is asynchronous, by a snapshot and a thread of our own. TensorFlow's own way,
-`CheckpointOptions(experimental_enable_async_checkpoint=True)`, can't be had with Keras 3 variables: its second save
+Saving is asynchronous, by a snapshot and a thread. TensorFlow's way,
+`CheckpointOptions(experimental_enable_async_checkpoint=True)`, does not work with Keras 3 variables: its second save
 fails (`Variable._copy_trackable_to_cpu` makes variables inside a `tf.function`); it also keeps a second copy of the
-state for good, does not see variables made after the first save, and tells of a failed write only at the next save.
+state for good, does not see variables made after the first save, and reports a failed write only at the next save.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.machine import environment, files
 
-# Writing and hashing is work for a core; a training step that shares its core waits for its slower half.
+# Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
 _NICENESS = 15
-# Besides the one being written: were the newest found to be broken, there is one more.
+# Kept besides the one being written: were the newest found to be broken, there is one more.
 _LEFT_WHILE_WRITING = 2
 
 
@@ -58,10 +58,10 @@ class Checkpoints:
         self._catalogue = Catalogue(self.directory)
 
     def clean(self) -> list[str]:
-        """Removes what killed writers left, and returns the names. For the process that writes, before it does.
+        """Removes what killed writers left, and returns the names. Only for the process that writes, before it does.
 
         That is: temporary files, and files of checkpoints without a manifest. A checkpoint with a manifest stays,
-        broken or not, until it is written again or swept by `keep`.
+        broken or not, until it is written again or removed by `keep`.
         """
         self.wait()
         names = self._catalogue.leftovers() if self.writes else []
@@ -75,13 +75,13 @@ class Checkpoints:
 
         Does nothing when this object's last save or restore was of the same step, unless `force`. Waits for the save
         before this one, and raises its CheckpointError. `host_state`, what `json` takes and NumPy scalars, is kept in
-        the manifest and is read at once too.
+        the manifest and is also read at once.
         """
         self.wait()
         if step == self._current_step and not force:
             return
         if not self.writes:
-            snapshot.take(self.state)  # its part in gathering what differs by replica
+            snapshot.take(self.state)  # takes part in gathering what differs by replica
             self._current_step = step
             return
         about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
@@ -97,7 +97,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Returns when nothing is being written. Raises the write's CheckpointError, once, if it failed."""
+        """Waits until nothing is being written. Raises the write's CheckpointError, once, if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -106,18 +106,18 @@ class Checkpoints:
             raise error
 
     def latest(self) -> Manifest | None:
-        """The newest checkpoint whose files match its manifest, or None.
+        """Returns the newest checkpoint whose files match its manifest, or None.
 
         Warns of each newer one that is skipped, with the file, what was expected and what was found; of each once.
         """
         return next(self._valid(), None)
 
     def all(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
-        """All checkpoints, or those `where` it is so, whose files match their manifests, the oldest first."""
+        """Returns all checkpoints for which `where` holds and whose files match their manifests, the oldest first."""
         return list(self._valid(where))[::-1]
 
     def problem(self) -> str | None:
-        """What is wrong with the newest checkpoint, where there are manifests and none is of a whole one; else None."""
+        """Returns what is wrong with the newest checkpoint if manifests exist, none of a whole one; else None."""
         found, unreadable = self._catalogue.read_all()
         sealed = manifests.steps(self.directory)
         problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
@@ -125,10 +125,13 @@ class Checkpoints:
         return problems[-1] if problems and all(problems) else None
 
     def restore(self, manifest: Manifest | None = None) -> Manifest | None:
-        """Gives the state's variables the values of a checkpoint, the latest one if None, and returns its manifest.
+        """Restores the state's variables from a checkpoint, the latest one if None, and returns its manifest.
 
-        Returns None when there is no valid checkpoint. Raises CheckpointError, before any variable is changed, when
-        the checkpoint is broken or is not one of this state: variables missing, extra or of another shape or type.
+        Returns None when there is no valid checkpoint.
+
+        Raises:
+          CheckpointError: before any variable is changed, when the checkpoint is broken or is not one of this state:
+            variables missing, extra or of another shape or type.
         """
         self.wait()
         if manifest is not None:
@@ -141,7 +144,7 @@ class Checkpoints:
                 self._restore_verified(manifest)
                 return manifest
             except (tf.errors.OpError, CheckpointError):
-                # A writer elsewhere may have swept it since; then there is a newer one.
+                # A writer elsewhere may have removed it since; then there is a newer one.
                 if manifest.problem(content=False) is None:
                     raise
         return None
@@ -160,11 +163,11 @@ class Checkpoints:
         self._current_step = manifest.step
 
     def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):
-        """Valid checkpoints, newest first, with a warning for each that is skipped on the way."""
+        """Yields valid checkpoints, newest first, with a warning for each that is skipped on the way."""
         found, unreadable = self._catalogue.read_all()
         for manifest in found:
             if not where(manifest) or manifest.gone():
-                continue  # gone is swept, by this process or another
+                continue  # removed, by this process or another
             problem = self._catalogue.problem(manifest)
             if problem is None:
                 self._warn_newer(unreadable, manifest.step)
@@ -184,7 +187,7 @@ class Checkpoints:
             logging.warning("skipping a broken checkpoint in %s: %s", self.directory, problem)
 
     def _write(self, step: int, tree: dict, record: dict, may_change: threading.Event) -> None:
-        """Runs in the thread, outside any strategy's scope. Sets `may_change` when it reads no variable more."""
+        """Writes a checkpoint, in the thread, outside any strategy's scope. Sets `may_change` after its last read."""
         if not snapshot.rows_in(tree):
             may_change.set()
         with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
@@ -201,7 +204,7 @@ class Checkpoints:
             if self.keep and self._sweep(self.keep):
                 self._write_state_file()
         except Exception as error:  # whatever it is, it has to reach wait()
-            why = getattr(error, "strerror", None) or reason(error)  # the directory's name is there already
+            why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
             self._error = CheckpointError(
                 f"ckpt-{step} could not be written to {self.directory}: {why}; "
                 "make room or mend the directory, or use another --run_dir"
@@ -214,7 +217,7 @@ class Checkpoints:
             may_change.set()
 
     def _write_files(self, step: int, tree: dict, may_change: threading.Event) -> None:
-        """TensorFlow's files: the large tables' slices, then the rest, merged into one checkpoint."""
+        """Writes TensorFlow's files: the large tables' slices, then the rest, merged into one checkpoint."""
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_parts")  # as `manifest.leftovers` knows it
         _remove(folder)
         os.makedirs(folder)
@@ -232,10 +235,10 @@ class Checkpoints:
         _remove(folder)
 
     def _sweep(self, left: int, writing: int | None = None) -> bool:
-        """Removes the oldest, broken ones before all, until `left` are there; returns whether there were any.
+        """Removes the oldest checkpoints, broken ones first, until `left` remain; returns whether it removed any.
 
-        The one of the step that is about to be written, maybe again, does not count; the one that this object saved or
-        restored last, and so knows to be whole, stays.
+        The checkpoint of the step that is about to be written, maybe again, does not count; the one that this object
+        saved or restored last, and so knows to be whole, stays.
         """
         known = [each for each in self._known() if each.step != writing]
         swept = [each for each in known[: max(0, len(known) - left)] if each.step != self._current_step]
@@ -246,12 +249,12 @@ class Checkpoints:
         return bool(swept)
 
     def _known(self) -> list[Manifest]:
-        """The checkpoints on the disk, those to be swept first coming first: broken ones, by size, then the oldest."""
+        """Lists the checkpoints on the disk in the order of removal: broken ones, by size, then the oldest."""
         known = [each for each in self._catalogue.read_all()[0] if not each.gone()]
         return sorted(known, key=lambda each: (each.problem(content=False) is None, each.serial))
 
     def _write_state_file(self) -> None:
-        """TensorFlow's `checkpoint` file, for its own tools: what there is by the manifests, the newest last."""
+        """Writes TensorFlow's `checkpoint` file, for its own tools, from the manifests, the newest last."""
         path = os.path.join(self.directory, "checkpoint")
         names = [json.dumps(each.name) for each in self._known()]
         if not names:
@@ -280,7 +283,7 @@ class Checkpoints:
 
 
 def load_weights(path, target, name: str = "trainer.model") -> list[str]:
-    """Gives `target`'s variables the values that `name` has in another run's checkpoint, and nothing else.
+    """Loads `target`'s variables from `name` in another run's checkpoint, and nothing else.
 
     Args:
       path: a run's directory, a directory of checkpoints (of either, the newest valid one is taken), or one
@@ -288,9 +291,12 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
       target: what is tracked under `name` here: a Keras model, a tf.Module, a tf.train.Checkpoint.
       name: the attributes from the checkpoint's root to it, with dots; "" is the root.
 
-    Returns the names of the variables that were loaded. Raises CheckpointError, before any is changed, for a path
-    without a valid checkpoint, for variables that are missing, extra or of another shape or type, and when nothing
-    matches.
+    Returns:
+      The names of the variables that were loaded.
+
+    Raises:
+      CheckpointError: before any variable is changed, for a path without a valid checkpoint, for variables that are
+        missing, extra or of another shape or type, and when nothing matches.
     """
     prefix = _find_prefix(os.path.abspath(path))
     at = tuple(part for part in name.split(".") if part)
@@ -334,7 +340,7 @@ def _find_prefix(path: str) -> str:
 
 
 def _sealed_problem(prefix: str) -> str | None:
-    """What is wrong with a checkpoint by its manifest; None where nothing is, or TensorFlow alone wrote it."""
+    """Returns what is wrong with a checkpoint by its manifest; None if nothing is, or if TensorFlow alone wrote it."""
     if not os.path.exists(prefix + manifests.SUFFIX):
         return None
     try:
@@ -344,7 +350,7 @@ def _sealed_problem(prefix: str) -> str | None:
 
 
 def _jsonable(name: str, value: dict) -> dict:
-    """A copy of `value` as it will be read back."""
+    """Returns a copy of `value` as it will be read back from JSON."""
 
     def scalar(item):
         if hasattr(item, "item"):

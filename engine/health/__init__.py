@@ -1,1 +1,1 @@
-"""Whether a run's processes are well: who is lost, stuck, slow, or holds other values than the rest."""
+"""The health of a run's processes: who is lost, stuck or slow."""

@@ -1,8 +1,7 @@
-"""Tasks that are there and do not answer, and that a coordinator does not wait for a parameter server that is one of
-them for ever. Host code.
+"""Finds parameter servers that do not answer, so that a coordinator does not wait for one for ever. Host code.
 
-One that is gone refuses at once. One that is stopped, or cut off, lets TensorFlow wait: for a variable's value, for a
-checkpoint's file, for its part of an update, with nothing that could be timed from outside.
+A process that is gone refuses at once. One that is stopped, or cut off, lets TensorFlow wait: for a variable's value,
+for a checkpoint's file, for its part of an update, with nothing that could be timed from outside.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import tensorflow as tf
 from crankshaft.engine.health.watchdog import end_process
 
 _PERIOD_SECONDS = 1.0
-_ANSWER_SECONDS = 3.0  # of a worker that is asked for a number
+_ANSWER_SECONDS = 3.0  # for a worker that is asked for a number
 
 
 def ask(job: str, task: int) -> None:
-    """Returns once the task has told what time it has, or could not be asked."""
+    """Asks a task for the time; returns once it has answered, or could not be asked."""
     with contextlib.suppress(Exception), tf.device(f"/job:{job}/task:{task}/device:CPU:0"):
         tf.timestamp()  # without an input: a constant goes to the task with Python's lock held
 
 
 def silent(job: str, tasks: Iterable[int]) -> list[int]:
-    """Those tasks of a job that do not so much as tell the time within seconds: stopped, or cut off."""
-    # Daemons: one that waits for a stopped task is not to be waited for.
+    """Returns those tasks of a job that do not even tell the time within seconds: stopped, or cut off."""
+    # Daemons: the process must not wait for a thread that waits for a stopped task.
     asked = {task: threading.Thread(target=ask, args=(job, task), daemon=True) for task in tasks}
     for thread in asked.values():
         thread.start()
@@ -39,7 +38,7 @@ def silent(job: str, tasks: Iterable[int]) -> list[int]:
 
 
 def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: float) -> str:
-    """One line about servers that do not answer."""
+    """Describes, in one line, servers that do not answer."""
     names = " and ".join(f"ps {server} ({addresses[server]})" for server in servers)
     return (
         f"{names} {'have' if len(servers) > 1 else 'has'} not answered for --step_timeout_seconds={timeout_seconds:g}: "
@@ -54,7 +53,7 @@ def watched(
     ask_server: Callable[[int], None],
     end: Callable[[str], None] = end_process,
 ):
-    """Within, the process ends if a server does not answer for too long. Time in which it was held does not count.
+    """Ends the process if, within, a server does not answer for too long. Time in which it was held does not count.
 
     Args:
       addresses: of the servers, host:port.
@@ -85,7 +84,7 @@ def watched(
                 end(explain(late, addresses, timeout_seconds))
                 return
 
-    # Daemons: one that waits for a stopped server is not to be waited for.
+    # Daemons: the process must not wait for a thread that waits for a stopped server.
     for server in range(len(addresses)):
         threading.Thread(target=keep_asking, args=(server,), name=f"ask-ps-{server}", daemon=True).start()
     threading.Thread(target=watch, name="servers", daemon=True).start()

@@ -1,14 +1,14 @@
-"""What workers tell each other beside TensorFlow: that they are alive, how far they are, why they end. Host code.
+"""Exchanges between workers, beside TensorFlow, that they are alive, how far they are, why they end. Host code.
 
-UDP datagrams, at the number of the port at which TensorFlow's server has TCP. TensorFlow's own key-value store
-(its coordination service) will not do: it lives in task 0, so all calls hang when that one is stopped; keys cannot be
+UDP datagrams, at the number of the port at which TensorFlow's server has TCP. TensorFlow's own key-value store (its
+coordination service) will not do: it lives in task 0, so all calls hang when that one is stopped; keys cannot be
 overwritten; and after the first lost peer, when it is to be asked, it refuses every call.
 
-What arrives counts only if it is of this job, of a peer that has heard of this very process, and newer than what came
-before: each process has a number that nobody can guess, which the others' datagrams repeat to it, so that what an
-earlier process of a worker once said, sent again, says nothing. With the job's secret each is signed too (HMAC, RFC
-2104); without it whoever can read the job's network can forge them. What arrives is shown to people, and ends a process
-only where that process has itself seen no progress.
+A datagram counts only if it is of this job, of a peer that has heard of this very process, and newer than those before:
+each process has a number that cannot be guessed, which the others' datagrams repeat to it, so that a datagram of a
+worker's earlier process, sent again, has no effect. With the job's secret each is signed too (HMAC, RFC 2104); without
+it whoever can read the job's network can forge them. What arrives is shown to people, and ends a process only where
+that process has itself seen no progress.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from crankshaft.engine.internals.errors import visible
 
 _MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a farewell
 _SIGNATURE_BYTES = 32  # SHA-256's
-_LARGEST = 1 << 63  # of a number that arrives
-_MAX_LINE = 400  # bytes of a farewell that travel, in UTF-8
+_LARGEST = 1 << 63  # bound of a number that arrives
+_MAX_LINE = 400  # bytes of a farewell that are sent, in UTF-8
 _PROBE_SECONDS = 0.5
 
 
 class Heard(NamedTuple):
-    """The last that a peer told.
+    """The last datagram of a peer.
 
     Attributes:
       time: when it came, by this process's monotonic clock.
-      process, number: which process of the peer told it, and the how manyth of its datagrams this is.
+      process: which process of the peer sent it.
+      number: its number among that process's datagrams.
       step: the step that it last began, for people to read.
-      beats, arrived: how far it is, to compare (`engine.health.watchdog`); arrived is -1 where it is not known.
+      beats: how far it is, to compare (`engine.health.watchdog`).
+      arrived: likewise; -1 where it is not known.
       farewell: why it ends, if it does; empty if it has done its part.
       lost: the worker that it blames, -1 for none.
     """
@@ -76,15 +78,15 @@ class Peers:
         self._job = zlib.crc32(" ".join(addresses).encode())  # another job's datagrams are not ours
         self._process = secrets.token_hex(16)
         self._numbers = itertools.count(1)
-        self._greeted: dict[int, str] = {}  # by peer, the process that it says it is, as long as it has not heard of us
-        self._ended: set[str] = set()  # processes of peers in whose place others have come
-        self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as it was told last
+        self._greeted: dict[int, str] = {}  # by peer, the process that it says it is, until it has heard of us
+        self._ended: set[str] = set()  # processes of peers that others have replaced
+        self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as last sent
         self._socket: socket.socket | None = None
-        self._flags = 0  # by which the others' addresses are found for the socket
+        self._flags = 0  # for finding the others' addresses for the socket
         self._where: dict[int, tuple] = {}
 
     def open(self) -> None:
-        """Binds the port at this worker's own address; an `OSError` if another program has it."""
+        """Binds the port at this worker's address; raises `OSError` if another program has it."""
         own = self._own_address()
         family = own[0] if own else socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
@@ -100,7 +102,7 @@ class Peers:
         self._find()
 
     def _own_address(self) -> tuple[int, tuple] | None:
-        """(family, address) where the others find this worker; None where it can't be said, and all have to do."""
+        """Returns (family, address) where the others find this worker; None if unknown: then all interfaces serve."""
         hosts = {_split(address)[0] for address in self._addresses}
         host, port = _split(self._addresses[self.worker])
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -114,6 +116,7 @@ class Peers:
         return None
 
     def close(self) -> None:
+        """Closes the socket, if it is open."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -123,10 +126,11 @@ class Peers:
         return self._socket is not None
 
     def called(self, worker: int) -> str:
+        """Returns what messages call a worker: its name and address."""
         return f"{self._names[worker]} ({self._addresses[worker]})"
 
     def tell(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
-        """Sends this worker's state to all others. What is lost on the way is told again the next time."""
+        """Sends this worker's state to all others. What is lost on the way is sent again the next time."""
         state: dict[str, object] = {"step": step, "beats": beats, "arrived": arrived}
         if farewell is not None:
             line = farewell.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
@@ -134,7 +138,7 @@ class Peers:
         self._state = state
         for other in self._others:
             if other not in self._where:
-                self._find()  # a host whose name was not known yet
+                self._find()  # a host whose name was not known before
             self._send(other)
 
     def _send(self, other: int) -> None:
@@ -149,14 +153,14 @@ class Peers:
         return hmac.digest(self._secret, data, "sha256") if self._secret else b""
 
     def listen(self, seconds: float) -> None:
-        """Takes in what comes within that time."""
+        """Receives what comes within that time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             poll = select.poll()  # select() takes no descriptor above 1023
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(left * 1000):
                 return
-            with contextlib.suppress(Exception):  # not ours, of whatever kind, or told that a peer is gone
+            with contextlib.suppress(Exception):  # not ours, of whatever kind, or an error that a peer is gone
                 self._take(self._socket.recv(_MAX_BYTES))
 
     def _take(self, datagram: bytes) -> None:
@@ -169,7 +173,7 @@ class Peers:
             return
         before = self.heard.get(worker)
         is_new = before is None or before.process != process
-        if message["to"] != self._process:  # it has not heard of this process; nor has one of long ago
+        if message["to"] != self._process:  # it has not heard of this process, or an earlier process sent it
             if is_new and self._greeted.get(worker) != process:
                 self._greeted[worker] = process
                 self._send(worker)
@@ -187,7 +191,7 @@ class Peers:
             self._send(worker)
 
     def silent(self, seconds: float) -> dict[int, float]:
-        """The peers that were heard of once, and not for so many seconds, without a farewell; since how many."""
+        """Returns seconds since the last datagram, of peers silent for longer than `seconds` and without a farewell."""
         now = time.monotonic()
         return {
             worker: now - heard.time
@@ -196,11 +200,11 @@ class Peers:
         }
 
     def unheard(self) -> list[int]:
-        """The peers of which nothing has come, ever: a firewall may let TCP through alone."""
+        """Returns the peers of which nothing has ever come: a firewall may let only TCP through."""
         return [other for other in self._others if other not in self.heard]
 
     def gone(self, among: list[int] | None = None) -> list[int]:
-        """The peers at whose address nobody listens any more: their process has ended. A stopped one listens still."""
+        """Returns the peers at whose address nothing listens: their process has ended. A stopped one still listens."""
         return [other for other in (self._others if among is None else among) if is_gone(self._addresses[other])]
 
     def _find(self) -> None:
@@ -210,7 +214,7 @@ class Peers:
 
 
 def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:
-    """The addresses of a host, none if it is not known."""
+    """Returns the addresses of a host; none if it is not known."""
     with contextlib.suppress(OSError):
         return [found[4] for found in socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags)]
     return []
@@ -221,13 +225,13 @@ def _is_loopback(where: tuple) -> bool:
 
 
 def is_gone(address: str) -> bool:
-    """Whether nobody listens at host:port: the process there has ended. A stopped one listens still."""
+    """Returns whether nothing listens at host:port: the process there has ended. A stopped process still listens."""
     try:
         with socket.create_connection(_split(address), timeout=_PROBE_SECONDS):
             return False
     except ConnectionRefusedError:
         return True
-    except OSError:  # no way to say
+    except OSError:  # it can't be told
         return False
 
 

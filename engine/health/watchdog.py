@@ -1,6 +1,6 @@
-"""That a run whose workers wait for each other does not wait for ever: who has not arrived is named, and the run ends.
+"""Ends a run whose workers would wait for each other for ever, and names the worker that has not arrived.
 
-Host code, in a thread of its own: a collective operation blocks the main thread without running Python.
+Host code, in a separate thread: a collective operation blocks the main thread without running Python.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from crankshaft.engine.health.peers import Peers
 from crankshaft.engine.internals.errors import one_line
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
-FIRST_CALL_FACTOR = 5.0  # it compiles
-_EXIT_FAILED = 1  # may be tried again
+FIRST_CALL_FACTOR = 5.0  # the first call compiles
+_EXIT_FAILED = 1  # a failure that may be tried again
 _PERIOD_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 _SILENT_SECONDS = 5.0  # ten datagrams lost in a row
@@ -36,14 +36,14 @@ class LostPeerError(Exception):
 
 
 def default_timeout_seconds() -> float:
-    """0, which is off, where a debugger holds the process, else `DEFAULT_TIMEOUT_SECONDS`."""
+    """Returns 0, which is off, where a debugger holds the process, else `DEFAULT_TIMEOUT_SECONDS`."""
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     is_debugged = sys.gettrace() is not None or (monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID))
     return 0.0 if is_debugged else DEFAULT_TIMEOUT_SECONDS
 
 
 class Arrivals:
-    """Counts, in the compiled loop, the steps whose data this worker has: the next that it does is to meet the others.
+    """Counts, in the compiled loop, the steps whose data this worker has: it then goes on to meet the others.
 
     Without it a worker that waits for its data within a call looks like one that waits for its peers. The data has to
     be endless: where a distributed dataset can end, `next` itself asks all workers whether they have some.
@@ -66,27 +66,29 @@ class Arrivals:
             self._waited.assign_add(tf.timestamp() - asked, read_value=False)
 
     def waited(self) -> tf.Tensor:
-        """Seconds that were spent waiting for data so far, scalar float64."""
+        """Returns the seconds spent waiting for data so far, scalar float64."""
         return self._waited.read_value()
 
     def count(self) -> int:
-        """Steps so far; from any thread, also while the loop runs."""
+        """Returns the steps so far; from any thread, also while the loop runs."""
         return int(self._count.numpy())
 
 
 class Watchdog:
     """Ends this process, with a line that names the worker to look at, when nothing has moved for too long.
 
-    The strategy tells it by `beat` where it is; all workers beat alike, so whoever has fewer beats, or fewer arrivals,
-    is the one that the others wait for. Use as a context, around the training, after the strategy is made.
+    The strategy calls `beat` as it goes on; all workers beat alike, so a worker that has fewer beats, or fewer
+    arrivals, is the one that the others wait for. Use as a context, around the training, after the strategy is made.
 
     Args:
-      worker, names, addresses: this process's place among the workers; what messages call them; host:port of each.
-      secret: the job's, by which workers know each other; empty trusts the network.
+      worker: this process's place among the workers.
+      names: what messages call the workers.
+      addresses: host:port of each.
       timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
+      secret: the job's, which authenticates the workers' datagrams; empty trusts the network.
       arrived: `Arrivals.count`, or another number that grows alike on all workers; None for no such number.
       end: called with the line, in the watchdog's thread; has to end the process.
-      abort: called with a reason, in the watchdog's thread; has to make the collectives that wait fail, for good.
+      abort: called with a reason, in the watchdog's thread; has to make the waiting collectives fail, for good.
     """
 
     def __init__(
@@ -107,18 +109,18 @@ class Watchdog:
         self._end = end or end_process
         self._abort = abort or abort_collectives
         self._period = min(_PERIOD_SECONDS, timeout_seconds / 8) if timeout_seconds else _PERIOD_SECONDS
-        self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, so that a thread reads all of one beat
+        self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, which a thread reads at once
         self._arrived = -1
-        self._moved = 0.0  # when something last did, by the monotonic clock
+        self._moved = 0.0  # when something last moved, by the monotonic clock
         self._lost = -1  # the peer for whose loss this worker ends,
-        self._farewell: str | None = None  # and what it says of it
+        self._farewell: str | None = None  # and what it says about it
         self._has_aborted = False
-        self._speaks = threading.RLock()  # who holds it says why this process ends: this thread, or the main one
+        self._speaks = threading.RLock()  # its holder says why this process ends: this thread, or the main one
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def beat(self, step: int, factor: float = 1.0) -> None:
-        """Says that the main thread begins, or has ended, a call from `step` on. Costs nothing to speak of.
+        """Records that the main thread begins, or has ended, a call from `step` on. Its cost is negligible.
 
         Up to the next beat `factor` times the timeout may pass: `FIRST_CALL_FACTOR` where something is compiled.
         """
@@ -140,7 +142,7 @@ class Watchdog:
         self.close("" if error is None else f"{kind.__name__}: {error}")
 
     def close(self, reason: str = "") -> None:
-        """Tells the others that this worker ends, and why if not because it is done; then watches no more."""
+        """Tells the others that this worker ends, and why if it is not done; then stops watching."""
         if self._thread is None:
             return
         self._closing.set()
@@ -152,7 +154,7 @@ class Watchdog:
     def _say(self, farewell: str | None = None, lost: int = -1) -> None:
         if self._peers.is_open:
             beats, step, _ = self._mark
-            if farewell is None:  # what was said once stands
+            if farewell is None:  # an earlier farewell stands
                 farewell, lost = self._farewell, self._lost
             self._peers.tell(step, beats, self._arrived, farewell, lost)
 
@@ -176,7 +178,7 @@ class Watchdog:
             now = time.monotonic()
             if now - before > 4 * self._period:  # the whole process was held: that time does not count
                 self._moved += now - before
-            self._heed_the_dead()
+            self._abort_for_ended_peer()
             if self._arrived_now is not None:
                 with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up: so does the main thread
                     self._arrived = self._arrived_now()
@@ -185,7 +187,7 @@ class Watchdog:
             if self._timeout and not self._closing.is_set():
                 self._judge(now - self._moved)
 
-    def _heed_the_dead(self) -> None:
+    def _abort_for_ended_peer(self) -> None:
         """Makes the main thread's exchange fail where a peer's process has ended.
 
         TensorFlow does so by itself within 0.1 s if it was receiving at that moment. A call that it begins later waits
@@ -199,7 +201,7 @@ class Watchdog:
         self._abort(f"{self._peers.called(gone[0])} is gone")
 
     def _arm(self) -> None:
-        """For what stops this thread too: library code that never lets go of Python's lock."""
+        """Sets a limit also for what stops this thread: library code that never releases Python's lock."""
         if self._timeout:
             limit = self._timeout * max(1.5, self._mark[2])
             standstill.put_off(limit + 4 * self._period)
@@ -223,7 +225,7 @@ class Watchdog:
         self._speaks.release()
 
     def _verdict(self, idle: float) -> tuple[str, int]:
-        """What to say after so many seconds without progress, and the worker that is to blame, -1 for none."""
+        """Returns what to say after so many seconds without progress, and the worker that is to blame, -1 for none."""
         peers, (beats, step, _) = self._peers, self._mark
         if found := self._by_farewell() or self._by_silence():
             return found
@@ -262,7 +264,7 @@ class Watchdog:
         )
 
     def _by_farewell(self) -> tuple[str, int] | None:
-        """What a peer that has ended said, and the worker to blame: one that blames another repeats what it found."""
+        """Returns what a peer that has ended said, and the worker to blame, preferring peers that blame another."""
         ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.farewell is not None]
         for worker, heard in sorted(ended, key=lambda found: found[1].lost < 0):
             if heard.lost not in (-1, worker, self._peers.worker):
@@ -283,7 +285,7 @@ class Watchdog:
         ), worker
 
     def explain_lost_peer(self, error: Exception) -> str | None:
-        """One line that names the peer whose loss TensorFlow reports by `error`; None if it reports something else.
+        """Returns one line that names the peer whose loss TensorFlow reports; None if `error` is something else.
 
         Tells the other workers, so that they do not take this one, which is about to end, for the one that was lost.
         Takes up to two seconds, or does not return where the watchdog is ending the process already.
@@ -300,7 +302,7 @@ class Watchdog:
         return self._farewell
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:
-        """`named` are the tasks that TensorFlow speaks of: one of them may only have been the first to notice."""
+        """Finds the lost peer; `named` are the tasks that TensorFlow's error names, maybe only the first to notice."""
         called, end = self._peers.called, time.monotonic() + 4 * self._period
         while True:
             if found := self._by_farewell() or self._by_silence():
@@ -318,20 +320,20 @@ class Watchdog:
 
 
 def _may_be_a_loss(error: Exception) -> bool:
-    """Whether TensorFlow may mean a peer: usually by the error's type, but some only say that an exchange broke off."""
+    """Returns whether TensorFlow may mean a peer: usually by the error's type; some only say an exchange broke off."""
     if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
         return True
     return isinstance(error, _LOST)
 
 
 def _tasks(message: str) -> set[int]:
-    """The workers of which an error message of TensorFlow speaks."""
+    """Returns the workers that an error message of TensorFlow names."""
     found = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
-    return found | {0} if "CoordinationService/Heartbeat" in message else found  # which runs in task 0
+    return found | {0} if "CoordinationService/Heartbeat" in message else found  # that service runs in task 0
 
 
 def abort_collectives(reason: str) -> None:
-    """Makes all collectives of this process fail, those that wait and those to come."""
+    """Makes all collectives of this process fail, both waiting and later ones."""
     with contextlib.suppress(tf.errors.OpError):  # they have failed already
         context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 

@@ -1,1 +1,1 @@
-"""What lies under TensorFlow's and Keras's public names: variables, graphs, the words of an error."""
+"""What lies under TensorFlow's and Keras's public names: variables, graphs, the text of an error."""

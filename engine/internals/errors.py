@@ -1,34 +1,36 @@
-"""What an exception says, in one line. Host code."""
+"""Shortens an exception to one line. Host code."""
 
 from __future__ import annotations
 
 import re
 
-# TensorFlow and Keras put such lines around what is wrong: where an operation was made, and how many have failed.
+# Lines that TensorFlow and Keras put around the cause: where an operation was made, and how many have failed.
 _AROUND = ("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack")
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]"  # of nodes
 _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
-# What a terminal obeys, or hides: C0 and C1 but for tab and line feed, and marks that turn the direction of text;
-# C1 too where it came as bytes that are no UTF-8.
+# Characters that a terminal obeys, or hides: C0 and C1 but for tab and line feed, and marks that turn the direction of
+# text; C1 too where it came as bytes that are no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
 _LONGEST_WORD = 300  # characters
 
 
 def visible(text: str) -> str:
-    """A text for people in which nothing acts on a terminal: \\x1b in the place of what begins such a command."""
+    r"""Escapes everything in a text that would act on a terminal: \\x1b for the beginning of a terminal's command."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    """A text for one line of a terminal: `visible`, newlines escaped too, and of a word that does not end for several
-    lines only the beginning."""
+    """Returns a text for one line of a terminal: `visible`, with newlines escaped.
+
+    Of a word that would fill several lines only the beginning is kept.
+    """
     text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def reason(error: BaseException) -> str:
-    """The line of an error's message that says what is wrong; the name of its class where there is none."""
+    """Returns the line of an error's message that says what is wrong; the name of its class where there is none."""
     lines = [line.strip() for line in re.sub(_BOLD, "", str(error)).splitlines()]
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
     found = re.sub(_NAMES, "", lines[0]).strip() if lines else ""

@@ -7,7 +7,7 @@ from collections import Counter
 import tensorflow as tf
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-# Draws of `tf.random` that go on from the last one in the process.
+# Ops of `tf.random` that draw from a state of the process.
 STATEFUL_RANDOM = {
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -22,19 +22,19 @@ STATEFUL_RANDOM = {
 
 
 def called(op: tf.Operation, name: str) -> tf.Graph:
-    """The graph of the function that an op knows by this name."""
+    """Returns the graph of the function that an op knows by this name."""
     return op.graph._get_function(name).graph
 
 
 def all_called(op: tf.Operation) -> list[tf.Graph]:
-    """The graphs of all functions that an op's attributes name."""
+    """Returns the graphs of all functions that an op's attributes name."""
     attributes = op.node_def.attr.values()
     functions = [each for attribute in attributes for each in (attribute.func, *attribute.list.func)]
     return [called(op, function.name) for function in functions if function.name]
 
 
 def kinds(graph: tf.Graph) -> Counter[str]:
-    """How many ops of each kind, such as "MatMul", are in a graph and in those that it calls."""
+    """Counts the ops of each kind, such as "MatMul", in a graph and in those that it calls."""
     found: Counter[str] = Counter()
     queue = [graph]
     for each in queue:

@@ -1,6 +1,6 @@
-"""A variable as whoever holds it sees it: under Keras's, on this replica, on its parameter server; its name.
+"""Finds a variable's own copy: under Keras's, on this replica, on its parameter server; and its name.
 
-And what of a kind, such as variables, an object holds.
+Also finds what an object holds of a kind, such as variables.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import tensorflow as tf
 
 
 def path_of(variable) -> str:
-    """What people call a variable: a Keras variable's path, a tf.Variable's name."""
+    """Returns what people call a variable: a Keras variable's path, a tf.Variable's name."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")
 
 
 def own_copy(variable: tf.Variable) -> tf.Variable:
-    """This replica's copy of a mirrored variable, outside of replicas the first one's; any other as it is."""
+    """Returns this replica's copy of a mirrored variable, the first one's outside of replicas; any other as it is."""
     if not isinstance(variable, tf.distribute.DistributedValues):
         return variable
     copies = variable.distribute_strategy.experimental_local_results(variable)
@@ -27,34 +27,34 @@ def own_copy(variable: tf.Variable) -> tf.Variable:
 
 
 def server_of(variable: tf.Variable) -> str | None:
-    """The device of a variable that a parameter server has; None of any other."""
+    """Returns the device of a variable that a parameter server has; None for any other."""
     device = variable.device or ""
     return device if "/job:ps" in device else None
 
 
 def at_home(variable: tf.Variable):
-    """The context in which a server computes what concerns its variable; none where it is no server's."""
+    """Returns the device context of a variable's server; an empty context where it is no server's."""
     server = server_of(variable)
     return tf.device(server) if server else contextlib.nullcontext()
 
 
 def tf_variable(variable):
-    """The tf.Variable under a Keras variable; a tf.Variable as it is."""
+    """Returns the tf.Variable under a Keras variable; a tf.Variable as it is."""
     return variable.value if isinstance(variable, tf.keras.Variable) else variable
 
 
 def read_local(variable: tf.Variable) -> tf.Tensor:
-    """This replica's value. Replica code."""
+    """Reads this replica's value. Replica code."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns this replica's copy. Replica code; for values that all replicas compute alike, or that are its own."""
+    """Assigns this replica's copy. Replica code; for values equal on all replicas, or meant to differ."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))
 
 
 def held(owner, kind: type) -> dict[str, Any]:
-    """What is of a kind among an object's attributes, and in lists and dictionaries there, by path, in order."""
+    """Finds an object's attributes of a kind, also in its lists and dictionaries, by path, in order."""
     found: dict[str, Any] = {}
     for name, value in sorted(vars(owner).items()):
         if name.startswith("_self_"):  # where TensorFlow keeps what it tracks

@@ -1,6 +1,4 @@
-"""The CPUs that this process may use, and what of them was used: its affinity, control groups, /proc. Host code, no
-TensorFlow.
-"""
+"""The CPUs that this process may use, and their use: its affinity, control groups, /proc. Host code, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from pathlib import Path
 
 
 def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that this process may use: its affinity, or less where a control group (v1 or v2) has a CPU quota."""
+    """Returns the cores that this process may use: its affinity, or less under a CPU quota (control group v1, v2)."""
     return min(float(len(usable_cpus([os.getpid()]))), quota_cores(proc, cgroups))
 
 
 def usable_cpus(pids: Iterable[int]) -> set[int]:
-    """The numbers of the CPUs that these processes may run on, by their affinity."""
+    """Returns the numbers of the CPUs that these processes may run on, by their affinity."""
     if not hasattr(os, "sched_getaffinity"):
         return set(range(os.cpu_count() or 1))
     found = set()
@@ -28,12 +26,12 @@ def usable_cpus(pids: Iterable[int]) -> set[int]:
 
 
 def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that a control group's (v1 or v2) CPU quota leaves this process; infinity without one."""
+    """Returns the cores that a control group's (v1 or v2) CPU quota leaves this process; infinity without one."""
     return min(map(_quota_cores, _control_groups(proc, cgroups)), default=math.inf)
 
 
 def features(proc: Path = Path("/proc")) -> set[str]:
-    """What this machine's CPUs can do, by the kernel's names (`flags` of /proc/cpuinfo); none where it does not say."""
+    """Returns the features of this machine's CPUs by the kernel's names (`flags` of /proc/cpuinfo); none if unknown."""
     for line in lines(proc / "cpuinfo"):
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())
@@ -41,15 +39,17 @@ def features(proc: Path = Path("/proc")) -> set[str]:
 
 
 def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """For how long, so far, CPU quotas have kept threads of this process's control groups from running, added up over
-    CPUs; 0 where there are none."""
+    """Returns the seconds for which CPU quotas have kept threads of this process's control groups from running.
+
+    Added up over CPUs; 0 where there are no quotas.
+    """
     counted = (line.split() for folder in _control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
     units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of v2 and of v1
     return sum(float(value) * units[name] for name, value in counted if name in units)
 
 
 def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
-    """CPU time that these processes have used so far, with the children that they have waited for."""
+    """Returns the CPU time, in seconds, of these processes so far, with the children that they have waited for."""
     ticks = 0
     for pid in pids:
         for line in lines(proc / str(pid) / "stat"):
@@ -58,7 +58,7 @@ def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
 
 
 def _control_groups(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """The folders of the control groups (v1 or v2) that may bound this process's CPU time, from its own upwards."""
+    """Yields the folders of the control groups (v1 or v2) that may bound this process's CPU time, its own first."""
     for line in lines(proc / "self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -81,8 +81,8 @@ def _quota_cores(folder: Path) -> float:
 
 
 def lines(path: Path) -> list[str]:
-    """A file's lines; none where it cannot be read."""
+    """Returns a file's lines; none where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not this system's way to tell
+    except OSError:  # another system, which has no such file
         return []

@@ -1,4 +1,4 @@
-"""The machine and the software that a measurement was made on, as the host process finds them."""
+"""Describes the machine and the software that a measurement was made on, as the host process finds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from crankshaft.engine.machine import cpus
 
-# What changes how fast TensorFlow runs, by the beginning of its name.
+# Variables that change how fast TensorFlow runs, by the beginning of their names.
 _TUNING_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "DNNL_",
@@ -37,7 +37,7 @@ _MEBIBYTE = 2**20
 
 
 def describe(variables: Mapping[str, str]) -> dict:
-    """What a measurement's reader has to know. Plain JSON.
+    """Returns what a measurement's reader has to know. Plain JSON.
 
     Args:
       variables: the process's environment variables.
@@ -67,7 +67,7 @@ def describe(variables: Mapping[str, str]) -> dict:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions by name; None for crankshaft where it runs from its sources."""
+    """Returns versions by name; None for crankshaft where it runs from its sources."""
     try:
         crankshaft = importlib.metadata.version("crankshaft")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
@@ -82,13 +82,13 @@ def versions() -> dict[str, str | None]:
 
 
 def gpu_names() -> list[str]:
-    """The names of the GPUs that this process uses, as their driver gives them."""
+    """Returns the names of the GPUs that this process uses, as their driver gives them."""
     gpus = tf.config.get_visible_devices("GPU")
     return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
 
 def cpu_model() -> str:
-    """The processor's name as the kernel gives it, else its kind."""
+    """Returns the processor's name as the kernel gives it, else its kind."""
     for line in cpus.lines(Path("/proc/cpuinfo")):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -96,7 +96,7 @@ def cpu_model() -> str:
 
 
 def memory_mb() -> int | None:
-    """The memory of the machine, in 2**20 bytes; None where /proc does not say."""
+    """Returns the memory of the machine, in 2**20 bytes; None where /proc does not say."""
     for line in cpus.lines(Path("/proc/meminfo")):
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024 // _MEBIBYTE
@@ -104,8 +104,8 @@ def memory_mb() -> int | None:
 
 
 def peak_rss_mb() -> float:
-    """The most resident memory that this process has had, in 2**20 bytes."""
-    # Not getrusage where there is a choice: across exec it keeps the peak of the process that started this one.
+    """Returns the most resident memory that this process has had, in 2**20 bytes."""
+    # Not getrusage where there is a choice: across exec it keeps the peak of the parent process.
     for line in cpus.lines(Path("/proc/self/status")):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / _MEBIBYTE
@@ -114,7 +114,7 @@ def peak_rss_mb() -> float:
 
 
 def device_peak_mb() -> float | None:
-    """The most memory that one of this process's GPUs has held for it, in 2**20 bytes; None without a GPU."""
+    """Returns the most memory that one of this process's GPUs has held for it, in 2**20 bytes; None without a GPU."""
     peaks = []
     for device in tf.config.list_logical_devices("GPU"):
         with contextlib.suppress(ValueError):  # in a cluster, another host's

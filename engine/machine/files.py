@@ -1,8 +1,8 @@
-"""Files that are read and written as what they are meant to be: regular ones, whole or not at all. Host code.
+"""Reads and writes files safely: regular files only, whole or not at all. Host code.
 
-Whoever may write to a folder may put a link, a pipe or a device in the place of a file that is known to come. So what
-is written has a name that nobody can know before, and takes the place of whatever is there; what is read or added to
-is looked at once it is open.
+Whoever may write to a folder may put a link, a pipe or a device in the place of an expected file. So what is written
+gets a name that cannot be known before, and replaces whatever is there; what is read or appended to is checked once it
+is open.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _SUFFIX = ".tmp"
 
 
 def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file, made with O_CREAT if it is asked for; never waits, as for a pipe's other end.
+    """Opens a regular file, created with O_CREAT if asked for; never waits, as for a pipe's other end.
 
-    A link is followed where the file is only read. Raises OSError, for what is no regular file too.
+    A link is followed where the file is only read. Returns the descriptor. Raises OSError, also for what is no regular
+    file.
     """
     if how & (os.O_WRONLY | os.O_RDWR):
         how |= os.O_NOFOLLOW
@@ -49,7 +50,7 @@ def _irregular(path: str | os.PathLike) -> OSError:
 
 
 def read_json(path: str | os.PathLike, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """What a regular file holds, in UTF-8. Raises OSError, and ValueError where it is no JSON.
+    """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError where it is no JSON.
 
     Args:
       path: of the file.
@@ -63,7 +64,7 @@ def read_json(path: str | os.PathLike, parse_constant: Callable[[str], Any] | No
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Puts a text in UTF-8 in the place of whatever is at `path`, once all of it is on the disk. Raises OSError."""
+    """Replaces whatever is at `path` by a text in UTF-8, once all of it is on the disk. Raises OSError."""
     with replacing(path, make_file) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -72,14 +73,14 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | None = None) -> Iterator[str]:
-    """The path of a new file beside `path`, which takes its place if all goes well within, and is removed if not.
+    """Yields the path of a new file beside `path`, which replaces it if the body succeeds, and is removed if not.
 
-    What a process that was killed has left of one is removed first: nobody holds its lock.
+    Leftovers of killed processes, whose locks are free, are removed first.
 
     Args:
-      path: what is to be there in the end.
-      make: makes a file or a folder at the path that it is given, where nothing may be: `make_file`, `os.mkdir`.
-      name: what the new one's name begins with, if not with that of `path`.
+      path: the path of the result.
+      make: makes a file or a folder at the path that it is given, which must not exist: `make_file`, `os.mkdir`.
+      name: the beginning of the new file's name, if not that of `path`.
     """
     folder = os.path.dirname(os.fspath(path))
     name = name or os.path.basename(os.fspath(path))
@@ -96,16 +97,16 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
 
 
 def make_file(path: str) -> None:
-    """Makes an empty file where nothing, no link either, may be. Raises OSError."""
+    """Makes an empty file at a path where nothing exists, not even a link. Raises OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
 
 
 def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
-    """The path of what was made, and a descriptor that has its lock: `_sweep` leaves it alone."""
+    """Makes a temporary file or folder; returns its path and a descriptor with its lock, which `_sweep` respects."""
     while True:
         temporary = f"{path}.{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}"
         make(temporary)
-        with contextlib.suppress(FileNotFoundError):  # another has swept it before it was locked
+        with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
             lock = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with contextlib.suppress(OSError):  # a file system without locks: nothing is swept there either
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -132,7 +133,7 @@ def _remove_unless_locked(path: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """A file or a whole folder that is no link; what can't be removed stays."""
+    """Removes a file or a whole folder that is no link; what can't be removed stays."""
     with contextlib.suppress(OSError):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

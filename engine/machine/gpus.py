@@ -1,4 +1,4 @@
-"""Which GPUs this process takes, and how much of their memory. Host code, before anything else touches a device."""
+"""Selects the GPUs that this process takes, and how much of their memory. Host code, before any use of a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DeviceError(Exception):
 
 
 def take(numbers: Sequence[int] | None, most: int | None = None, memory_growth: bool = True) -> None:
-    """Has TensorFlow see these GPUs alone; of the others it takes no memory.
+    """Makes TensorFlow see these GPUs alone; it takes no memory of the others.
 
     Args:
       numbers: as TensorFlow counts the machine's GPUs; None takes all.
@@ -43,7 +43,7 @@ def take(numbers: Sequence[int] | None, most: int | None = None, memory_growth: 
 
 
 def choose(found: Sequence, numbers: Sequence[int] | None) -> list:
-    """Those of a machine's GPUs that are asked for, in their order; all for None. Raises `DeviceError`."""
+    """Returns those of a machine's GPUs that are asked for, in their order; all for None. Raises `DeviceError`."""
     if numbers is None or not found:
         return list(found)
     if missing := [number for number in numbers if number >= len(found)]:
@@ -55,7 +55,7 @@ def choose(found: Sequence, numbers: Sequence[int] | None) -> list:
 
 
 def server_options() -> tf.compat.v1.ConfigProto:
-    """What has a `tf.distribute.Server` of this process use the GPUs that it took, as it took them."""
+    """Returns options by which a `tf.distribute.Server` of this process uses the GPUs that it took, as it took them."""
     from tensorflow.python.eager import context
 
     here, options = context.context().config, tf.compat.v1.ConfigProto()
