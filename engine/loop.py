@@ -8,9 +8,12 @@ from collections.abc import Sequence
 
 from crankshaft.engine.hooks import Hook, Moment
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.base import Strategy
 
 
-def train(strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter) -> Moment:
+def train(
+    strategy: Strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter
+) -> Moment:
     """Trains up to `until_step`, calling each hook, in order, after each call of the inner loop.
 
     Returns:

@@ -27,7 +27,7 @@ class TrainState:
       step: updates done, as the host counts them; `step_variable`, scalar int64, is what a checkpoint keeps.
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds otherwise than
         TensorFlow's executor, so a resumed run has to keep the choice; a process that can't follow it leaves it as it
-        is (`Replicated.without_jit`).
+        is (`Strategy.without_jit`).
     """
 
     def __init__(self, trainer: Trainer):

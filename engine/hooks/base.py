@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crankshaft.engine.metrics.means import LoopSums, Sums
 from crankshaft.engine.state import TrainState
+
+if TYPE_CHECKING:
+    from crankshaft.engine.strategies.base import Stop, Strategy
 
 
 @dataclasses.dataclass
@@ -28,7 +31,7 @@ class Moment:
       sums: this call's metrics, unread: reading waits for the device.
       seconds, input_seconds: wall time of this call, and its part spent waiting for input.
       state: the `TrainState`.
-      strategy: the strategy, for hooks that evaluate.
+      strategy: where steps run, for hooks that evaluate.
       workers: what each worker told of this call, unread, where there are several (`WorkerRows`).
       evaluation: the metrics of an evaluation at this step, once a hook has made one.
       stop: a hook that wants the run to end says why. Of several workers, any one's hook may: all end at one step, this
@@ -45,11 +48,11 @@ class Moment:
     seconds: float
     input_seconds: float
     state: TrainState
-    strategy: Any
+    strategy: Strategy
     workers: Any = None
     evaluation: dict[str, float] | None = None
     stop: str | None = None
-    agreed_stop: Any = None
+    agreed_stop: Stop | None = None
 
     @property
     def epoch(self) -> int:

@@ -6,6 +6,7 @@ import math
 import socket
 import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -14,65 +15,49 @@ from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.machine import cpus
 from crankshaft.engine.machine import gpus as graphics
 from crankshaft.engine.machine.gpus import DeviceError
-from crankshaft.engine.strategies.multi_worker import MultiWorker, Place, connect
+from crankshaft.engine.strategies import registry
+from crankshaft.engine.strategies.base import Strategy
+from crankshaft.engine.strategies.multi_worker import MultiWorker, connect
 from crankshaft.engine.strategies.parameter_server import strategy as parameter_server
-from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
-from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
+from crankshaft.engine.strategies.registry import StrategyOptions
+from crankshaft.engine.strategies.replicated import Replicated
 
 _CONNECT_SECONDS = 5
 _FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 
 
-def create(
-    name: str,
-    *,
-    num_virtual_devices: int = 0,
-    tpu_address: str = "",
-    place: Place | None = None,
-    servers: ServerOptions | None = None,
-    communication: str = "auto",
-    step_timeout_seconds: float = 0.0,
-    steps_per_loop: int = 0,
-    feed_options: FeedOptions | None = None,
-    batch_parts: int = 1,
-    gpus: Sequence[int] | None = None,
-    gpu_memory_growth: bool = True,
-    owns_process: bool = True,
-) -> Replicated | ParameterServer:
+def create(name: str, **asked: Any) -> Strategy:
     """Makes a strategy.
 
     Args:
-      name: one_device, mirrored, multi_worker, parameter_server or tpu.
-      num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
-      tpu_address: the TPU's name or grpc:// address; empty for the local one.
-      place: of this process among the workers of multi_worker.
-      servers: of parameter_server, where its tasks are and what is peculiar to it.
-      communication: how workers' sums travel, see `multi_worker.connect`.
-      step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
-      steps_per_loop: steps in one compiled call; 0 fits them.
-      feed_options: how data reaches the devices.
-      batch_parts: that one_device is to compute side by side, see `a_thread_each`.
-      gpus, gpu_memory_growth: which GPUs, and how much of their memory, see `gpus.take`. Of all, one_device takes the
-        first, and the coordinator of parameter_server none, since others compute.
-      owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from
-        it; else they stay what they are.
+      name: of one that comes with Crankshaft, or was registered.
+      asked: the fields of `StrategyOptions`.
     """
-    if gpus is None and name == "parameter_server":
-        gpus = ()
-    graphics.take(gpus, 1 if name == "one_device" and owns_process else None, gpu_memory_growth)
-    feed_options = feed_options or FeedOptions()
-    if name == "multi_worker":
-        return MultiWorker(connect(place, communication), place, feed_options, steps_per_loop, step_timeout_seconds)
-    if name == "parameter_server":
-        distribution = parameter_server.connect(servers.cluster)
-        return ParameterServer(distribution, servers, feed_options, steps_per_loop, step_timeout_seconds)
-    makers = {
-        "one_device": lambda: _one_device(),
-        "mirrored": lambda: _mirrored(num_virtual_devices, owns_process),
-        "tpu": lambda: _tpu(tpu_address),
-    }
-    parts = a_thread_each(batch_parts) if name == "one_device" and owns_process else 1
-    return Replicated(name, makers[name](), feed_options, steps_per_loop, parts)
+    options = StrategyOptions(**asked)
+    gpus = () if name == "parameter_server" and options.gpus is None else options.gpus
+    graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None, options.gpu_memory_growth)
+    made = (_BUILT_IN | registry.registered())[name](options)
+    if not isinstance(made, Strategy):
+        raise TypeError(f"what was registered as the strategy {name} makes a {type(made).__name__}; make a Strategy")
+    return made
+
+
+def _multi_worker(options: StrategyOptions) -> Strategy:
+    return MultiWorker(
+        connect(options.place, options.communication),
+        options.place,
+        options.feed_options,
+        options.steps_per_loop,
+        options.step_timeout_seconds,
+    )
+
+
+def _parameter_server(options: StrategyOptions) -> Strategy:
+    distribution = parameter_server.connect(options.servers.cluster)
+    return ParameterServer(
+        distribution, options.servers, options.feed_options, options.steps_per_loop, options.step_timeout_seconds
+    )
 
 
 def a_thread_each(parts: int) -> int:
@@ -99,11 +84,21 @@ def _one_thread_an_operation(at_once: int) -> bool:
     return True
 
 
-def _one_device() -> tf.distribute.Strategy:
-    return tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
+def _one_device(options: StrategyOptions) -> Strategy:
+    parts = a_thread_each(options.batch_parts) if options.owns_process else 1
+    device = "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
+    return _replicated("one_device", tf.distribute.OneDeviceStrategy(device), options, parts)
 
 
-def _mirrored(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
+def _mirrored(options: StrategyOptions) -> Strategy:
+    return _replicated("mirrored", _mirror(options.num_virtual_devices, options.owns_process), options)
+
+
+def _replicated(name: str, distribution: tf.distribute.Strategy, options: StrategyOptions, parts: int = 1) -> Strategy:
+    return Replicated(name, distribution, options.feed_options, options.steps_per_loop, parts)
+
+
+def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
     kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     if num_virtual_devices:
         split(kind, num_virtual_devices)
@@ -164,7 +159,11 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
         ) from None
 
 
-def _tpu(address: str) -> tf.distribute.Strategy:
+def _tpu(options: StrategyOptions) -> Strategy:
+    return _replicated("tpu", _find_tpu(options.tpu_address), options)
+
+
+def _find_tpu(address: str) -> tf.distribute.Strategy:
     try:
         if address.startswith("grpc://"):
             # TensorFlow waits for a dead address for ever.
@@ -181,3 +180,12 @@ def _tpu(address: str) -> tf.distribute.Strategy:
             f"--strategy=tpu found no TPU at {address or 'this host'} ({found}); "
             "run on a TPU host, give its --tpu_address, or use --strategy=one_device or mirrored"
         ) from None
+
+
+_BUILT_IN = {
+    "one_device": _one_device,
+    "mirrored": _mirrored,
+    "multi_worker": _multi_worker,
+    "parameter_server": _parameter_server,
+    "tpu": _tpu,
+}

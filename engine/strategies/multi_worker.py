@@ -13,8 +13,10 @@ from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.reduction import collectives
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.base import Stop
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
-from crankshaft.engine.strategies.replicated import FeedOptions, Replicated, Stop
+from crankshaft.engine.strategies.registry import FeedOptions
+from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.engine.strategies.rounds import Rounds
 from crankshaft.engine.strategies.workers import OWN, WorkersLoop
 
@@ -58,7 +60,7 @@ class MultiWorker(Replicated):
         step_timeout_seconds: float = 0.0,
     ):
         super().__init__("multi_worker", distribution, feed_options, steps_per_loop)
-        self.place = place
+        self.host, self.host_names = place.worker, place.names
         self._stop: Stop | None = None
         self._wish = ""  # why this worker wants to stop
         self._is_asked = False  # whether any worker does, once all know
@@ -76,20 +78,8 @@ class MultiWorker(Replicated):
         )
 
     @property
-    def is_chief(self) -> bool:
-        return self.place.worker == 0
-
-    @property
-    def num_hosts(self) -> int:
-        return len(self.place.names)
-
-    @property
-    def host(self) -> int:
-        return self.place.worker
-
-    @property
     def replica_names(self) -> list[str]:
-        return [name for name in self.place.names for _ in range(self.num_replicas // self.num_hosts)]
+        return [name for name in self.host_names for _ in range(self.num_replicas // self.num_hosts)]
 
     @property
     def why_no_jit(self) -> str | None:
@@ -134,7 +124,7 @@ class MultiWorker(Replicated):
             if any(wishes):
                 first = next(worker for worker, wish in enumerate(wishes) if wish)
                 is_shared = len(set(wishes)) == 1
-                self._stop = Stop(wishes[first], "" if is_shared else self.place.names[first])
+                self._stop = Stop(wishes[first], "" if is_shared else self.host_names[first])
         return self._stop
 
     def run_train_steps(self, limit: int) -> LoopResult:

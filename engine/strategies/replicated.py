@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
-
 import tensorflow as tf
 from absl import logging
 
@@ -24,8 +19,10 @@ from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import check_weighed, text_parts
 from crankshaft.engine.step.stand_in import only_if, with_stand_in
+from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.pacing import Pace
+from crankshaft.engine.strategies.registry import FeedOptions
 from crankshaft.engine.strategies.rounds import Rounds
 
 # Of a streamed block, by where it goes. Of a CPU larger ones leave the last-level cache before they are used. A GPU is
@@ -34,32 +31,7 @@ _BLOCK_BYTES = {"CPU": 8 << 20, "GPU": 64 << 20}
 _BLOCK_INDICES = 1 << 18  # of a resident block of small batches: 2 MiB, and half a second of the smallest steps
 
 
-@dataclasses.dataclass(frozen=True)
-class FeedOptions:
-    """How data reaches the devices.
-
-    Attributes:
-      resident_bytes: arrays up to this size are kept on each device.
-      shuffle_buffer: examples in the shuffle buffer of a `tf.data.Dataset`.
-      auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
-    """
-
-    resident_bytes: int = 1 << 30
-    shuffle_buffer: int = 10_000
-    auto_shard: str = "AUTO"
-
-
-class Stop(NamedTuple):
-    """Why a run is to stop, and which worker wants it: empty where there is one alone."""
-
-    reason: str
-    worker: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.reason} at {self.worker}" if self.worker else self.reason
-
-
-class Replicated:
+class Replicated(Measured):
     """A `tf.distribute` strategy that keeps its replicas in step.
 
     Args:
@@ -68,9 +40,6 @@ class Replicated:
       feed_options: how data reaches the devices.
       steps_per_loop: steps in one compiled call; 0 fits them to about a quarter of a second.
       batch_parts: of a replica's batch that are computed side by side, a thread each.
-
-    Attributes:
-      without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
     """
 
     BLOCK_STEPS = 1000  # indices of so many steps travel at once, or more; a call of the loop may use a part of them
@@ -88,111 +57,10 @@ class Replicated:
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
         self.batch_parts = batch_parts
-        self.without_jit = False
         self._pace = Pace(steps_per_loop)
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
 
-    @property
-    def num_replicas(self) -> int:
-        return self.distribution.num_replicas_in_sync
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one, of those that train together, that writes files and speaks to people."""
-        return True
-
-    @property
-    def num_hosts(self) -> int:
-        """Processes that train together, and which of them this is: `host`."""
-        return 1
-
-    host = 0
-    num_servers = 1  # that hold parts of the variables
-    updates_here = True  # by the devices that compute gradients
-    computing_tasks = ()  # host:port of those that compute in this process's stead
-
-    @property
-    def computes_on(self) -> tuple[str, int]:
-        """A device that computes gradients, and how many like it share the work."""
-        own = self.distribution.extended.worker_devices
-        there = tf.config.get_visible_devices(tf.DeviceSpec.from_string(own[0]).device_type)
-        return own[0], min(len(own), len(there)) * self.num_hosts
-
-    def exchange(self, value: int) -> list[int]:
-        """The value that each process that trains has brought, in their order; all have to come."""
-        return [value]
-
-    def exchange_text(self, text: str) -> list[str]:
-        """As `exchange`."""
-        return [text]
-
-    def watch(self):
-        """A context for all that processes do together. One that waits in vain for another says for whom, and ends.
-
-        Raises:
-          LostPeerError: another process is lost.
-        """
-        return contextlib.nullcontext()
-
-    def wind_up(self) -> None:
-        """The run is to end as soon as replicas are in step: nothing that can wait is begun any more."""
-
-    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
-        """Why the run is to end, as all processes know it at the same step; None while nobody wants it to.
-
-        A wish stays, whenever it is acted on.
-
-        Args:
-          wish: why this process wants it to end, or None.
-          together: whether all processes make this very call at this step. Wishes are then heard at once; otherwise
-            they are told with the next call of the inner loop.
-        """
-        return Stop(wish) if wish else None
-
-    @property
-    def replica_names(self) -> list[str]:
-        """What messages call each replica, after its number."""
-        return list(self.distribution.extended.worker_devices)
-
-    def scope(self):
-        """The context in which variables are made."""
-        return self.distribution.scope()
-
-    def build(self, make: Callable[[], TrainState]) -> TrainState:
-        """Calls `make`, which makes all variables, in scope."""
-        with self.scope():
-            return make()
-
-    def describe(self) -> dict:
-        """name, replicas, devices and hosts, for a run's first line and its result."""
-        return {
-            "name": self.name,
-            "replicas": self.num_replicas,
-            "devices": list(self.distribution.extended.worker_devices),
-            "hosts": self.num_hosts,
-        }
-
-    def figures(self) -> dict[str, float]:
-        """The strategy's own figures for TensorBoard, by name."""
-        return {}
-
-    def about(self) -> list[str]:
-        """Lines that a run begins with, of what the strategy has decided."""
-        return []
-
-    def report(self) -> dict:
-        """What a run's result says of the strategy's own doings: plain JSON."""
-        return {}
-
     def feed(self, source, global_batch_size: int, seed: int | None):
-        """The feed for a split of the data.
-
-        Args:
-          source: (features, labels), nests of arrays whose first axis is examples, or a `tf.data.Dataset` of single
-            examples.
-          global_batch_size: examples a step, over all replicas.
-          seed: shuffles each epoch anew; None keeps the examples' own order.
-        """
         options, is_dataset = self.feed_options, isinstance(source, tf.data.Dataset)
         examples = count_examples(source) if is_dataset else len(tf.nest.flatten(source)[0])
         if self._static_shapes and seed is None:
@@ -226,7 +94,6 @@ class Replicated:
         return Order(examples, batch_size, block_steps, seed, drop_remainder=self._static_shapes)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
-        """Says what `run_train_steps` and `evaluate` work on. Nothing is compiled before the first call."""
         self._state = state
         self.train_feed = train_feed
         self._evaluations = 0
@@ -247,13 +114,7 @@ class Replicated:
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
 
     @property
-    def train_order(self) -> Order:
-        """Sizes of the bound training data: batch, epoch."""
-        return self.train_feed.order
-
-    @property
     def why_no_jit(self) -> str | None:
-        """Why the training loop cannot be one XLA program, or None if it can."""
         if self.num_replicas > 1:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if self._state.trainer.embedding_tables:
@@ -266,12 +127,7 @@ class Replicated:
             return "a tf.data.Dataset cannot be read within an XLA program"
         return None
 
-    def use_loop(self, loop: InnerLoop) -> None:
-        """Takes a `train_loop` that is compiled already."""
-        self._train_loop = loop
-
     def train_loop(self, jit: bool) -> InnerLoop:
-        """A training loop over the bound feed."""
         trainer = self._state.trainer
 
         def step(batch, step, observed):
@@ -283,8 +139,6 @@ class Replicated:
         return self.loop(step, jit, self._rounds)
 
     def loop(self, step, jit: bool = False, rounds: Rounds | None = None) -> InnerLoop:
-        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics: see `InnerLoop`."""
-
         trainer = self._state.trainer
 
         def with_own_figures(*batch_and_place):
@@ -294,7 +148,6 @@ class Replicated:
         return self._loop(self.train_feed, with_own_figures, jit, rounds, self._state.step_variable)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
-        """A feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
         return RepeatedFeed(on_each_device(self.distribution, arrays), batch_size)
 
     def repeated_batch(self) -> RepeatedFeed:
@@ -316,8 +169,6 @@ class Replicated:
         return {}
 
     def run_train_steps(self, limit: int) -> LoopResult:
-        """Trains for at most `limit` steps, and at least one, in one compiled call. After `limit` steps replicas are
-        in step, since something is due."""
         if self._train_loop is None:
             self._train_loop = self.train_loop(bool(self._state.jit) and not self.without_jit)
         return self._run(limit)
@@ -333,12 +184,10 @@ class Replicated:
 
     @property
     def in_step(self) -> bool:
-        """Whether all replicas hold the same weights: only then may anybody read them, or end the run."""
         return not self._rounds or self._rounds.in_step
 
     @property
     def round_steps(self) -> int:
-        """Replicas are brought in step at each multiple of so many steps."""
         return self._rounds.steps if self._rounds else 1
 
     def trace_evaluation(self) -> None:
@@ -346,7 +195,6 @@ class Replicated:
         self._eval_loop.trace(0, self._eval_steps)
 
     def evaluate(self) -> Sums:
-        """The metrics' sums over the whole evaluation set, each example once."""
         sums = Sums()
         # Evaluations follow one another as epochs do, so that the feed goes on and need not be opened again.
         step = self._evaluations * self._eval_steps

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from crankshaft.engine.strategies.base import Measured
 from crankshaft.launch.benchmark import baseline, schema, table
 from crankshaft.launch.benchmark.breakdown import Breakdown
 from crankshaft.launch.benchmark.compare import compare, exit_code
@@ -14,6 +15,7 @@ from crankshaft.launch.benchmark.measure import parts, rounds
 from crankshaft.launch.benchmark.measure.length import Length
 from crankshaft.launch.cluster import guard
 from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import modes
 from crankshaft.launch.run.session import Session, choose_jit
 
@@ -21,7 +23,12 @@ from crankshaft.launch.run.session import Session, choose_jit
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     """Times the training loop or a part of it, from new weights; nothing of the run_dir is read or changed, but that
     --profile adds a trace."""
-    config = session.config
+    config, strategy = session.config, session.strategy
+    if not isinstance(strategy, Measured):
+        raise UsageError(
+            f"--strategy={config.strategy} can't be taken apart: {type(strategy).__name__} is no "
+            "engine.strategies.base.Measured, which benchmark mode needs; train with it, or make it one"
+        )
     work = baseline.work_asked(config)
     measured = _measure(session, variables)
     result = {**schema.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}

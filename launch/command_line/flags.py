@@ -5,6 +5,7 @@ from __future__ import annotations
 from absl import flags
 
 from crankshaft.engine.step.ranges import HUGE
+from crankshaft.engine.strategies import registry
 from crankshaft.launch.benchmark import flags as benchmark_flags
 from crankshaft.launch.command_line import gpu_flags, rules
 from crankshaft.launch.command_line.groups import GROUPS, HELP, USES, group
@@ -12,7 +13,6 @@ from crankshaft.launch.command_line.groups import GROUPS, HELP, USES, group
 __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
-STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
@@ -84,7 +84,7 @@ def _define_what() -> None:
 
 def _define_where() -> None:
     where = group("Where it runs")
-    where(_enum, "strategy", "one_device", "How steps are distributed.", enum_values=STRATEGIES)
+    where(rules.one_of, "strategy", "one_device", "How steps are distributed.", known=registry.names)
     where(
         _integer,
         "num_virtual_devices",

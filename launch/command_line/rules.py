@@ -95,6 +95,18 @@ class Names(flags.ListParser):
         return names
 
 
+class OneOf(flags.EnumParser):
+    """One of the names that there are when it is asked, as absl's own has it of names that stay as they are."""
+
+    def __init__(self, known: Callable[[], Collection[str]]):
+        self.case_sensitive = True
+        self._known = known
+
+    @property
+    def enum_values(self) -> list[str]:
+        return list(self._known())
+
+
 def _text(argument: str) -> str:
     """Returns the text; raises ValueError for text that no program's argument can be, but a line of a --flagfile."""
     if not argument or "\0" in argument:
@@ -148,6 +160,11 @@ def repeated(name, default, help, *, wants: str, rule: Rule) -> None:
 def names(name, default, help, *, known: Collection[str], flag_values=flags.FLAGS) -> None:
     """Defines a flag of some of the known names."""
     flags.DEFINE(Names(known), name, default, help, flag_values, flags.CsvListSerializer(","))
+
+
+def one_of(name, default, help, *, known: Callable[[], Collection[str]]) -> None:
+    """Defines a flag of one of the names that there are when it is given."""
+    flags.DEFINE(OneOf(known), name, default, help, flags.FLAGS, flags.ArgumentSerializer())
 
 
 def _define(parser: _Parser, name, default, help, flag_values) -> None:

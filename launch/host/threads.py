@@ -10,7 +10,7 @@ from absl import logging
 
 from crankshaft.engine.checkpoints import Manifest
 from crankshaft.engine.machine import cpus
-from crankshaft.engine.strategies.replicated import Replicated
+from crankshaft.engine.strategies.base import Strategy
 
 
 def given() -> int:
@@ -19,7 +19,7 @@ def given() -> int:
     return int(asked) if asked.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
 
 
-def of(strategy: Replicated) -> dict[str, int]:
+def of(strategy: Strategy) -> dict[str, int]:
     """Returns threads an operation and parts a batch where a CPU of this process computes gradients; else nothing."""
     if strategy.computing_tasks or "CPU" not in strategy.computes_on[0]:
         return {}

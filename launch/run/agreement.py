@@ -82,7 +82,7 @@ def _differences(mine: Mapping[str, Any], strategy) -> list[str]:
     found = []
     for name in sorted(set().union(*asked)):
         workers: dict[str, list[str]] = {}
-        for worker, values in zip(strategy.place.names, asked, strict=True):
+        for worker, values in zip(strategy.host_names, asked, strict=True):
             workers.setdefault(short(values.get(name)), []).append(worker)
         if len(workers) > 1:
             found.append(f"{name} " + ", ".join(f"{value} at {' and '.join(who)}" for value, who in workers.items()))

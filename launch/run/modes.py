@@ -224,7 +224,7 @@ def _guards(session: Session) -> list[Hook]:
     if strategy.num_replicas > 1 and session.config.check_sync_every_steps:
         guards.append(SyncCheck(session.config.check_sync_every_steps, names))
     if strategy.num_hosts > 1 and strategy.is_chief:
-        guards.append(Stragglers(strategy.place.names))
+        guards.append(Stragglers(strategy.host_names))
     return guards
 
 

@@ -23,12 +23,12 @@ from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step import batches, whole_numbers
-from crankshaft.engine.strategies import devices, jit_choice
+from crankshaft.engine.strategies import FeedOptions, devices, jit_choice
+from crankshaft.engine.strategies.base import Strategy
 from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
 from crankshaft.engine.strategies.parameter_server.placement import Rule
 from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
-from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
@@ -59,7 +59,7 @@ class Session:
     """
 
     config: Config
-    strategy: Replicated
+    strategy: Strategy
     state: TrainState
     train_steps: int
     example: Any
@@ -87,7 +87,7 @@ class Session:
             print(text, flush=True)
 
 
-def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Replicated:
+def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Strategy:
     """Makes the strategy, before anything else touches the devices. Without a class, --model names one."""
     strategy = devices.create(
         "one_device" if config.looks_on else config.strategy,
@@ -115,7 +115,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
     return strategy
 
 
-def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Replicated) -> Session:
+def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Strategy) -> Session:
     """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
     *both, num_classes, vocabulary, ids = splits
     trainer_class = trainer_class or config.named_class
@@ -319,7 +319,7 @@ def _reduction(config: Config) -> Reduction:
     return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
 
 
-def _checkpoints(config: Config, state: TrainState, strategy: Replicated, data: dict[str, dict[str, int]]):
+def _checkpoints(config: Config, state: TrainState, strategy: Strategy, data: dict[str, dict[str, int]]):
     if not config.run_dir:
         return None, None
     about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}

@@ -208,7 +208,7 @@ def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
         state.build()
     strategy.bind(state, strategy.feed(pictures(), 12, 0))
     window = WorkerWindow()
-    hook = Stragglers(strategy.place.names, window_seconds=0.3, windows=2)
+    hook = Stragglers(strategy.host_names, window_seconds=0.3, windows=2)
     warnings = []
     logging.get_absl_logger().addFilter(lambda record: warnings.append(record.getMessage()))
     board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=20)

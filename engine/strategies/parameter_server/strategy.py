@@ -1,6 +1,6 @@
 """Parameter servers: variables on servers, workers that pull and push as fast as each can. Coordinator code.
 
-The verbs are `Replicated`'s, so the outer loop, the hooks and `Trainer` are the same.
+The verbs are those of each strategy, so the outer loop, the hooks and `Trainer` are the same.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.metrics.means import LoopSums, Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import check_weighed
+from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import LoopResult
 from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, Staleness, UpdateLoop
 from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
 from crankshaft.engine.strategies.parameter_server.feed import RepeatedWorkersFeed, WorkersFeed
 from crankshaft.engine.strategies.parameter_server.placement import Placement, Rule
 from crankshaft.engine.strategies.parameter_server.pull import Pull
-from crankshaft.engine.strategies.replicated import FeedOptions, Stop
+from crankshaft.engine.strategies.registry import FeedOptions
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 # Of a closure: to start one and to take it back costs about 10 ms, of the one coordinator's time too, so that of many
@@ -56,7 +57,7 @@ class ServerOptions:
     placement_rules: tuple[Rule, ...] = ()
 
 
-class ParameterServer:
+class ParameterServer(Measured):
     """`tf.distribute.ParameterServerStrategy`, seen by the coordinator.
 
     An update is made by one worker from a whole batch; batches are those of one device, in the order in which workers
@@ -71,11 +72,9 @@ class ParameterServer:
     """
 
     name = "parameter_server"
-    num_replicas = num_hosts = 1  # that have to be in step
-    host = 0
-    round_steps = batch_parts = 1
-    is_chief = True
+    num_replicas = 1  # that have to be in step
     updates_here = False
+    without_jit = True
     why_no_jit = "XLA compiles no variable of another host"
 
     def __init__(
@@ -91,7 +90,6 @@ class ParameterServer:
         self.options = options
         self.step_timeout_seconds = step_timeout_seconds
         self.feed_options = feed_options or FeedOptions()
-        self.without_jit = True
         self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
         self.staleness = Staleness()
         self._coordinator = None
@@ -135,15 +133,6 @@ class ParameterServer:
             "server_bytes": list(self.placement.loads),
             "placement": [each._asdict() for each in self.placement.table],
         }
-
-    def exchange(self, value: int) -> list[int]:
-        return [value]
-
-    def exchange_text(self, text: str) -> list[str]:
-        return [text]
-
-    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
-        return Stop(wish) if wish else None
 
     def wind_up(self) -> None:
         self._ending = True
@@ -192,7 +181,6 @@ class ParameterServer:
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:
-        """host:port of those that compute in this process's stead."""
         return (*self.cluster.workers, *self.cluster.servers)
 
     @property
@@ -203,7 +191,6 @@ class ParameterServer:
         return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedWorkersFeed:
-        """A feed that gives each step the same nest of arrays."""
         return RepeatedWorkersFeed(self.coordinator, arrays, batch_size)
 
     def repeated_batch(self) -> RepeatedWorkersFeed:
@@ -240,12 +227,7 @@ class ParameterServer:
 
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
 
-    def use_loop(self, loop: ClosureLoop) -> None:
-        """Takes a `train_loop` or `loop` that is made already."""
-        self._train_loop = loop
-
     def train_loop(self, jit: bool = False) -> UpdateLoop:
-        """A training loop over the bound feed."""
         trainer, every = self._state.trainer, self.options.pull_every_steps
         dtype = trainer.reduction.wire_dtype
         pull = Pull(trainer.steady_variables, dtype, list(trainer.optimizers.values()), together=every == 1)
@@ -273,10 +255,6 @@ class ParameterServer:
     def _rows_travel_as(self, dtype: tf.DType) -> None:
         for table in self._state.trainer.embedding_tables.values():
             table.wire_dtype = dtype
-
-    @property
-    def train_order(self) -> Order:
-        return self.train_feed.order
 
     @property
     def in_step(self) -> bool:

@@ -1,0 +1,242 @@
+"""What a strategy is, for whoever calls one or writes one: `Strategy`, and `Measured` for benchmark mode. Host code.
+
+The outer loop, the hooks and the launcher know these names alone. A strategy of your own is a subclass of `Strategy`,
+registered by `engine.strategies.register`; what only several processes have, `Processes`, has an answer for one alone.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+
+from crankshaft.engine.data.order import Order
+from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.state import TrainState
+
+if TYPE_CHECKING:
+    from crankshaft.engine.strategies.inner_loop import LoopResult
+
+
+class Stop(NamedTuple):
+    """Why a run is to stop, and which worker wants it: empty where there is one alone."""
+
+    reason: str
+    worker: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason} at {self.worker}" if self.worker else self.reason
+
+
+class Processes:
+    """What the processes that train together do with each other. As it stands here there is one, alone.
+
+    Attributes:
+      host_names: what messages call them, in their order.
+      host: which of them this process is.
+    """
+
+    host_names: Sequence[str] = ("this process",)
+    host: int = 0
+
+    @property
+    def num_hosts(self) -> int:
+        """How many processes train together."""
+        return len(self.host_names)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one, of those that train together, that writes files and speaks to people."""
+        return self.host == 0
+
+    def exchange(self, value: int) -> list[int]:
+        """The value that each process that trains has brought, in their order; all have to come."""
+        return [value]
+
+    def exchange_text(self, text: str) -> list[str]:
+        """As `exchange`."""
+        return [text]
+
+    def watch(self) -> contextlib.AbstractContextManager:
+        """A context for all that processes do together. One that waits in vain for another says for whom, and ends.
+
+        Raises:
+          LostPeerError: another process is lost.
+        """
+        return contextlib.nullcontext()
+
+    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
+        """Why the run is to end, as all processes know it at the same step; None while nobody wants it to.
+
+        A wish stays, whenever it is acted on.
+
+        Args:
+          wish: why this process wants it to end, or None.
+          together: whether all processes make this very call at this step. Wishes are then heard at once; otherwise
+            they are told with the next call of the inner loop.
+        """
+        return Stop(wish) if wish else None
+
+
+class Strategy(Processes, abc.ABC):
+    """Where the steps of a run are computed, and on which data.
+
+    A run calls `build`, `feed` and `bind` once, then `run_train_steps` and `evaluate` in turn.
+
+    Attributes:
+      name: what the user calls it.
+      distribution: the `tf.distribute.Strategy` in which variables are made and replica code runs.
+      num_replicas: that have to be in step; a global batch is divided over them.
+      batch_parts: of a replica's batch that are computed side by side, a thread each.
+      num_servers: that hold parts of the variables.
+      updates_here: whether the devices that compute gradients apply them too.
+      computing_tasks: host:port of those that compute in this process's stead.
+      round_steps: replicas are brought in step at each multiple of so many steps.
+      train_feed: what `bind` was given.
+      without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
+    """
+
+    name: str
+    distribution: tf.distribute.Strategy
+    batch_parts: int = 1
+    num_servers: int = 1
+    updates_here: bool = True
+    computing_tasks: Sequence[str] = ()
+    train_feed: Any = None
+    without_jit: bool = False
+
+    # What a run begins with.
+
+    def build(self, make: Callable[[], TrainState]) -> TrainState:
+        """Calls `make`, which makes all variables, where they are to be."""
+        with self.scope():
+            return make()
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """The context in which variables are made."""
+        return self.distribution.scope()
+
+    @abc.abstractmethod
+    def feed(self, source, global_batch_size: int, seed: int | None):
+        """The feed (`engine.data.feeds.Feed`) for a split of the data.
+
+        Args:
+          source: (features, labels), nests of arrays whose first axis is examples, or a `tf.data.Dataset` of single
+            examples.
+          global_batch_size: examples a step, over all replicas.
+          seed: shuffles each epoch anew; None keeps the examples' own order.
+        """
+
+    @abc.abstractmethod
+    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+        """Says what `run_train_steps` and `evaluate` work on. Nothing is compiled before the first call."""
+
+    # What the outer loop calls.
+
+    @property
+    def train_order(self) -> Order:
+        """Sizes of the bound training data: batch, epoch."""
+        return self.train_feed.order
+
+    @abc.abstractmethod
+    def run_train_steps(self, limit: int) -> LoopResult:
+        """Trains for at most `limit` steps, and at least one, and advances the state's step by as many.
+
+        After `limit` steps all is `in_step`, since something is due.
+        """
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all updates are applied, and all replicas hold the same weights: only then may anybody read them, or
+        end the run."""
+        return True
+
+    def wind_up(self) -> None:
+        """The run is to end as soon as all is in step: nothing that can wait is begun any more."""
+
+    @abc.abstractmethod
+    def evaluate(self) -> Sums:
+        """The metrics' sums over the whole evaluation set, each example once."""
+
+    def trace_evaluation(self) -> None:
+        """Traces a step of the evaluation, if it can be had before: mistakes in it show now."""
+
+    # What it says of itself.
+
+    @property
+    def num_replicas(self) -> int:
+        return self.distribution.num_replicas_in_sync
+
+    @property
+    def replica_names(self) -> list[str]:
+        """What messages call each replica, after its number."""
+        return list(self.distribution.extended.worker_devices)
+
+    @property
+    def computes_on(self) -> tuple[str, int]:
+        """A device that computes gradients, and how many like it share the work."""
+        own = self.distribution.extended.worker_devices
+        there = tf.config.get_visible_devices(tf.DeviceSpec.from_string(own[0]).device_type)
+        return own[0], min(len(own), len(there)) * self.num_hosts
+
+    @property
+    def round_steps(self) -> int:
+        return 1
+
+    @property
+    def why_no_jit(self) -> str | None:
+        """Why the training loop cannot be one XLA program, or None if it can."""
+        return f"--strategy={self.name} does not say how its steps are compiled"
+
+    def describe(self) -> dict:
+        """name, replicas, devices and hosts, for a run's first line and its result."""
+        return {
+            "name": self.name,
+            "replicas": self.num_replicas,
+            "devices": list(self.distribution.extended.worker_devices),
+            "hosts": self.num_hosts,
+        }
+
+    def about(self) -> list[str]:
+        """Lines that a run begins with, of what the strategy has decided."""
+        return []
+
+    def figures(self) -> dict[str, float]:
+        """The strategy's own figures for TensorBoard, by name."""
+        return {}
+
+    def report(self) -> dict:
+        """What a run's result says of the strategy's own doings: plain JSON."""
+        return {}
+
+
+class Measured(Strategy):
+    """A strategy whose steps can be compiled in one way or another, and taken apart: what benchmark mode times.
+
+    A loop is called with (step, limit) and returns a `LoopResult`.
+    """
+
+    _train_loop: Any = None
+
+    @abc.abstractmethod
+    def train_loop(self, jit: bool) -> Any:
+        """A training loop over the bound feed, as `run_train_steps` makes one for itself."""
+
+    @abc.abstractmethod
+    def loop(self, step: Callable, jit: bool = False) -> Any:
+        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics."""
+
+    def use_loop(self, loop: Any) -> None:
+        """Has `run_train_steps` run a loop that `train_loop` or `loop` has made, until something else is bound."""
+        self._train_loop = loop
+
+    @abc.abstractmethod
+    def repeated(self, arrays, batch_size: int) -> Any:
+        """A feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
+
+    @abc.abstractmethod
+    def repeated_batch(self) -> Any:
+        """A feed that gives each step one batch of the bound data, of full size."""

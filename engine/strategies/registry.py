@@ -1,0 +1,96 @@
+"""Strategies by name, those of a script among them, and what they are made with. Nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from crankshaft.engine.strategies.base import Strategy
+    from crankshaft.engine.strategies.multi_worker import Place
+    from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
+
+BUILT_IN = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedOptions:
+    """How data reaches the devices.
+
+    Attributes:
+      resident_bytes: arrays up to this size are kept on each device.
+      shuffle_buffer: examples in the shuffle buffer of a `tf.data.Dataset`.
+      auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
+    """
+
+    resident_bytes: int = 1 << 30
+    shuffle_buffer: int = 10_000
+    auto_shard: str = "AUTO"
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyOptions:
+    """What a run asks of its strategy. Each takes what it can use.
+
+    Attributes:
+      num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
+      tpu_address: the TPU's name or grpc:// address; empty for the local one.
+      place: of this process among the workers of multi_worker.
+      servers: of parameter_server, where its tasks are and what is peculiar to it.
+      communication: how workers' sums travel, see `multi_worker.connect`.
+      step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
+      steps_per_loop: steps in one compiled call; 0 fits them.
+      feed_options: how data reaches the devices.
+      batch_parts: that one_device is to compute side by side, see `devices.a_thread_each`.
+      gpus, gpu_memory_growth: which GPUs, and how much of their memory, see `gpus.take`. Of all, one_device takes the
+        first, and the coordinator of parameter_server none, since others compute.
+      owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from
+        it; else they stay what they are.
+    """
+
+    num_virtual_devices: int = 0
+    tpu_address: str = ""
+    place: Place | None = None
+    servers: ServerOptions | None = None
+    communication: str = "auto"
+    step_timeout_seconds: float = 0.0
+    steps_per_loop: int = 0
+    feed_options: FeedOptions = dataclasses.field(default_factory=FeedOptions)
+    batch_parts: int = 1
+    gpus: Sequence[int] | None = None
+    gpu_memory_growth: bool = True
+    owns_process: bool = True
+
+
+Maker = Callable[[StrategyOptions], "Strategy"]
+_own: dict[str, Maker] = {}
+
+
+def register(name: str, maker: Maker) -> None:
+    """Makes a strategy of a script's own one that --strategy takes; before the script calls `crankshaft.main` or `run`.
+
+    Args:
+      name: lower-case letters, digits and _; of none that comes with Crankshaft. One's own may be registered anew.
+      maker: makes the `engine.strategies.base.Strategy`, before anything else touches a device.
+
+    Raises:
+      ValueError: the name can't be had.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"{name!r} is no name of a strategy; use lower-case letters, digits and _")
+    if name in BUILT_IN:
+        raise ValueError(f"the strategy {name} comes with Crankshaft; register yours by another name")
+    _own[name] = maker
+
+
+def registered() -> Mapping[str, Maker]:
+    """The makers of a script's own strategies, by name."""
+    return MappingProxyType(_own)
+
+
+def names() -> tuple[str, ...]:
+    """What --strategy takes."""
+    return (*BUILT_IN, *_own)
