@@ -1,10 +1,10 @@
-"""How batches reach replicas: a step goes in, that step's batch comes out on each replica.
+"""Feeds: how a step's batch reaches each replica.
 
 A feed has a host side (`take`: what the next call of the inner loop gets, `reach`: how far it can go), a side in the
-compiled loop (`next_operands`: what a step is given of it, `most_steps`: how many there can be) and a replica side
-(`batch`: one step's batch). Three kinds: arrays kept on the device, arrays streamed from the host, and a user's
-`tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be had without those before it, and an
-epoch's smaller last batch has a compiled program of its own.
+compiled loop (`next_operands`: what a step is given of it, `most_steps`: how many steps there can be) and a replica
+side (`batch`: one step's batch). Three kinds: arrays kept on the device, arrays streamed from the host, and a user's
+`tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be computed without those before it, and
+an epoch's smaller last batch has a separately compiled program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from crankshaft.engine.step.randomness import epoch_seed
 
 
 class Run(NamedTuple):
-    """What one call of the inner loop is given: steps `start` to `stop` of `operands`."""
+    """The input of one call of the inner loop: steps `start` to `stop` of `operands`."""
 
     operands: Any
     start: int
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 class ResidentFeed:
     """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
 
-    All that travels are blocks of indices, computed ahead by a `tf.data` thread; to GPUs each block once.
+    Only blocks of indices travel, computed ahead by a `tf.data` thread; to GPUs each block once.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -54,11 +54,11 @@ class ResidentFeed:
         self._blocks = _Blocks(order, lambda first: iter(self._indices(first)), brought)
 
     def reach(self, step: int, limit: int) -> int:
-        """How many of `limit` steps from `step` on one call can take."""
+        """Returns how many of `limit` steps from `step` on one call can take."""
         return self._blocks.reach(step, limit)
 
     def take(self, step: int, limit: int) -> Run:
-        """The operands for at most `limit` steps from `step` on. Host code."""
+        """Returns the operands for at most `limit` steps from `step` on. Host code."""
         if self._resident is None:
             kept = tf.nest.map_structure(lambda array: as_kept(array, self._on_gpus), self._arrays)
             self._resident = on_each_device(self._strategy, kept)
@@ -66,19 +66,19 @@ class ResidentFeed:
         return Run((self._resident, indices), start, stop)
 
     def most_steps(self, operands) -> float:
-        """How many steps a call with operands of this shape has at most."""
+        """Returns how many steps a call with operands of this shape has at most."""
         return operands[1].shape[0]
 
     def next_operands(self, operands, place: tf.Tensor):
-        """In the compiled loop, outside replicas: what one step's `strategy.run` is given."""
+        """Returns what one step's `strategy.run` is given. In the compiled loop, outside replicas."""
         return (*operands, place)
 
     def batch(self, arrays, indices: tf.Tensor, place: tf.Tensor):
-        """This replica's part of a batch. Replica code."""
+        """Returns this replica's part of a batch. Replica code."""
         context = tf.distribute.get_replica_context()
         mine = indices[place]
         if context.num_replicas_in_sync > 1:
-            # A block's batches are of one size, known where it is traced; so then is this replica's part.
+            # A block's batches are of one size, known where it is traced, and so is this replica's part.
             replica = tf.get_static_value(context.replica_id_in_sync_group)
             if replica is None:  # one program for all replicas, as on TPUs: their parts are of one size too
                 part = mine.shape[0] // context.num_replicas_in_sync
@@ -143,7 +143,7 @@ class StreamedFeed:
         return iter(self._strategy.distribute_datasets_from_function(pipeline))
 
     def _share(self, first_block: int, replicas: range) -> tf.data.Dataset:
-        """Blocks for some replicas, in turn: block 0 of the first, block 0 of the second, ..., block 1 of the first."""
+        """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
         n = self._strategy.num_replicas_in_sync
 
         def gather(number):
@@ -159,7 +159,7 @@ class StreamedFeed:
 
 
 class RepeatedFeed:
-    """What is there already, given to every step: no input at all. For measuring what steps take without it.
+    """The same values, given to every step: no input at all. For measuring what steps take without it.
 
     Args:
       values: nest of tensors or per-replica values, of which each replica gets its own.
@@ -214,7 +214,7 @@ class DatasetFeed:
         self._next_step: int | None = None
 
     def reach(self, step: int, limit: int) -> int:
-        # Rows that replicas gather are as many at each step of a call, as TensorFlow's collectives ask.
+        # Replicas gather as many rows at each step of a call, as TensorFlow's collectives require.
         return int(min(limit, self.order.steps_alike(step)))
 
     def take(self, step: int, limit: int) -> Run:
@@ -235,7 +235,7 @@ class DatasetFeed:
         return batch
 
     def _batches_from(self, step: int):
-        """Epoch after epoch, without end: an iterator for each epoch would be let go of at its end (see `_untuned`)."""
+        """Returns endless epochs: an iterator for each epoch would be freed at its end (see `_untuned`)."""
         batches = self._endless(step)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = self._auto_shard
@@ -248,7 +248,8 @@ class DatasetFeed:
         first_epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
         epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
         batches = epochs.skip(in_epoch * elements_per_step).prefetch(4 * elements_per_step)
-        # TensorFlow does not see it. Of a dataset that may end, replicas ask each other at each step whether it has.
+        # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
+        # has.
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -258,18 +259,18 @@ class DatasetFeed:
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         seed, dataset = self.order.seed, self._dataset
         if seed is not None:
-            # Of this function's graph alone. TensorFlow mixes it in, and compares it with 0 in a way that fails where
-            # the other seed is a tensor.
+            # Sets the seed of this function's graph alone. TensorFlow mixes it in, and compares it with 0 in a way that
+            # fails where the other seed is a tensor.
             tf.compat.v1.set_random_seed(1)
             dataset = dataset.shuffle(self._shuffle_buffer, epoch_seed(seed, epoch), reshuffle_each_iteration=False)
         return dataset
 
 
 class FilesFeed(DatasetFeed):
-    """A user's dataset whose files are divided among the workers, so that each file is read by one of them.
+    """A user's dataset whose files are divided among the workers, so that each file is read by one worker.
 
-    `experimental_distribute_dataset` does not find the files within epochs without end, and knows no common end of an
-    epoch of uneven shares. Here each worker's epoch is filled up with empty batches to the length of the longest.
+    `experimental_distribute_dataset` does not find the files within endless epochs, and has no common end of an epoch
+    of uneven shares. Here each worker's epoch is filled up with empty batches to the length of the longest.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -299,7 +300,7 @@ class FilesFeed(DatasetFeed):
 
 
 def share_of_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:
-    """A worker's part of a dataset, by files: TensorFlow's `AutoShardPolicy.FILE`.
+    """Returns a worker's part of a dataset, by files: TensorFlow's `AutoShardPolicy.FILE`.
 
     Raises:
       tf.errors.OpError: when it is first read, if the dataset reads no files or fewer than there are workers.
@@ -310,7 +311,7 @@ def share_of_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.da
 
 
 class _Blocks:
-    """Holds the block in use, so that a block cut short by something due is gone on with, not read again.
+    """Keeps the block in use, so that a block whose use is interrupted is continued, not read again.
 
     Args:
       order: which examples make which step.
@@ -341,11 +342,11 @@ class _Blocks:
 
 
 def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset without the thread that tunes its parallelism, unless its options ask for that.
+    """Returns the dataset without the thread that tunes its parallelism, unless its options ask for that.
 
-    An iterator that is let go of waits for that thread, which now and then sleeps for seconds, up to a minute
-    (TensorFlow 2.21). Those that TensorFlow makes for the devices of a distributed dataset have such a thread all the
-    same, so iterators are kept as long as they can be.
+    An iterator that is freed waits for that thread, which now and then sleeps for seconds, up to a minute (TensorFlow
+    2.21). The iterators that TensorFlow makes for the devices of a distributed dataset have such a thread nevertheless,
+    so iterators are kept as long as possible.
     """
     if dataset.options().autotune.enabled is not None:
         return dataset
@@ -355,5 +356,5 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _no_example(spec: tf.TensorSpec) -> tf.Tensor:
-    """A batch without any example of this kind."""
+    """Returns a batch without any example of this kind."""
     return tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)

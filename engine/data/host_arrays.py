@@ -1,7 +1,7 @@
-"""Arrays on the host, on their way to replicas: in memory, or in a file of which the process holds a piece. Host code.
+"""Arrays on the host, on their way to replicas: in memory, or in a file that is read piece by piece. Host code.
 
-Of a memory map (`np.memmap`, `np.load` with `mmap_mode`) all that was once read counts as the process's memory, and a
-copy comes on top. Here the pages are let go of after each piece; the system keeps them as long as it has room.
+All that was read of a memory map (`np.memmap`, `np.load` with `mmap_mode`) counts as the process's memory, and a copy
+comes on top. Here the pages are released after each piece; the system caches them as long as it has room.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 _PIECE_BYTES = 64 << 20
-_AROUND_BYTES = 2 << 20  # Linux may map as much around a page that is asked for, where it has it in one piece
+_AROUND_BYTES = 2 << 20  # Linux may map as much around a requested page, where it is cached in one piece
 
 
 class Mapped:
-    """An array [examples, ...] in a file, of which `[...]` gives NumPy arrays by examples: an int, a slice, indices.
+    """An array [examples, ...] in a file, which `[...]` reads by examples, an int, a slice or indices, as NumPy arrays.
 
     Args:
       array: a memory map, or a view of one.
-      dtype: what values are given as.
+      dtype: of the values that are returned.
     """
 
     def __init__(self, array: np.ndarray, dtype: np.dtype):
@@ -71,19 +71,21 @@ class Mapped:
 
 
 def of(array):
-    """An array as it is to be read: `Mapped`, if it lies in a file; else itself."""
+    """Returns an array as it is to be read: `Mapped`, if it lies in a file; else itself."""
     has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
     return Mapped(array, array.dtype) if has_file else array
 
 
 def part(array, examples: slice):
-    """Some examples of an array, without a copy of them."""
+    """Returns some examples of an array, without copying them."""
     return array.part(examples) if isinstance(array, Mapped) else array[examples]
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:
-    """The map that an array is a view of; None if it is of none, or of one that keeps changes to itself (mode "c"): to
-    let go of its pages would undo them."""
+    """Returns the memory map that an array is a view of; None if there is none.
+
+    Also None for a map that keeps changes to itself (mode "c"): releasing its pages would undo them.
+    """
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and isinstance(found := getattr(array, "_mmap", None), mmap.mmap):
             can_be_dropped = array.mode in ("r", "r+", "w+") and hasattr(mmap, "MADV_DONTNEED")
@@ -93,12 +95,12 @@ def _file_of(array: np.ndarray) -> mmap.mmap | None:
 
 
 def to_gather_from(array):
-    """What `gather` takes."""
+    """Returns what `gather` takes."""
     return array if isinstance(array, Mapped) else tf.convert_to_tensor(array)
 
 
 def gather(array, indices: tf.Tensor) -> tf.Tensor:
-    """Examples of an array by their indices, in a graph."""
+    """Gathers examples of an array by their indices, in a graph."""
     with tf.device("CPU:0"):
         if isinstance(array, Mapped):
             found = tf.numpy_function(array.__getitem__, [indices], array.dtype, stateful=False)
@@ -107,7 +109,7 @@ def gather(array, indices: tf.Tensor) -> tf.Tensor:
 
 
 def as_tensor(array) -> tf.Tensor:
-    """The whole array. One that lies in a file is read into memory that the tensor takes over, so there are no two."""
+    """Converts the whole array. One in a file is read into memory that the tensor takes over: there is no copy."""
     if not isinstance(array, Mapped):
         return tf.convert_to_tensor(array)
     if array.dtype.kind not in "iuf" or not array.dtype.isnative or not array.nbytes:

@@ -1,4 +1,4 @@
-"""The order of examples as arithmetic: which example stands where is a function of (seed, epoch, place).
+"""The order of examples as arithmetic: the example at a place is a function of (seed, epoch, place).
 
 Any step's batch can be computed alone, so a resumed run needs no position but its step, and the order does not depend
 on how many replicas or hosts there are.
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from crankshaft.engine.step.randomness import epoch_seed
 
-# In a block. The cipher behind a shuffle has 16 bits or more, and is asked until its answer is an example: of 64
-# examples each takes a thousand times.
+# Epochs in a block. The cipher behind a shuffle has 16 bits or more, and is asked until its answer is an example: for
+# 64 examples that takes about a thousand times each.
 _MOST_EPOCHS = 8
 _ROUNDS = 8  # of the cipher
 
@@ -24,7 +24,7 @@ class Order:
     """Epochs of `num_examples` examples in global batches of `batch_size`; the last one of an epoch may be smaller.
 
     An epoch is a row of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the examples
-    do not divide, a block that is one smaller batch. Short epochs without one go into a block whole, several at once.
+    do not divide, a block that is one smaller batch. Several short epochs without a smaller batch share one block.
 
     Attributes:
       num_examples: examples in an epoch, at least 1.
@@ -61,10 +61,11 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Batches in an epoch, a smaller last one included."""
         return self.whole_steps + (1 if self.remainder else 0)
 
     def steps_alike(self, step: int) -> float:
-        """How many steps from `step` on bring each worker as many examples as that one; inf where all steps do."""
+        """Returns how many steps from `step` on bring each worker as many examples as that one; inf if all do."""
         fewer = [place for place in self._steps_with_fewer if 0 < place < self.steps_per_epoch]
         if not fewer:
             return math.inf
@@ -77,7 +78,7 @@ class Order:
         return {self.whole_steps}
 
     def examples_before(self, step: int) -> int:
-        """Examples in the first `step` steps."""
+        """Returns the number of examples in the first `step` steps."""
         an_epoch = self.whole_steps * self.batch_size + self.remainder
         epochs, in_epoch = divmod(step, self.steps_per_epoch)
         return epochs * an_epoch + min(in_epoch * self.batch_size, an_epoch)
@@ -92,11 +93,11 @@ class Order:
 
     @property
     def _epochs_per_block(self) -> int:
-        """Whole epochs in a block; 0 where it is a part of one."""
+        """Whole epochs in a block; 0 where a block is a part of an epoch."""
         return 0 if self.remainder else min(self.block_steps // self.whole_steps, _MOST_EPOCHS)
 
     def block_of(self, step: int) -> tuple[int, int, int]:
-        """Where a step is: (block, the step's place in the block, steps in the block)."""
+        """Returns a step's place: (block, the step's place in the block, steps in the block)."""
         if self._epochs_per_block:
             steps = self._epochs_per_block * self.whole_steps
             return *divmod(step, steps), steps
@@ -108,7 +109,7 @@ class Order:
         return first + block, place, min(self.block_steps, self.whole_steps - block * self.block_steps)
 
     def examples(self, block: tf.Tensor) -> tf.Tensor:
-        """The examples of a block, by index.
+        """Returns the examples of a block, by index.
 
         Args:
           block: scalar int64.
@@ -135,12 +136,12 @@ class Order:
         return tf.reshape(self._shuffled(places, epoch), [steps, batch])
 
     def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """The examples at these places of an epoch, a scalar."""
+        """Returns the examples at these places of an epoch, a scalar."""
         if self.seed is None or self.num_examples == 1:
             return places
-        # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out. Of up to 2^16
+        # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out. For up to 2^16
         # examples it takes eight bits of each word of its key, so small numbers make no key; and after its least number
-        # of rounds, four, an epoch's order is still much like that of another key.
+        # of rounds, four, an epoch's order still resembles that of another key.
         return tf.raw_ops.RandomIndexShuffle(
             index=places,
             seed=epoch_seed(self.seed, epoch, [3]),
@@ -151,7 +152,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class SharedOrder(Order):
-    """Of data that workers have divided by files: shares of any sizes, each read in batches of its worker's part.
+    """The order of data that workers divide by files: shares of any sizes, each read in its worker's part of a batch.
 
     An epoch lasts as long as the largest share; workers that have come to the end of theirs bring nothing.
 
@@ -181,5 +182,5 @@ class SharedOrder(Order):
 
 
 def replica_part(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
-    """[start, stop) of a replica's part of a batch: contiguous, in order, of sizes that differ by one at most."""
+    """Returns [start, stop) of a replica's part of a batch: contiguous, in order, sizes differ by at most one."""
     return batch_size * replica // num_replicas, batch_size * (replica + 1) // num_replicas

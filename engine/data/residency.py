@@ -9,12 +9,12 @@ from crankshaft.engine.data import host_arrays
 
 
 def is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
-    """Whether replicas compute on GPUs: what the host has is copied there, and what they have is waited for here."""
+    """Returns whether replicas compute on GPUs, to which the host's data is copied."""
     return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).device_type == "GPU"
 
 
 def on_each_device(strategy: tf.distribute.Strategy, arrays):
-    """The nest's arrays, once on each device, as per-replica values. CPU devices of one process share one copy."""
+    """Puts the nest's arrays once on each device, as per-replica values. CPU devices of one process share one copy."""
     with tf.device("CPU:0"):
         on_host = tf.nest.map_structure(host_arrays.as_tensor, arrays)
     copies = []
@@ -32,16 +32,18 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
 
 
 def as_kept(array, on_gpus: bool):
-    """What a device keeps of `array`, for `take`: on GPUs int32 as the float32 of the same bits, since TensorFlow keeps
-    int32 in the host's memory there."""
+    """Returns the form of `array` that a device keeps, for `take`.
+
+    That is, on GPUs, int32 as the float32 of the same bits, since TensorFlow keeps int32 in the host's memory there.
+    """
     is_int32 = isinstance(array, np.ndarray) and _is_int32(array)
     return np.ascontiguousarray(array).view(np.float32) if on_gpus and is_int32 else array
 
 
 def take(kept: tf.Tensor, indices: tf.Tensor, array) -> tf.Tensor:
-    """The examples of `array`, whose `as_kept` is on this device, at these indices. Replica code."""
+    """Gathers the examples of `array`, whose `as_kept` is on this device, at these indices. Replica code."""
     found = tf.gather(kept, indices)
-    # Last: of int32 TensorFlow's GPU kernels move no byte but on the host.
+    # Last, since TensorFlow's GPU kernels move int32 on the host only.
     return tf.bitcast(found, tf.int32) if kept.dtype == tf.float32 and _is_int32(array) else found
 
 

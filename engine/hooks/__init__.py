@@ -1,4 +1,4 @@
-"""What is due between calls: the kinds of hook, a user's own, and in files of their own those that are shipped."""
+"""Hooks act between calls of the inner loop: their kinds, a user's own, and in separate files the shipped ones."""
 
 from crankshaft.engine.hooks.base import Hook, Moment, Periodic, StopRequest, Windowed, every_epoch, every_steps
 

@@ -1,4 +1,4 @@
-"""What is due: callables with a period, called by the outer loop on the host. This file has the kinds and the basics.
+"""The kinds of hook and the basic ones: callables with a period, called by the outer loop on the host.
 
 A hook sees every call of the inner loop (so that it can gather sums without waiting for a device) and acts when it is
 due. Its own state, if it has any, goes into each checkpoint.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Moment:
-    """Where a run is: one small record, handed to every hook after each call of the inner loop.
+    """The position of a run: one small record, handed to every hook after each call of the inner loop.
 
     Attributes:
       step: global steps (updates) done.
@@ -29,13 +29,14 @@ class Moment:
       examples: in the batches of this call; an epoch's last batch may be a smaller one.
       steps_per_epoch: of the training data.
       sums: this call's metrics, unread: reading waits for the device.
-      seconds, input_seconds: wall time of this call, and its part spent waiting for input.
+      seconds: wall time of this call.
+      input_seconds: the part of it spent waiting for input.
       state: the `TrainState`.
       strategy: where steps run, for hooks that evaluate.
-      workers: what each worker told of this call, unread, where there are several (`WorkerRows`).
+      workers: each worker's figures of this call, unread, where there are several (`WorkerRows`).
       evaluation: the metrics of an evaluation at this step, once a hook has made one.
-      stop: a hook that wants the run to end says why. Of several workers, any one's hook may: all end at one step, this
-        one if something is due at it, else after the next call or two.
+      stop: set by a hook that wants the run to end, to the reason. Of several workers, any one's hook may: all end at
+        one step, this one if something is due at it, else after the next call or two.
       agreed_stop: why the run ends, and which worker wants it to, once all know.
     """
 
@@ -65,7 +66,7 @@ class Moment:
 
 
 class Hook:
-    """Does nothing, and is due never. Override what is needed.
+    """A hook that does nothing and is never due. Override what is needed.
 
     Attributes:
       name: names the hook's state in a checkpoint; unique among a run's hooks.
@@ -74,44 +75,47 @@ class Hook:
     name = "hook"
 
     def begin(self, moment: Moment) -> None:
-        """Before the first step (of this process)."""
+        """Is called before the first step (of this process)."""
 
     def next_due(self, step: int, moment: Moment) -> int | None:
-        """The next step, after `step`, at which the loop has to stop for this hook; None is never."""
+        """Returns the next step, after `step`, at which the loop has to stop for this hook; None is never."""
         return None
 
     def __call__(self, moment: Moment) -> None:
-        """After each call of the inner loop, due or not. May set `moment.stop`."""
+        """Is called after each call of the inner loop, due or not. May set `moment.stop`."""
 
     def settle(self, moment: Moment) -> None:
-        """Before a checkpoint is saved: raises if the state is not to be kept, writes out what has to be on disk."""
+        """Is called before a save: raises if the state must not be kept, and writes what has to be on disk."""
 
     def end(self, moment: Moment) -> None:
-        """After the last step, or where a hook stopped the run; not after an exception."""
+        """Is called after the last step, or where a hook stopped the run; not after an exception."""
 
     def close(self) -> None:
-        """Lets go of what the hook holds (a terminal, a thread), however the run ended; after `end`, if that was."""
+        """Releases what the hook holds (a terminal, a thread), however the run ended; after `end`, if called."""
 
     def host_state(self) -> dict:
-        """What a checkpoint keeps of this hook: plain JSON."""
+        """Returns what a checkpoint keeps of this hook: plain JSON."""
         return {}
 
     def restore_host_state(self, values: dict) -> None:
-        """Takes back what `host_state` gave."""
+        """Restores what `host_state` returned."""
 
     def data_changed(self, splits: set[str]) -> None:
-        """After `restore_host_state`, where these splits ("train", "eval") are other data by now: what was measured on
-        them is to be forgotten."""
+        """Forgets what was measured on these splits ("train", "eval"), whose data has changed.
+
+        Is called after `restore_host_state`.
+        """
 
 
 class Periodic(Hook):
-    """Acts every so many steps. Override `act`.
+    """A hook that acts every so many steps. Override `act`.
 
     Args:
       every_steps: the period; 0 is never.
       at_end: act at the run's last step too, whatever the period.
 
-    Raises: ValueError for a period that is no whole number, or below 0.
+    Raises:
+      ValueError: the period is no whole number, or below 0.
     """
 
     every_steps: int
@@ -138,7 +142,7 @@ class Periodic(Hook):
 
 
 class Windowed(Periodic):
-    """Periodic, with the sums of the metrics since it last acted; they survive a restart.
+    """A periodic hook with the sums of the metrics since it last acted, which survive a restart.
 
     `act` may keep `window`: the next one is a new object.
     """
@@ -166,7 +170,7 @@ class Windowed(Periodic):
 
 
 class StopRequest(Hook):
-    """Ends the run at the next moment once somebody asks. `request` may be called in a signal handler or a thread.
+    """Ends the run at the next moment after a request. `request` may be called in a signal handler or a thread.
 
     Attributes:
       wish: why this process wants the run to end; None before.
@@ -178,7 +182,7 @@ class StopRequest(Hook):
         self.wish: str | None = None
 
     def request(self, reason: str) -> None:
-        """Asks for the end; the first reason stays."""
+        """Requests the end; the first reason stays."""
         self.wish = self.wish or reason
 
     def begin(self, moment: Moment) -> None:
@@ -207,10 +211,10 @@ class _EveryEpoch(_Every):
 
 
 def every_steps(steps: int, function: Callable[[Moment, dict[str, float]], None]) -> Hook:
-    """A user's hook: `function(moment, metrics)` every so many steps, with the metrics' means since the last time."""
+    """Makes a user's hook: calls `function(moment, metrics)` every so many steps, with the means since the last."""
     return _Every(function, steps, getattr(function, "__name__", "every_steps"))
 
 
 def every_epoch(function: Callable[[Moment, dict[str, float]], None]) -> Hook:
-    """A user's hook: `function(moment, metrics)` at the end of each epoch, with the epoch's means."""
+    """Makes a user's hook: calls `function(moment, metrics)` at the end of each epoch, with the epoch's means."""
     return _EveryEpoch(function, 0, getattr(function, "__name__", "every_epoch"))

@@ -13,7 +13,7 @@ from crankshaft.engine.hooks.base import Moment, Periodic
 
 @contextlib.contextmanager
 def averaged_weights(trainer):
-    """Within, every variable that has a moving average holds it; afterwards what it held, to the bit.
+    """Puts the moving average, within, into every variable that has one; restores the variables afterwards, to the bit.
 
     Host code, outside of replicas: an assignment reaches the copies on all of them. Without `ema_decay` it does
     nothing.
@@ -26,9 +26,12 @@ def averaged_weights(trainer):
 
 
 def evaluate(strategy, trainer) -> dict[str, float]:
-    """The metrics' means over the whole evaluation set that is bound to the strategy; waits for them.
+    """Computes the metrics' means over the whole evaluation set that is bound to the strategy, and waits for them.
 
-    Warns of those that are not finite. Raises `NonfiniteError` for weights that are not, which metrics may hide.
+    Warns of those that are not finite.
+
+    Raises:
+      NonfiniteError: weights are not finite, which metrics may hide.
     """
     numerics.check_weights(trainer, "evaluation")
     with averaged_weights(trainer):
@@ -45,7 +48,8 @@ class Evaluation(Periodic):
     """Evaluates every so many steps and at the last one, and sets `moment.evaluation`, {metric: mean}.
 
     Attributes:
-      step, result: of the newest evaluation, a resumed run's too; None before there is one of this data.
+      step: of the newest evaluation, a resumed run's too; None before the first on this data.
+      result: of the newest evaluation, likewise.
     """
 
     name = "evaluation"

@@ -1,4 +1,4 @@
-"""Keras callbacks that only look, as one hook: a run's epochs and figures, told as `fit` tells them. Host code."""
+"""Keras callbacks that only observe, as one hook: a run's epochs and figures, reported as `fit` does. Host code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft.engine.hooks.base import Moment, Windowed
 from crankshaft.engine.metrics.means import Sums
 
-# Those that steer Keras's own loop, and what does the same here.
+# Callbacks that steer Keras's own loop, and what does the same here.
 _INSTEAD = {
     "BackupAndRestore": "--run_dir with --checkpoint_every_steps",
     "EarlyStopping": "--early_stopping_patience with --monitor",
@@ -25,7 +25,7 @@ _INSTEAD = {
 
 
 def instead_of(callback: tf.keras.callbacks.Callback) -> str | None:
-    """The flags that do what a callback needs Keras's own loop for; None of one that only looks."""
+    """Returns the flags that replace a callback that needs Keras's own loop; None for one that only observes."""
     kinds = {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
     return next((cure for name, cure in _INSTEAD.items() if name in kinds), None)
 
@@ -35,7 +35,7 @@ class KerasCallbacks(Windowed):
 
     `on_epoch_begin` and `on_epoch_end` are called at each epoch, with its means as logs, and those of an evaluation
     that was made at its end as `val_NAME`; `on_test_begin` and `on_test_end` at each evaluation; `on_train_batch_end`
-    once in `every_steps` steps, with the means since the last time, as no batch is seen by itself.
+    once in `every_steps` steps, with the means since the last time, as single batches are not seen.
     `on_train_batch_begin` is not called. A callback that sets `self.model.stop_training` ends the run.
 
     Args:
@@ -120,7 +120,7 @@ class _Model:
     """A trainer's model as callbacks see it: Keras's, with the run's optimizer to look at.
 
     Attributes:
-      stop_training: a callback that wants the run to end sets it.
+      stop_training: set by a callback that wants the run to end.
     """
 
     def __init__(self, trainer):

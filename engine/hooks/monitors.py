@@ -9,18 +9,19 @@ from absl import logging
 from crankshaft.engine.hooks.base import Moment, Periodic
 from crankshaft.engine.metrics.means import Sums
 
-_ROUNDING = 1e-6  # of a float32, which a scale is kept as
+_ROUNDING = 1e-6  # of a float32, as which a scale is kept
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}
 
 
 def direction_of(monitor: str) -> str:
-    """ "max" for a metric whose name says that more is better (accuracy, auc, ...), else "min"."""
+    """Returns "max" for a metric whose name says that more is better (accuracy, auc, ...), else "min"."""
     return "max" if _HIGHER_IS_BETTER & set(monitor.lower().split("_")) else "min"
 
 
 class Monitor(Periodic):
-    """Looks at one metric at each evaluation and calls `observe` with its value. Its best value, and the step of it
-    (`best`, `best_step`), survive a restart.
+    """Looks at one metric at each evaluation and calls `observe` with its value.
+
+    Its best value, and the step of it (`best`, `best_step`), survive a restart.
 
     Args:
       monitor: `eval_NAME`, of the evaluation, or `train_NAME`, the mean over the steps since the last look.
@@ -28,7 +29,8 @@ class Monitor(Periodic):
       min_delta: a value has to be better than the best one by more than this to count.
       every_steps: for `train_NAME` in a run that does not evaluate: look every so many steps instead.
 
-    Raises: ValueError for another name or direction, and, at the first look, for a metric that there is not.
+    Raises:
+      ValueError: another name or direction; at the first look, a metric that is not measured.
     """
 
     name = "monitor"
@@ -72,7 +74,7 @@ class Monitor(Periodic):
         self.observe(moment, value, improved)
 
     def observe(self, moment: Moment, value: float, improved: bool) -> None:
-        """A new value; `improved` if it is better than all before, in which case `best` is already it."""
+        """Takes a new value; `improved` if it is better than all before, in which case `best` already is this value."""
         raise NotImplementedError
 
     def _is_better(self, value: float) -> bool:
@@ -133,7 +135,7 @@ class Patient(Monitor):
 class EarlyStopping(Patient):
     """Ends the run when the metric has not improved for `patience` evaluations. A run resumed after that ends at once.
 
-    Args: `monitor`, `patience`, and `Monitor`'s own by keyword.
+    Arguments are `monitor`, `patience`, and `Monitor`'s other ones by keyword.
     """
 
     name = "early_stopping"
@@ -153,12 +155,14 @@ class EarlyStopping(Patient):
 class ReduceLearningRate(Patient):
     """Multiplies the learning rate by `factor` when the metric has not improved for `patience` evaluations.
 
-    What is lowered is every optimizer's `learning_rate_scale`, a variable of the checkpoint, so schedules go on below.
+    It lowers every optimizer's `learning_rate_scale`, a variable of the checkpoint, so schedules continue scaled.
 
     Args:
+      monitor: see `Monitor`.
+      patience: how many evaluations without improvement to wait.
       factor: between 0 and 1, exclusive.
       min_scale: the scale is never lowered past it; a warning says once where it would have been.
-      monitor, patience, and `Monitor`'s own by keyword.
+      **arguments: `Monitor`'s other ones.
     """
 
     name = "reduce_learning_rate"

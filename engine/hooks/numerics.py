@@ -1,4 +1,4 @@
-"""What to do about numbers that are not finite: stop before they are saved, and say where they came from. Host code."""
+"""Handles numbers that are not finite: stops before they are saved, and says where they came from. Host code."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class NonfiniteError(ArithmeticError):
 
 
 def enable() -> None:
-    """Has TensorFlow check the outputs of every op from now on; call it before anything is traced.
+    """Makes TensorFlow check the outputs of every op from now on; call it before anything is traced.
 
-    An op that makes an inf or a nan raises `tf.errors.InvalidArgumentError`, which `explain` reads. It is slow, and
-    XLA can't compile it: a run with it needs `jit` off.
+    An op that makes an inf or a nan raises `tf.errors.InvalidArgumentError`, which `explain` reads. It is slow, and XLA
+    can't compile it: a run with it needs `jit` off.
     https://www.tensorflow.org/api_docs/python/tf/debugging/enable_check_numerics
     """
     tf.debugging.enable_check_numerics()
 
 
 def explain(error: Exception) -> str | None:
-    """One line for an error that `enable` brought about: the op, its output, its shape, the user's line that made it.
+    """Explains, in one line, an error due to `enable`: the op, its output, its shape, the user's line that made it.
 
     Returns None for any other error.
     """
@@ -60,7 +60,7 @@ def _plain(what: str) -> str:
 
 
 def _users_line(text: str) -> str | None:
-    """The innermost line of the op's creation that is neither TensorFlow's nor Keras's: "path (L12) function"."""
+    """Returns the innermost line of the op's creation outside TensorFlow and Keras: "path (L12) function"."""
     frames = re.findall(r"^\s*\+ (\S+\.py) \(L(\d+)\) (\S+)", text, re.MULTILINE)
     frames += re.findall(r"^\s*File \"([^\"]+)\", line (\d+), in (\S+)", text, re.MULTILINE)
     users = [f for f in frames if not re.search(r"packages/|/tensorflow/|tensorflow/python/|/keras/|eager/", f[0])]
@@ -72,7 +72,7 @@ def _users_line(text: str) -> str | None:
 
 
 def first_nonfinite_variable(state) -> str | None:
-    """The path of the first variable with an inf or a nan: the layers' own first, then slots; None if all are finite.
+    """Returns the path of the first variable with an inf or a nan, layers' before slots; None if all are finite.
 
     Waits for the device.
     """
@@ -90,21 +90,21 @@ def check_weights(trainer, where: str) -> None:
 
 
 def first_nonfinite(variables: Iterable) -> str | None:
-    """The path of the first floating variable that has an inf or a nan, or None."""
+    """Returns the path of the first floating variable that has an inf or a nan, or None."""
     floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
-    found = [_all_finite(tf_variable(variable)) for variable in floating]  # all asked for before one is waited for
+    found = [_all_finite(tf_variable(variable)) for variable in floating]  # all are started before one is awaited
     return next((path_of(v) for v, finite in zip(floating, found, strict=True) if not all(map(bool, finite))), None)
 
 
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
-    """Of each piece of a variable, whether it is finite: computed where the variable is, which no value leaves."""
+    """Returns, for each piece of a variable, whether it is finite, computed where the variable is."""
     copy = own_copy(variable)
     with tf.device(copy.device):
         return [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(copy)]
 
 
 def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
-    """A variable's value; of a large one, a table, some rows at a time: a read would copy it."""
+    """Yields a variable's value, or, of a large table, some rows at a time: a read would copy it."""
     row_bytes = 4 * math.prod(variable.shape[1:])
     if row_bytes * math.prod(variable.shape[:1]) <= _PIECE_BYTES:
         yield tf.convert_to_tensor(variable)
@@ -118,16 +118,16 @@ class NanGuard(Hook):
     """Stops a run whose loss or gradients are not finite, and keeps such a state out of every checkpoint.
 
     It reads the sums of the call *before*, which are finished, so it never waits for a device between two calls of the
-    inner loop; before a checkpoint, and at the end, it reads all that is left, and looks at the weights themselves, as
+    inner loop; before a checkpoint, and at the end, it reads all that is left, and checks the weights themselves, as
     each evaluation does.
 
-    Where steps are left out (`on_nonfinite="skip"`, or a loss scale), losses may be what they are: it counts the
-    steps, warns, and ends the run when nothing has been learned for `max_skipped` steps in a row.
+    Where steps are skipped (`on_nonfinite="skip"`, or a loss scale), losses need not be finite: it counts the steps,
+    warns, and ends the run when nothing has been learned for `max_skipped` steps in a row.
 
     Args:
       max_skipped: so many steps without an update are an error.
       warn_seconds: at most one warning in so many seconds.
-      clock: seconds, for tests.
+      clock: returns seconds, for tests.
     """
 
     name = "nan_guard"
@@ -176,7 +176,7 @@ class NanGuard(Hook):
                 raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
-        # Sums say how many of a call's steps were left out, not which: a call with one good step starts anew.
+        # Sums say how many of a call's steps were skipped, not which: a call with one good step starts the count anew.
         self.skipped += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + skipped if skipped == last - first + 1 else 0
         if self.skipped_in_a_row >= self.max_skipped:

@@ -1,4 +1,4 @@
-"""Hooks that save checkpoints, the newest and the best, and the way back. Host code."""
+"""Hooks that save checkpoints, the newest and the best, and their restoring. Host code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crankshaft.engine.state import RULES, TrainState
 
 
 def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
-    """Hooks by the name that their state has in a checkpoint; a name that comes again gets its number: `log-2`."""
+    """Returns hooks by the name that their state has in a checkpoint; a repeated name gets its number: `log-2`."""
     named: dict[str, Hook] = {}
     for hook in hooks:
         name, number = hook.name, 1
@@ -25,7 +25,7 @@ def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
 def save(checkpoints: Checkpoints, moment: Moment, hooks: Sequence[Hook]) -> None:
     """Saves the state of `moment` and of the hooks; returns when training may go on, before it is written.
 
-    Each hook's `settle` is called first, so one that finds the state bad raises and nothing is written.
+    Each hook's `settle` is called first, so a hook that finds the state bad raises and nothing is written.
     """
     for hook in hooks:
         hook.settle(moment)
@@ -36,7 +36,7 @@ def save(checkpoints: Checkpoints, moment: Moment, hooks: Sequence[Hook]) -> Non
 def restore(
     checkpoints: Checkpoints, state: TrainState, hooks: Sequence[Hook] = (), manifest: Manifest | None = None
 ) -> Manifest | None:
-    """Gives a run's state and hooks what `save` kept. Host code, before the loop begins.
+    """Restores a run's state and hooks from what `save` kept. Host code, before the loop begins.
 
     Args:
       checkpoints: where to look.
@@ -48,12 +48,12 @@ def restore(
       The manifest of what was restored; None, with nothing changed, if there is no checkpoint.
 
     Raises:
-      CheckpointError: the checkpoint can't be read, or a hook can't take up what it holds.
+      CheckpointError: the checkpoint can't be read, or a hook can't restore what it holds.
     """
     manifest = checkpoints.restore(manifest)
     if manifest is None:
         return None
-    # What was measured by other rules is forgotten as what was measured on other data is.
+    # What was measured by other rules is forgotten like what was measured on other data.
     changed = manifest.other_data(checkpoints.about) if rules_of(manifest) == RULES else {"train", "eval"}
     kept = manifest.host_state.get("hooks", {})
     whose = "state"
@@ -73,13 +73,14 @@ def restore(
 
 
 def rules_of(manifest: Manifest) -> int:
-    """By which `engine.state.RULES` the run was going on when it was saved."""
+    """Returns the `engine.state.RULES` by which the run went when it was saved."""
     return manifest.host_state.get("state", {}).get("rules", 1)
 
 
 class Checkpointing(Periodic):
-    """Saves a checkpoint every so many steps and where the run ends. Stands last among a run's hooks, so that what the
-    others did at the same step is in it.
+    """Saves a checkpoint every so many steps and where the run ends.
+
+    Stands last among a run's hooks, so that the checkpoint has what the others did at the same step.
 
     Args:
       checkpoints: where to.
@@ -99,20 +100,21 @@ class Checkpointing(Periodic):
 
     def end(self, moment: Moment) -> None:
         if moment.steps:  # else no step was done, so nothing is new
-            save(self.checkpoints, moment, self.hooks)  # which does nothing twice for one step
+            save(self.checkpoints, moment, self.hooks)  # does nothing if this step was saved
         self.checkpoints.wait()
 
 
 class BestCheckpoint(Monitor):
-    """Saves a checkpoint, in a directory of its own (`run_dir/best`), whenever the metric is better than ever.
+    """Saves a checkpoint, in a separate directory (`run_dir/best`), whenever the metric is better than ever.
 
-    The best value is kept with the best checkpoint itself: a run that is killed and resumed from before it, or that
-    is resumed without the state of its hooks, still replaces it only by a better one.
+    The best value is kept with the best checkpoint itself: a run that is killed and resumed from before it, or that is
+    resumed without the state of its hooks, still replaces it only by a better one.
 
     Args:
       checkpoints: where to; made with `keep=1`.
+      monitor: see `Monitor`.
       hooks: the run's hooks, as `Checkpointing` takes them.
-      monitor, and `Monitor`'s own by keyword.
+      **arguments: `Monitor`'s other ones.
     """
 
     name = "best_checkpoint"
@@ -123,9 +125,9 @@ class BestCheckpoint(Monitor):
         self.hooks = hooks
 
     def begin(self, moment: Moment) -> None:
-        # What is on disk decides, not what this run remembers: a best checkpoint that is broken or was removed is
-        # none, and one that a killed process saved after its last other checkpoint is one. A score of other data is
-        # none either.
+        # The files on disk decide, not what this run remembers: a best checkpoint that is broken or was removed does
+        # not count, and one that a killed process saved after its last other checkpoint does. A score on other data
+        # does not count either.
         manifest = self.checkpoints.latest()
         if manifest and self.source in manifest.other_data(self.checkpoints.about):
             manifest = None
@@ -146,8 +148,10 @@ class BestCheckpoint(Monitor):
 
 
 class BestWeights(Monitor):
-    """Keeps a copy of the whole state, beside its variables, from whenever the metric is better than ever: for runs
-    that write no checkpoint. `put_back` gives the state what it was then; None before there is a best value."""
+    """Copies the whole state whenever the metric is better than ever: for runs that write no checkpoint.
+
+    `put_back` restores the state as it was then; None before there is a best value.
+    """
 
     name = "best_weights"
 

@@ -1,5 +1,7 @@
-"""A warning that names a worker that is slow by itself. Host code; reads what the workers have told each other anyway,
-and waits, each few seconds, for the devices to come to the newest of it."""
+"""Warns of a worker that is slow by itself. Host code.
+
+Reads what the workers exchange anyway, and waits, every few seconds, for the devices to reach the newest of it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ class Stragglers(Hook):
 
     Args:
       names: what messages call the workers.
-      ratio: how many times the median of the other workers.
-      window_seconds: over which a worker is looked at.
+      ratio: how many times the median of the other workers is slow.
+      window_seconds: over which a worker is observed.
       windows: how many in a row it has to be slow; it is named again after each as many.
-      clock: seconds, for tests.
+      clock: returns seconds, for tests.
     """
 
     name = "stragglers"

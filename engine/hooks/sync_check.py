@@ -1,5 +1,7 @@
-"""That replicas hold the same values, looked at now and then: one that does not is named before it spoils a run. Host
-code around replica code."""
+"""Checks now and then that replicas hold the same values, and names one that does not before it spoils a run.
+
+Host code around replica code.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ class SyncCheck(Periodic):
 
 
 def _checksum(variable: tf.Variable) -> tf.Tensor:
-    """Of this replica's copy, scalar int64. Replica code."""
+    """Returns the checksum of this replica's copy, scalar int64. Replica code."""
     value = read_local(variable)
     bits = tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, _BITS[value.dtype.size])
     return tf.reduce_sum(tf.cast(bits, tf.int64))

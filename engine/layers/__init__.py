@@ -1,4 +1,4 @@
-"""Layers for models: Keras's with less work on CPUs, and in a room of their own embedding tables cut into shards."""
+"""Layers for models: Keras's with less work on CPUs; in a separate room, embedding tables cut into shards."""
 
 from crankshaft.engine.layers.keras_layers import BatchNormalization, Conv2DMaxPool, Dense
 

@@ -10,7 +10,7 @@ from crankshaft.engine.machine import cpus
 
 # Kernels of fewer values gain nothing: their products take microseconds either way.
 _LARGE = 1 << 18
-# Rows that lie this far apart, or a multiple of it, get into each other's way in the caches of some CPUs. Bytes.
+# Bytes. Rows that lie this far apart, or a multiple of it, conflict in the caches of some CPUs.
 _COLLIDING_STRIDE = 8 << 10
 
 
@@ -18,9 +18,9 @@ _COLLIDING_STRIDE = 8 << 10
 class Dense(tf.keras.layers.Dense):
     """`tf.keras.layers.Dense`, whose gradients take less time where kernels are large. The values differ by rounding.
 
-    On CPUs alone. The inputs' gradient, dy W^T, is a batched product of one: TensorFlow's own for two matrices reads W
-    against the grain, which takes two to three times as long. The kernel's comes after it, since an update of W while
-    W is still being read would copy all of W first. The outputs are a batched product too where the CPU and the width
+    Only on CPUs. The inputs' gradient, dy W^T, is a batched product of one: TensorFlow's own for two matrices reads W
+    across its rows, which takes two to three times as long. The kernel's comes after it, since an update of W while W
+    is still being read would copy all of W first. The outputs are a batched product too where the CPU and the width
     make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
     """
 
@@ -39,15 +39,16 @@ class Dense(tf.keras.layers.Dense):
 class Conv2DMaxPool(tf.keras.layers.Conv2D):
     """`Conv2D` and then `MaxPooling2D`, with fewer passes over what lies between them.
 
-    A maximum commutes with what is added to all values of a channel and with a function that never falls, such as
-    ReLU, rounding included: the values are those of the two layers, to the bit. So gradients of the bias and the
-    activation are taken after the pooling, of a fraction of the values, as such passes are bound by memory. Forward,
-    ReLU is left before it, where TensorFlow makes it part of the convolution; any other activation comes after it.
+    A maximum commutes with what is added to all values of a channel and with a function that never falls, such as ReLU,
+    rounding included: the values are those of the two layers, to the bit. So gradients of the bias and the activation
+    are taken after the pooling, of a fraction of the values, as such passes are bound by memory. In the forward pass
+    ReLU stays before it, where TensorFlow makes it part of the convolution; any other activation comes after it.
 
     Args:
-      filters, kernel_size: as `Conv2D`'s, whose further arguments may be given too.
+      filters: as `Conv2D`'s.
+      kernel_size: as `Conv2D`'s.
       pool_size: side of the square that is pooled, and the step from one to the next.
-      activation: non-decreasing, elementwise.
+      **arguments: `Conv2D`'s others; its activation has to be non-decreasing and elementwise.
     """
 
     def __init__(self, filters, kernel_size, pool_size: int = 2, **arguments):
@@ -75,14 +76,14 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
 class BatchNormalization(tf.keras.layers.BatchNormalization):
     """`tf.keras.layers.BatchNormalization` (Ioffe, Szegedy 2015) of images [batch, height, width, channels].
 
-    By TensorFlow's fused kernel, where Keras's layer computes moments and the rest by passes of their own, in float32
+    Uses TensorFlow's fused kernel, where Keras's layer computes moments and the rest in separate passes, in float32
     whatever the inputs are. Moving statistics are Keras's too: the variance is that of the batch, not its unbiased
     estimate.
 
     Args:
       total: sums a float32 tensor over replicas, and its gradient likewise: `Reduction.sum_statistics`. The statistics
         are then those of all replicas' examples, as if one device had them; None takes this replica's own.
-      arguments: as Keras's; `axis` is the last, and `synchronized` is what `total` is for.
+      **arguments: as Keras's; `axis` is the last, and `total` replaces `synchronized`.
     """
 
     def __init__(self, total: Callable[[tf.Tensor], tf.Tensor] | None = None, **arguments):
@@ -117,8 +118,8 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _of_all_replicas(self, inputs):
         x = tf.cast(inputs, tf.float32)
-        # One sum gives both moments. About the moving mean, the same on all replicas, the difference of squares below
-        # is not one of large numbers.
+        # One sum gives both moments. Around the moving mean, which is equal on all replicas, the difference of squares
+        # below is not one of large numbers.
         shift = tf.identity(self.moving_mean)
         shifted = x - shift
         moments = [tf.reduce_sum(power, [0, 1, 2]) for power in (tf.ones_like(x), shifted, tf.square(shifted))]
@@ -130,12 +131,12 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
 
 def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
-    """max_pool(relu(x + bias)), and its gradients: those that ReLU lets through are known from the outputs alone."""
+    """Computes max_pool(relu(x + bias)) with gradients that find ReLU's active values from the outputs alone."""
     window = {"ksize": [1, size, size, 1], "strides": [1, size, size, 1], "padding": "VALID"}
 
     @tf.custom_gradient
     def pooled(x, bias):
-        active = tf.nn.relu(tf.nn.bias_add(x, bias))  # which TensorFlow fuses with the convolution
+        active = tf.nn.relu(tf.nn.bias_add(x, bias))  # TensorFlow fuses these with the convolution
         outputs = tf.raw_ops.MaxPool(input=active, **window)
 
         def gradient(dy):
@@ -150,19 +151,19 @@ def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
 
 @tf.custom_gradient
 def _matmul(x: tf.Tensor, w: tf.Tensor):
-    """x [batch, in] times w [in, out]."""
+    """Computes x [batch, in] times w [in, out]."""
 
     def gradient(dy: tf.Tensor):
         dx = _batched(dy, w, transpose_b=True)
-        with tf.control_dependencies([dx]):  # which keeps no dx in a graph that has no other use for it
+        with tf.control_dependencies([dx]):  # keeps no dx in a graph that has no other use for it
             dw = tf.matmul(x, dy, transpose_a=True)
         return dx, dw
 
     collides = w.dtype == tf.float32 and w.shape[1] * w.dtype.size % _COLLIDING_STRIDE == 0
-    # Intel's CPUs from Sapphire Rapids on. An AMD EPYC was found to be near its peak at the plain one.
+    # Intel's CPUs from Sapphire Rapids on. An AMD EPYC was found to be near its peak with the plain product.
     return (_batched if collides and "amx_tile" in cpus.features() else tf.matmul)(x, w), gradient
 
 
 def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
-    """The product of two matrices as a batch of one, for which TensorFlow takes another of oneDNN's kernels."""
+    """Multiplies two matrices as a batch of one, for which TensorFlow takes another of oneDNN's kernels."""
     return tf.matmul(a[tf.newaxis], b[tf.newaxis], transpose_b=transpose_b)[0]

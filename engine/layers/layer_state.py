@@ -1,4 +1,4 @@
-"""What Keras layers hold beside the weights that a step trains, and what they add to its loss."""
+"""Finds what Keras layers hold beside the weights that a step trains, and what they add to its loss."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
-    """Float variables that layers move in the forward pass, such as batch normalisation's mean and variance.
+    """Returns float variables that layers change in the forward pass, such as batch normalisation's mean and variance.
 
     Those that a layer made as non-trainable. Frozen weights are not among them, nor is what a frozen
-    `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round what is constant.
+    `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round constants.
     """
     found = {}
     for layer in _parts(layers):
@@ -24,14 +24,14 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
 
 
 def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
-    """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
+    """Returns the layers' float variables that a forward pass leaves unchanged: all but moving statistics."""
     moving = {id(variable) for variable in moving_statistics(layers)}
     found = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
     return [variable for place, variable in found.items() if place not in moving]
 
 
 def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
-    """The layers that an update of the variables `trained` concerns: all but those whose weights are others'."""
+    """Returns the layers that an update of `trained` concerns: all but those whose weights are all others."""
     theirs = {id(variable) for variable in trained}
     return [
         layer
@@ -41,12 +41,12 @@ def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> lis
 
 
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
-    """What layers have added in the forward pass that was traced last: `add_loss`, activity regularizers. Scalars."""
+    """Returns scalars that layers added in the last traced forward pass: `add_loss`, activity regularizers."""
     return list({id(loss): loss for layer in _parts(layers) for loss in layer._get_own_losses()}.values())
 
 
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
-    """What the regularizers of the layers' trainable weights give, of each weight once. Scalars."""
+    """Returns the regularizers' values of the layers' trainable weights, each weight once. Scalars."""
     weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
     return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
 

@@ -1,4 +1,4 @@
-"""Keras's metrics as sums that merge: replica code gives what a batch adds to a metric's state, host code its value."""
+"""Keras's metrics as sums that merge: replica code adds a batch to a metric's state, host code gives its value."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import tensorflow as tf
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.metrics.means import KerasSums, combined, weighable
 
-_EXAMPLES = (5, 3)  # of the two batches that a metric is tried on
+_EXAMPLES = (5, 3)  # of the two batches on which a metric is tried
 _TRIALS = 3
 
 
 class KerasMetric:
-    """A `tf.keras.metrics.Metric`, as it is, for `Trainer.metrics`:
+    """A `tf.keras.metrics.Metric`, unchanged, for `Trainer.metrics`.
+
+    For example:
 
         def __init__(self):
             super().__init__()
@@ -26,12 +28,14 @@ class KerasMetric:
 
     Its value is Keras's over all examples, however they were cut into batches and over replicas. That holds where the
     metric's state is made of sums, as of F1Score, AUC, Precision, Recall, MeanIoU and all that average over examples;
-    another is refused at its first batch. Which it is shows in trying it: two small batches of random numbers have to
-    add to a state of zeros, and to each other's, what they add together. The metric's own variables play no part.
+    another is refused at its first batch. A trial tells which: two small batches of random numbers have to add to a
+    state of zeros, and to each other's, what they add together. The metric's own variables are not used.
 
     A value that is a vector (`F1Score(average=None)`) is shown as NAME_0, NAME_1, ...; a dictionary's as NAME_KEY.
 
-    Raises: TypeError for what is no Keras metric, ValueError where it is made within a step.
+    Raises:
+      TypeError: the argument is no Keras metric.
+      ValueError: it is made within a step.
     """
 
     def __init__(self, metric: tf.keras.metrics.Metric):
@@ -41,7 +45,7 @@ class KerasMetric:
             raise ValueError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric = metric
         self._tried: set[tuple] = set()  # shapes and types
-        # TensorFlow takes tuples with names apart and makes them anew by their class: so that knows the metric.
+        # TensorFlow takes named tuples apart and makes them anew by their class, which has to know the metric.
         self._kind = type("KerasSums", (KerasSums,), {"value": lambda sums: self._value(sums)})
 
     def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:
@@ -59,27 +63,27 @@ class KerasMetric:
         state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
 
         def weigh(examples):
-            if sample_weight is None:  # a number an example, which Keras's metrics take whatever the shape of y_true
+            if sample_weight is None:  # one number an example, which Keras's metrics take whatever the shape of y_true
                 return self(y_true, y_pred, examples)
             return self(y_true, y_pred, combined(sample_weight, examples, tf.convert_to_tensor(sample_weight)))
 
         return weighable(self._kind(state, tf.ones_like(state)), weigh, sample_weight is not None)
 
     def _added(self, *arguments) -> list[tf.Tensor]:
-        """A state of zeros after a batch."""
+        """Returns a state of zeros after a batch."""
         return self._updated([tf.zeros(v.shape, v.dtype) for v in self._metric.variables], *arguments)
 
     def _updated(self, state: list, *arguments) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(x) for x in self._metric.stateless_update_state(state, *arguments)]
 
     def _value(self, sums: KerasSums):
-        """The metric's, of its state as it was read: a number, or a dictionary of numbers; None where no batch was."""
+        """Returns the value of a state that was read: a number, or a dictionary of numbers; None without a batch."""
         if not np.any(sums.count):
             return None
         with tf.device("CPU:0"):
             state = self._state(sums.total)
             result = self._metric.stateless_result(state)
-        # A result may be a variable itself, which holds nothing.
+        # A result may be one of the metric's variables, which holds nothing.
         held = {id(variable): value for variable, value in zip(self._metric.variables, state, strict=True)}
         result = tf.nest.map_structure(lambda x: held.get(id(x), x), result)
         if isinstance(result, dict):
@@ -97,14 +101,14 @@ class KerasMetric:
         return state
 
     def _try(self, form) -> None:
-        """Raises ValueError unless the metric's state is made of sums. Makes its variables, if they are yet to be."""
+        """Raises ValueError unless the metric's state is made of sums. Makes its variables, if there are none."""
         random, name = np.random.default_rng(0), self._metric.name
         try:
             with tf.device("CPU:0"):
                 if not self._metric.variables:  # some of Keras's wait for the shapes of a batch
                     self._metric.update_state(*_drawn(form, 1, random))
                 sums = all(self._adds_up(form, random) for _ in range(_TRIALS))
-        except Exception as error:  # of the metric's own code, which may be anybody's
+        except Exception as error:  # the metric's own code may raise anything
             raise ValueError(
                 f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; give it labels "
                 "and predictions as its update_state takes them"
@@ -125,8 +129,11 @@ class KerasMetric:
 
 
 def _drawn(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
-    """A batch for a metric: whole numbers are 0 or 1, which are classes of any metric; labels too; the rest is in
-    (0, 1), as probabilities and weights are."""
+    """Draws a batch for a metric, such that any metric accepts it.
+
+    Whole numbers are 0 or 1, which are classes of any metric, labels too; the rest is in (0, 1), as probabilities and
+    weights are.
+    """
 
     def draw(place, dtype, shape):
         shape = [examples, *(size or 2 for size in shape)]
@@ -145,7 +152,7 @@ def _written(form) -> str:
 
 
 def _in_a_thread(function) -> None:
-    """Calls it where no graph, strategy or scope of Keras's is: they are a thread's own."""
+    """Calls a function without any graph, strategy or scope of Keras's, which all belong to a thread."""
     errors = []
 
     def call():

@@ -16,18 +16,18 @@ from absl import logging
 
 AUC_BUCKETS = 4096
 # Buckets are even in asinh(logit / _AUC_EVEN): 0.001 wide at 0, and from about 1 on 0.4 % of the logit, to _AUC_LAST.
-# They tell rare positives apart, and scores that are all near 1, as well as those in the middle.
+# They distinguish rare positives, and scores that are all near 1, as well as those in the middle.
 _AUC_EVEN, _AUC_LAST = 0.25, 256.0
-SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums up: `engine.step.example_counts` looks for it
+SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums: `engine.step.example_counts` looks for it
 
 
 class Pair(NamedTuple):
-    """What all kinds of pairs have: a sum and a count.
+    """The common part of all kinds of pairs: a sum and a count.
 
     Attributes:
-      weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where it
-        is not known what the examples' values were.
-      has_weights: whether it was made with weights. Those and the examples' are multiplied.
+      weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where the
+        examples' values are not known.
+      has_weights: whether it was made with weights, which are multiplied by the examples'.
     """
 
     total: tf.Tensor
@@ -41,17 +41,18 @@ class Mean(Pair):
     has_weights = False
 
     def value(self) -> float | None:
-        """Of a pair that was read; None where nothing was counted."""
+        """Returns the value of a pair that was read; None where nothing was counted."""
         return self.total / self.count if self.count else None
 
 
 class RootMean(Pair):
-    """A pair as `Mean`'s, of squares: its value is the root of their mean."""
+    """A pair like `Mean`, of squares: its value is the root of their mean."""
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
 
     def value(self) -> float | None:
+        """Returns the value of a pair that was read; None where nothing was counted."""
         # math.sqrt refuses what is negative, which a sum of squares never is, and gives nan for nan.
         return math.sqrt(self.total / self.count) if self.count else None
 
@@ -60,16 +61,16 @@ class Auc(Pair):
     """Two histograms over the logit, float32 [AUC_BUCKETS]: positives, and all examples.
 
     Its value is the area under the ROC curve: the share of (positive, negative) pairs that are in the right order,
-    those within one bucket counting half. So it is wrong by no more than half the share of pairs within one bucket, and
-    in practice by far less, since about half of those pairs are in order: by less than 1e-4 where the logits' standard
-    deviation is a tenth of their mean or more.
+    those within one bucket counting half. So its error is at most half the share of pairs within one bucket, and in
+    practice far less, since about half of those pairs are in order: less than 1e-4 where the logits' standard deviation
+    is a tenth of their mean or more.
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
 
     def value(self) -> float | None:
-        """Of a pair that was read; None where there is one class only."""
+        """Returns the value of a pair that was read; None where there is only one class."""
         positives = np.asarray(self.total, np.float64)
         negatives = np.asarray(self.count, np.float64) - positives
         pairs = positives.sum() * negatives.sum()
@@ -80,23 +81,23 @@ class Auc(Pair):
 
 
 class KerasSums(Pair):
-    """The state of a Keras metric that is made of sums, float32 [values], and how often it was updated, as often.
+    """The state of a Keras metric that is made of sums, float32 [values], and its number of updates, in each entry.
 
-    One is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
+    It is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
 
     def value(self) -> None:
-        """None: nobody knows any more which metric's state it is."""
+        """Returns None: the metric is not known any more."""
         return
 
 
 # Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
 _KINDS = {"root_mean": RootMean, "auc": Auc, "keras": KerasSums}
 _VECTORS = (Auc, KerasSums)
-_ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics
+_ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics that are the engine's
 _ONE_NUMBER = (
     "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
     "one value an example (Keras losses: reduction=None), or say crankshaft.Mean(number, 1.0) if that is what is meant"
@@ -104,9 +105,9 @@ _ONE_NUMBER = (
 
 
 def mean(values, weights=None) -> Mean:
-    """The pair for a tensor of per-example values.
+    """Makes the pair for a tensor of per-example values.
 
-    Where the data has weights (`step.batches`), what `Trainer.loss` and `Trainer.metrics` return is made anew with
+    Where the data has weights (`step.batches`), the results of `Trainer.loss` and `Trainer.metrics` are made anew with
     them: each example's values count by its weight.
 
     Args:
@@ -129,23 +130,23 @@ def mean(values, weights=None) -> Mean:
         pair = Mean(tf.reduce_sum(values, name=SUM_OF_VALUES), tf.cast(tf.size(values), tf.float32))
         return weighable(pair, weigh)
     given = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
-    # What has no weight may be anything, NaN too: padding often is.
+    # An entry without weight may be anything, NaN too: padding often is.
     pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, given), name=SUM_OF_VALUES), tf.reduce_sum(given))
     return weighable(pair, weigh, has_weights=True)
 
 
 def root_mean_square(values, weights=None) -> RootMean:
-    """The pair for the root of the mean of squares. Arguments as `mean`'s."""
+    """Makes the pair for the root of the mean of squares. Arguments as `mean`'s."""
     squares = mean(tf.square(tf.cast(values, tf.float32)), weights)
     return weighable(RootMean(*squares), lambda examples: RootMean(*squares.weigh(examples)), squares.has_weights)
 
 
 def auc(logits, labels, weights=None) -> Auc:
-    """The pair for the area under the ROC curve of a binary classifier.
+    """Makes the pair for the area under the ROC curve of a binary classifier.
 
     Args:
-      logits: any shape, one an example; sigmoid(logits) is the predicted probability. What is not finite counts for
-        nothing.
+      logits: any shape, one an example; sigmoid(logits) is the predicted probability. Those that are not finite do not
+        count.
       labels: of the same shape, 0 or 1.
       weights: None, or of the same shape, at least 0.
     """
@@ -157,15 +158,18 @@ def auc(logits, labels, weights=None) -> Auc:
     place = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
     # Integers as float32: int32 is compared on the host of a GPU, which would wait for it.
     place = tf.clip_by_value(tf.floor(place) + middle, 0.0, AUC_BUCKETS - 1.0)
-    place = tf.where(finite, tf.cast(place, tf.int32), -1)  # which the kernel leaves out
+    place = tf.where(finite, tf.cast(place, tf.int32), -1)  # the kernel leaves -1 out
     positives = each * tf.reshape(tf.cast(labels, tf.float32), [-1])
     pair = Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, each)))
     return weighable(pair, lambda examples: auc(given, labels, combined(weights, examples, given)), weights is not None)
 
 
 def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
-    """A pair made by `mean` with each example's values multiplied by its factor, float32 [batch], and counted as
-    before. Raises ValueError for a pair that was not made so."""
+    """Multiplies each example's values in a pair of `mean` by its factor, float32 [batch]; the count stays.
+
+    Raises:
+      ValueError: the pair was not made by `mean`.
+    """
     if pair.weigh is None:
         raise ValueError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
 
@@ -176,15 +180,16 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
 
 
 def weighable(pair, weigh, has_weights: bool = False):
-    """The pair, which `weigh` can make anew; see `Pair`."""
+    """Sets how the pair is made anew with weights, see `Pair`, and returns it."""
     pair.weigh, pair.has_weights = weigh, has_weights
     return pair
 
 
 def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """The examples' weights [batch] in the shape of their values [batch, ...], times weights of the values' own.
+    """Returns the examples' weights [batch] in the shape of their values [batch, ...], times the values' own weights.
 
-    Raises ValueError where there are not as many examples.
+    Raises:
+      ValueError: there are not as many examples.
     """
     size, rank = values.shape[:1], values.shape.rank
     if rank == 0 or not examples.shape[:1].is_compatible_with(size):
@@ -197,12 +202,13 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def as_pair(pair, where: str, weights=None) -> Pair:
-    """A pair (total, count) as the kind that it is, scalar float32 tensors; a plain one is a `Mean`.
+    """Converts a pair (total, count) to its kind, with scalar float32 tensors; a plain one becomes a `Mean`.
 
-    With the examples' `weights`, float32 [batch], as they weigh it; one that was not made by a function of this module
-    stays as it is.
+    With the examples' `weights`, float32 [batch], it is weighed by them; a pair that was not made by a function of this
+    module stays as it is.
 
-    Raises TypeError, which begins with `where` it came from, for what is none.
+    Raises:
+      TypeError: it is no pair; the message begins with `where` it came from.
     """
     if weights is not None and getattr(pair, "weigh", None):
         pair = pair.weigh(weights)
@@ -225,8 +231,8 @@ def as_pair(pair, where: str, weights=None) -> Pair:
 
 
 def _instead(found) -> str:
-    """What to return in place of what is no pair."""
-    if isinstance(found, (dict, tuple, list)):  # such as a loss for each output, or two pairs that were added
+    """Returns what to return in place of something that is no pair."""
+    if isinstance(found, (dict, tuple, list)):  # such as a loss for each output, or the sum of two pairs
         return "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others)"
     line = "return crankshaft.mean(values)"
     if tf.is_tensor(found) and found.shape.rank == 0:
@@ -235,9 +241,10 @@ def _instead(found) -> str:
 
 
 def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
-    """`as_pair` of a loss, which may not leave weights out: ValueError where they can't be applied to it.
+    """Converts a loss by `as_pair`. `check_values` adds asserts.
 
-    `check_values` adds the asserts of `--debug`.
+    Raises:
+      ValueError: there are weights, and they can't be applied to the loss.
     """
     if weights is not None and not getattr(pair, "weigh", None):
         raise ValueError(
@@ -252,9 +259,11 @@ def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
 
 
 def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
-    """Pairs by name, each `as_pair`, weighed if there are weights.
+    """Converts pairs by name, each by `as_pair`, weighed if there are weights.
 
-    Raises TypeError or ValueError, beginning with `where`, for what is none.
+    Raises:
+      TypeError: one is no pair; the message begins with `where`.
+      ValueError: a name can't be a metric's; likewise.
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
@@ -265,10 +274,10 @@ def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
-    """The pairs as one [rows, 2] tensor, in the order of `row_names`: a row a metric, or a row a vector's entry.
+    """Stacks the pairs into one [rows, 2] tensor, ordered as `row_names`: a row a metric, or a row a vector's entry.
 
-    The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so
-    it does not depend on where the loop was cut.
+    The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so it
+    does not depend on where the loop was cut.
     """
     scalars, vectors = _in_order(metrics)
     rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
@@ -277,14 +286,14 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
 
 
 class RowName(str):
-    """The name of a row of sums, which knows the kind of pair that the row is of."""
+    """The name of a row of sums, which knows the row's kind of pair."""
 
     __slots__ = ("kind",)
     kind: type[Pair]
 
 
 def row_names(metrics: dict[str, Mean]) -> list[RowName]:
-    """What each row of `stack` is of: the metric's name; for other kinds than `Mean` with the kind before it."""
+    """Names each row of `stack`: the metric's name; for other kinds than `Mean` with the kind before it."""
     scalars, vectors = _in_order(metrics)
     names = [_row_name(name, metrics[name]) for name in scalars]
     for name in vectors:
@@ -305,15 +314,18 @@ def _row_name(name: str, pair) -> RowName:
 
 
 def _named_kind(row_name: str) -> tuple[str, type]:
-    """(the metric's name, the kind of its pairs): a plain string knows no Keras metric."""
+    """Returns (the metric's name, the kind of its pairs): a plain string knows no Keras metric."""
     key, colon, name = row_name.partition(":")
     name, kind = (name, _KINDS[key]) if colon and key in _KINDS else (str(row_name), Mean)
     return name, getattr(row_name, "kind", kind)
 
 
 def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
-    """Name to value, of a mean total / count. Of a value that is a vector each entry by itself, as NAME_0 and so on, of
-    a dictionary as NAME_KEY; a metric that has none, since nothing was counted for it, is left out."""
+    """Returns values by name.
+
+    Each entry of a vector is named NAME_0 and so on, of a dictionary NAME_KEY; a metric without a value, for which
+    nothing was counted, is left out.
+    """
     found = {}
     for name, pair in pairs.items():
         value = pair.value()
@@ -325,16 +337,16 @@ def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
 
 
 class Sums:
-    """Host code: the sums of some steps, held as the device returned them until somebody reads them.
+    """The sums of some steps, held as the device returned them until they are read. Host code.
 
-    Adding does not wait for a device: it reads none but steps that are long done. Reading waits.
+    Adding does not wait for a device: it reads only steps that are long done. Reading waits.
 
     Args:
-      values: what `host_state` gave.
+      values: what `host_state` returned.
     """
 
     COLLAPSE_AT = 64  # of so many unread tensors all but the newest are added up: it bounds a long window's memory
-    IN_FLIGHT = 2  # tensors that a device may be at work on yet
+    IN_FLIGHT = 2  # tensors that a device may still be computing
 
     def __init__(self, values: dict[str, tuple] | None = None):
         named = [(*_named_kind(row_name), pair) for row_name, pair in (values or {}).items()]
@@ -342,17 +354,18 @@ class Sums:
         self._unread: list[LoopSums] = []
 
     def add(self, sums: LoopSums) -> None:
+        """Adds one call's sums, without reading them."""
         self._unread.append(sums)
         if len(self._unread) >= self.COLLAPSE_AT:
             self._read_all_but(self.IN_FLIGHT)
 
     def values(self) -> dict[str, Mean]:
-        """Name to the pair (total, count), of its kind, float64. Waits for the steps that were added."""
+        """Returns the pair (total, count), of its kind, float64, by name. Waits for the steps that were added."""
         self._read_all_but(0)
         return dict(self._values)
 
     def host_state(self) -> dict[str, list]:
-        """The values as JSON takes them. Waits as `values` does."""
+        """Returns the values as JSON takes them. Waits as `values` does."""
         return {
             str(_row_name(name, pair)): [x.tolist() if isinstance(x, np.ndarray) else x for x in pair]
             for name, pair in self.values().items()
@@ -368,12 +381,12 @@ class Sums:
         del self._unread[:done]
 
     def means(self) -> dict[str, float]:
-        """`values_by_name` of the values. Waits as `values` does."""
+        """Returns `values_by_name` of the values. Waits as `values` does."""
         return values_by_name(self.values())
 
 
 class LoopSums:
-    """What one call of the inner loop returned: a [rows, 2] tensor, and `row_names`. Read at most once."""
+    """The result of one call of the inner loop: a [rows, 2] tensor, and `row_names`. Read at most once."""
 
     def __init__(self, names: list[str], tensor: tf.Tensor):
         self._names = names
@@ -381,7 +394,7 @@ class LoopSums:
         self._read: dict[str, Mean] | None = None
 
     def read(self) -> dict[str, Mean]:
-        """Name to the pair (total, count), of its kind."""
+        """Returns the pair (total, count), of its kind, by name."""
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
             found, start = {}, 0
@@ -389,5 +402,5 @@ class LoopSums:
                 (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
                 part = array[start:stop].T if issubclass(kind, _VECTORS) else map(float, array[start])
                 found[name], start = kind(*part), stop
-            self._read = found  # whole: threads read it too
+            self._read = found  # at once: threads read it too
         return self._read

@@ -31,12 +31,12 @@ class WeightAverage(tf.Module):
         self._pairs = _Pairs(variables, self.shadows)
 
     def reset(self) -> None:
-        """Starts the average anew from what the variables hold now. Host code, after weights came from elsewhere."""
+        """Restarts the average from the variables' present values. Host code, after weights were loaded."""
         for variable, shadow in self._pairs:
             shadow.assign(tf.identity(variable))
 
     def update(self, variables: Sequence, updates: tf.Tensor) -> None:
-        """One step, after the variables' update. Replica code.
+        """Updates the shadows once, after the variables' update. Replica code.
 
         Args:
           variables: among those `build` was given, in any order.
@@ -53,7 +53,7 @@ class WeightAverage(tf.Module):
 
     @contextlib.contextmanager
     def swapped_in(self):
-        """Host code: within, the variables hold their averages; afterwards what they held, to the bit."""
+        """Puts the averages into the variables, within; restores the variables afterwards, to the bit. Host code."""
         self._swap()
         try:
             yield
@@ -61,7 +61,7 @@ class WeightAverage(tf.Module):
             self._swap()
 
     def hand_over(self) -> None:
-        """Host code: gives each variable its average, for good."""
+        """Assigns each variable its average, for good. Host code."""
         for variable, shadow in self._pairs:
             variable.assign(tf.identity(shadow))
 
@@ -73,8 +73,11 @@ class WeightAverage(tf.Module):
 
 
 class _Pairs:
-    """Variables with their shadows. A class of its own, because a list or dictionary on a `tf.Module` would put the
-    model's variables into the checkpoint a second time."""
+    """Variables with their shadows.
+
+    A separate class, because a list or dictionary on a `tf.Module` would put the model's variables into the checkpoint
+    a second time.
+    """
 
     def __init__(self, variables: Sequence, shadows: Sequence[tf.Variable]):
         self._pairs = [(tf_variable(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]

@@ -1,5 +1,6 @@
-"""What every optimizer shares: the learning rate, the count of updates, weight decay, and the rule
-that an update never communicates. Built on the host in a strategy's scope, applied in replica code.
+"""The common part of all optimizers: the learning rate, the count of updates, weight decay.
+
+An update never communicates. Built on the host in a strategy's scope, applied in replica code.
 """
 
 import re
@@ -13,12 +14,11 @@ from crankshaft.engine.step.gradients import Gradients, sum_duplicate_rows
 class Optimizer(tf.Module):
     """One update of a list of variables from gradients that are already summed over all replicas.
 
-    A subclass says how to make its slots (`_build_slots`) and how to update (`_update`). Each
-    replica updates its own copy of everything by raw ops on `variable.handle`. Nothing is exchanged,
-    so `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were given the same
-    gradients stay identical to the bit.
+    A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
+    by raw ops on `variable.handle`. Nothing is exchanged, so `apply` may stand inside `tf.cond` and `tf.while_loop`,
+    and replicas that were given the same gradients stay identical to the bit.
 
-    Arguments:
+    Args:
       learning_rate: a number, or a Keras LearningRateSchedule or other callable from the int64
         count of updates to a scalar.
       weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as Keras
@@ -29,14 +29,14 @@ class Optimizer(tf.Module):
         e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
 
-    Variables, made by `build` and held by a checkpoint:
-      iterations: int64 scalar, updates applied so far.
-      learning_rate_scale: float32 scalar, 1.0 until a hook lowers it; multiplies every rate.
+    Variables, made by `build` and held by a checkpoint: iterations, int64 scalar, updates applied so far;
+    learning_rate_scale, float32 scalar, 1.0 until a hook lowers it, which multiplies every rate.
     """
 
-    # Whether a gradient and the rate count by their product alone: then a factor of all gradients is one of the rate.
+    # Whether a gradient and the rate matter by their product alone: then a factor of all gradients may be one of the
+    # rate.
     takes_factors_as_rate = False
-    # The moving average of what it updates, an `engine.optimizers.averaging.WeightAverage`, where there is one.
+    # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, where there is one.
     weight_average = None
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None):
@@ -54,9 +54,9 @@ class Optimizer(tf.Module):
     def build(self, variables, multipliers=None):
         """Makes `iterations`, `learning_rate_scale` and the slots. Once, eager, in strategy scope.
 
-        Arguments:
+        Args:
           variables: Keras variables or tf.Variables; their order names the slots in a checkpoint.
-          multipliers: for each variable what its learning rate is multiplied by, and with it its decoupled decay, as in
+          multipliers: for each variable the factor of its learning rate, and with it of its decoupled decay, as in
             PyTorch's parameter groups; one of 0 is never updated and has no slots. None is 1 for all.
         """
         if self._targets is not None:
@@ -76,18 +76,18 @@ class Optimizer(tf.Module):
         return [target.variable for target in self._targets]
 
     def current_learning_rate(self):
-        """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
+        """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
 
     def _rate(self, iterations, scale):
-        """The rate after so many updates, float32 scalar."""
+        """Returns the rate after so many updates, float32 scalar."""
         rate = self._learning_rate
         if callable(rate):
             rate = rate(iterations)
         return tf.cast(rate, tf.float32) * scale
 
     def read_progress(self):
-        """[2] float64, iterations and learning_rate_scale: one tensor, made where both are. Replica code."""
+        """Returns iterations and learning_rate_scale, float64 [2], made where both variables are. Replica code."""
         with at_home(self.iterations):
             return tf.stack([tf.cast(read_local(v), tf.float64) for v in (self.iterations, self.learning_rate_scale)])
 
@@ -99,7 +99,7 @@ class Optimizer(tf.Module):
         self._pulled = progress
 
     def _progress(self):
-        """(iterations, learning_rate_scale), int64 and float32 scalars, of the update that is about to be made."""
+        """Returns (iterations, learning_rate_scale), int64 and float32 scalars, of the update to be made."""
         pulled, self._pulled = self._pulled, None
         if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
             return tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
@@ -108,7 +108,7 @@ class Optimizer(tf.Module):
     def apply(self, gradients, variables):
         """Updates `variables` and counts one iteration. Replica code.
 
-        Arguments:
+        Args:
           gradients: for each variable a tensor of its shape, tf.IndexedSlices of its rows, or None
             (that variable is left alone), summed over replicas already; a list or `Gradients`.
           variables: among those `build` was given, in any order.
@@ -138,8 +138,10 @@ class Optimizer(tf.Module):
         raise NotImplementedError
 
     def _update(self, pairs, learning_rate, iterations):
-        """Applies the rule to (gradient, target) pairs, each at `target.rate`, after `iterations` updates. Replica
-        code."""
+        """Applies the rule to (gradient, target) pairs, each at `target.rate`, after `iterations` updates.
+
+        Replica code.
+        """
         raise NotImplementedError
 
     def _decays(self, target):
@@ -147,8 +149,10 @@ class Optimizer(tf.Module):
         return not (exclude and re.search(exclude, target.path))
 
     def _decay(self, pairs, factor):
-        """variable -= factor * variable on what decays; sparse gradients come back without
-        duplicates, so that the rows are found once."""
+        """Decays: variable -= factor * variable, where the variable decays.
+
+        Sparse gradients come back without duplicates, so that the rows are found once.
+        """
         decayed = []
         for gradient, target in pairs:
             if target.decays and isinstance(gradient, tf.IndexedSlices):
@@ -188,27 +192,30 @@ class Target:
         return self.variable.handle
 
     def rate(self, learning_rate):
-        """The variable's own, of all variables' learning rate or decay."""
+        """Returns the variable's share of the learning rate or decay of all variables."""
         return learning_rate if self.multiplier == 1 else learning_rate * self.multiplier
 
     def read(self):
-        """This replica's value, a tensor."""
+        """Reads this replica's value, a tensor."""
         return read_local(self.variable)
 
     def gather(self, indices):
-        """This replica's rows `indices`."""
+        """Gathers this replica's rows `indices`."""
         return tf.raw_ops.ResourceGather(resource=self.handle, indices=indices, dtype=self.variable.dtype)
 
     def constrain(self):
-        """Puts a Keras variable's constraint, if it has one, on this replica's value."""
+        """Applies a Keras variable's constraint, if it has one, to this replica's value."""
         constraint = getattr(self.given, "constraint", None)
         if constraint is not None:
             assign_local(self.variable, constraint(self.read()))
 
 
 class _Targets:
-    """Targets in order, found by variable. A class of its own, because a list or dictionary on a
-    tf.Module would put the model's variables into the checkpoint a second time."""
+    """Targets in order, found by variable.
+
+    A separate class, because a list or dictionary on a tf.Module would put the model's variables into the checkpoint a
+    second time.
+    """
 
     def __init__(self, owner, variables, multipliers):
         self._owner = owner
@@ -216,7 +223,7 @@ class _Targets:
         self._by_id = {id(target.variable): target for target in targets}
 
     def __iter__(self):
-        """Those that are updated: all but the frozen ones."""
+        """Yields the targets that are updated: all but the frozen ones."""
         return (target for target in self._by_id.values() if target.multiplier)
 
     def __getitem__(self, variable):

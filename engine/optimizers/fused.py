@@ -1,5 +1,7 @@
-"""What the rules on TensorFlow's fused kernels share: slots, a step's scalars, and the update, on a parameter server
-too. Built on the host in a strategy's scope, applied in replica code."""
+"""The common part of the rules on TensorFlow's fused kernels: slots, a step's scalars, and the update.
+
+Also for variables on a parameter server. Built on the host in a strategy's scope, applied in replica code.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,18 +18,16 @@ from crankshaft.engine.step.gradients import sum_duplicate_rows
 class FusedOptimizer(Optimizer):
     """A rule of one fused kernel per variable: its slots, a step's scalars, and two updates.
 
-    Slots and scalars carry the names of the kernels' arguments
-    (https://www.tensorflow.org/api_docs/python/tf/raw_ops). Slots are float32 and so must the
-    variables be. A sparse gradient (tf.IndexedSlices) updates the rows it touches and no others,
-    after the gradients of a row that occurs more than once are summed. Under XLA the sparse
-    kernels do not compile, so there momentum, adagrad and ftrl take dense gradients only.
+    Slots and scalars carry the names of the kernels' arguments (https://www.tensorflow.org/api_docs/python/tf/raw_ops).
+    Slots are float32 and so must the variables be. A sparse gradient (tf.IndexedSlices) updates the rows it touches and
+    no others, after the gradients of a row that occurs more than once are summed. Under XLA the sparse kernels do not
+    compile, so there momentum, adagrad and ftrl take dense gradients only.
 
-    Arguments, beside Optimizer's:
+    Args:
+      learning_rate: as Optimizer's.
       use_locking: updates of one variable wait for one another; for several workers that share
         variables. The default lets them overlap.
-
-    Attributes:
-      wire_dtype: what gradients travel as to a variable on a parameter server.
+      **arguments: Optimizer's others.
     """
 
     dense_kernel: Callable[..., None]
@@ -40,17 +40,18 @@ class FusedOptimizer(Optimizer):
         self.slots = None
 
     def initial_slots(self):
-        """{slot: the number it is filled with at first}."""
+        """Returns {slot: the number it is filled with at first}."""
         return {}
 
     def scalars(self, learning_rate, step):
-        """A step's scalars, computed once for all variables.
+        """Computes a step's scalars, once for all variables.
 
-        Arguments:
+        Args:
           learning_rate: float32 scalar tensor.
           step: float64 scalar tensor, 1.0 for the first update.
 
-        Returns: {argument: number or scalar tensor}; they come to the kernels in float32.
+        Returns:
+          {argument: number or scalar tensor}; they come to the kernels in float32.
         """
         return {"lr": learning_rate}
 
@@ -97,7 +98,7 @@ class FusedOptimizer(Optimizer):
             self._update_alike(alike, {name: tf.cast(value, tf.float32) for name, value in scalars.items()})
 
     def _update_alike(self, pairs, scalars):
-        """Pairs of one rate, where their variables are."""
+        """Updates pairs of one rate, each on the device of its variable."""
         pairs = [(sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g, target) for g, target in pairs]
         for server, there in _grouped(pairs, lambda target: server_of(target.variable)).items():
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in there]
@@ -111,7 +112,7 @@ class FusedOptimizer(Optimizer):
                 self._apply(there, values, dict(zip(scalars, exact, strict=True)))
 
     def _apply(self, pairs, values, scalars):
-        """The kernels, each with its slots; `values` are the gradients', of touched rows or of all."""
+        """Runs the kernels, each with its slots; `values` are the gradients', of touched rows or of all."""
         for (gradient, target), value in zip(pairs, values, strict=True):
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
             if isinstance(gradient, tf.IndexedSlices):
@@ -121,14 +122,14 @@ class FusedOptimizer(Optimizer):
 
 
 def _shape(gradient, target):
-    """Of a gradient's values: a `tf.TensorShape`, or of rows, whose number the step tells, a tensor."""
+    """Returns the shape of a gradient's values: a `tf.TensorShape`, or, for rows, whose number varies, a tensor."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.concat([tf.shape(gradient.indices), target.variable.shape[1:]], 0)
     return target.variable.shape
 
 
 def _grouped(pairs, key):
-    """Pairs by what `key` says of their target, in order."""
+    """Groups pairs by `key` of their target, in order."""
     found: dict[Any, list] = {}
     for gradient, target in pairs:
         found.setdefault(key(target), []).append((gradient, target))

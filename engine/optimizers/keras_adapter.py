@@ -1,5 +1,7 @@
-"""Any Keras optimizer as an engine optimizer: its update rule without its all-reduce. Built on the
-host in a strategy's scope, applied in replica code."""
+"""Any Keras optimizer as an engine optimizer: its update rule without its all-reduce.
+
+Built on the host in a strategy's scope, applied in replica code.
+"""
 
 import tensorflow as tf
 
@@ -22,11 +24,12 @@ class KerasOptimizer(Optimizer):
 
     The object's own `apply` sums gradients over replicas, always; it is never called.
 
-    Arguments, beside Optimizer's:
+    Args:
       optimizer: a Keras optimizer made in the scope of the strategy that runs it, or a function
         without arguments that makes one, which `build` calls.
       learning_rate: None leaves the object its own rate or schedule.
       weight_decay: None leaves the object its own decay and exclusions.
+      **arguments: Optimizer's others.
     """
 
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, **arguments):
@@ -81,7 +84,7 @@ class KerasOptimizer(Optimizer):
 
 
 def _on_this_replica(variable):
-    """This replica's part of a mirrored variable.
+    """Returns this replica's part of a mirrored variable.
 
     Assigning to the whole would, if its aggregation says so, first average it over the replicas.
     """
@@ -90,10 +93,10 @@ def _on_this_replica(variable):
 
 
 class _LocalUpdates(tf.keras.optimizers.Optimizer):
-    """Stands between a Keras optimizer's class and Keras's base class, where the all-reduce is.
+    """Stands between a Keras optimizer's class and Keras's base class, whose all-reduce it replaces.
 
-    What some rules do once a step (Nadam's product of momenta) is in their `_backend_update_step`,
-    which ends in a call of its super's: here it arrives at the bare rule.
+    What some rules do once a step (Nadam's product of momenta) is in their `_backend_update_step`, which ends in a call
+    of its super's: here that reaches the bare rule.
     """
 
     def _backend_update_step(self, gradients, variables, learning_rates):

@@ -79,11 +79,11 @@ class DynamicLossScale(tf.Module):
         return total * tf.cast(self._of_step.noted(), total.dtype)
 
     def unscale(self, gradients: Sequence) -> Gradients:
-        """Gradients of the true loss, in float32; overflows stay inf or nan."""
+        """Returns gradients of the true loss, in float32; overflows stay inf or nan."""
         return Gradients(gradients).times(1.0 / self._of_step.noted())
 
     def update(self, finite: tf.Tensor) -> None:
-        """After a step: `finite` is a scalar bool, whether all its gradients were finite."""
+        """Updates the scale after a step; `finite`, a scalar bool, is whether all its gradients were finite."""
         good = tf.where(finite, self.good_steps + 1, 0)
         grow = good >= self.growth_steps
         scale = tf.convert_to_tensor(self.value)

@@ -1,4 +1,4 @@
-"""Things found by name (optimizers, schedules) and the errors for names nobody has. Host code."""
+"""Names of things (optimizers, schedules), their arguments, and the errors for unknown ones. Host code."""
 
 import difflib
 import inspect
@@ -7,7 +7,7 @@ from crankshaft.engine.step import ranges
 
 
 def unknown(kind, found, known):
-    """A ValueError that says which `kind` was asked for and which of `known` are nearest to it."""
+    """Returns a ValueError that says which `kind` was asked for and which of `known` are nearest to it."""
     known = sorted(known)
     nearest = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
     cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(known) or '-'}"
@@ -15,7 +15,7 @@ def unknown(kind, found, known):
 
 
 def keyword_arguments(function):
-    """Names that `function` (or a class, with what its bases' constructors take) accepts."""
+    """Returns the names that `function` (or a class, with what its bases' constructors take) accepts."""
     functions = (
         [vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base)]
         if inspect.isclass(function)

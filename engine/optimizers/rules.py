@@ -1,5 +1,7 @@
-"""Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl, each
-equal to Keras's own, and any other Keras optimizer by name. The rules are replica code."""
+"""Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl.
+
+Each equals Keras's own; any other Keras optimizer is found by name. The rules are replica code.
+"""
 
 import numpy as np
 import tensorflow as tf
@@ -58,9 +60,8 @@ class Momentum(FusedOptimizer):
 class Adam(FusedOptimizer):
     """Adam (Kingma & Ba, https://arxiv.org/abs/1412.6980), epsilon outside the bias correction.
 
-    With sparse gradients it is *lazy*: only touched rows are updated, and the moments of the others
-    do not decay; when a row comes back, its moments are those it had. The bias correction counts
-    all updates, not the row's own.
+    With sparse gradients it is *lazy*: only touched rows are updated, and the moments of the others do not decay; when
+    a row is touched again, its moments are those it had. The bias correction counts all updates, not the row's own.
     """
 
     def __init__(self, learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, **arguments):
@@ -150,7 +151,7 @@ class RMSprop(FusedOptimizer):
         return {"ms": 0.0, "mom": 0.0} | ({"mg": 0.0} if self.centered else {})
 
     def scalars(self, learning_rate, step):
-        # What the kernel's averages have too much or too little of, the rate and epsilon make up for.
+        # The rate and epsilon compensate for the error of the kernel's averages.
         ratio = _weight(_in_kernel(self.rho), step) / _weight(self.rho, step)
         return {
             "lr": tf.cast(learning_rate, tf.float64) * tf.sqrt(ratio),
@@ -185,9 +186,9 @@ class RMSprop(FusedOptimizer):
 class Ftrl(FusedOptimizer):
     """FTRL-Proximal (McMahan et al., https://research.google/pubs/pub41159/) with L2 shrinkage.
 
-    The rule computes a variable anew from its slots, so a dense update puts a weight whose gradient
-    has always been zero to zero; a sparse update leaves a row that was never touched as it began.
-    It divides by the learning rate: a schedule must not reach zero.
+    The rule computes a variable anew from its slots, so a dense update sets a weight whose gradient has always been
+    zero to zero; a sparse update leaves a row that was never touched as it began. It divides by the learning rate: a
+    schedule must not reach zero.
     """
 
     dense_kernel = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
@@ -226,14 +227,15 @@ class Ftrl(FusedOptimizer):
 
 
 def build(name, learning_rate=None, **arguments):
-    """The optimizer called `name`, not yet built.
+    """Makes the optimizer called `name`, not yet built.
 
-    Arguments:
+    Args:
       name: one of NAMES, or any class in tf.keras.optimizers; case does not matter.
       learning_rate: a number or a schedule; None takes the rule's default.
-      arguments: hyper-parameters, under Keras's names, and Optimizer's own.
+      **arguments: hyper-parameters, under Keras's names, and Optimizer's own.
 
-    Raises: ValueError for an unknown name or argument, naming the nearest.
+    Raises:
+      ValueError: an unknown name or argument; names the nearest.
     """
     keras_classes = _keras_classes()
     found = name.lower()
@@ -264,12 +266,12 @@ def _keras_classes():
 
 
 def _weight(beta, step):
-    """What the weights of a moving average that began at 0 add up to after `step` updates: float64 scalar."""
+    """Returns the sum of the weights of a moving average that began at 0, after `step` updates: float64 scalar."""
     return 1.0 - tf.pow(tf.constant(beta, tf.float64), step)
 
 
 def _in_kernel(beta):
-    """The beta by which a kernel averages: it has it in float32, and for 0.999 subtracts 1.3e-5 more of 1 than asked.
+    """Returns the beta by which a kernel averages, in float32: for 0.999 it subtracts 1.3e-5 more of 1 than asked.
 
     Divided by its own weights, that average differs from the one asked for only by how much it remembers.
     """

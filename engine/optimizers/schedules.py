@@ -1,5 +1,7 @@
-"""Learning rates over the steps of a run: Keras schedules found by name, and a linear warm-up for
-all of them. Made on the host, called in replica code with the number of updates applied so far."""
+"""Learning rates over the steps of a run: Keras schedules found by name, and a linear warm-up for all of them.
+
+Made on the host, called in replica code with the number of updates applied so far.
+"""
 
 import itertools
 
@@ -27,9 +29,9 @@ class Constant(tf.keras.optimizers.schedules.LearningRateSchedule):
 class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
     """A linear rise to `schedule(0)` over `warmup_steps`, then `schedule` from its own step 0.
 
-    Step s of the warm-up has `schedule(0) * (s + 1) / (warmup_steps + 1)`: no step is wasted on a
-    rate of zero, and the rise meets the schedule exactly at step `warmup_steps`. See Goyal et al.,
-    https://arxiv.org/abs/1706.02677, section 2.2.
+    Step s of the warm-up has `schedule(0) * (s + 1) / (warmup_steps + 1)`: no step is wasted on a rate of zero, and the
+    rise meets the schedule exactly at step `warmup_steps`. See Goyal et al., https://arxiv.org/abs/1706.02677, section
+    2.2.
     """
 
     def __init__(self, schedule, warmup_steps):
@@ -55,14 +57,15 @@ class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 
 def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
-    """The schedule called `name`, which begins with a warm-up when `warmup_steps` > 0.
+    """Makes the schedule called `name`, which begins with a warm-up when `warmup_steps` > 0.
 
-    Arguments:
+    Args:
       name: constant, cosine, exponential, polynomial or piecewise; case does not matter.
       learning_rate: the rate that the warm-up rises to and the schedule starts from.
       total_steps: updates in the whole run, the warm-up included. What decays, decays over the
         steps after the warm-up, and every step among the arguments is counted from there.
-      arguments: those of the schedule:
+      warmup_steps: updates of the warm-up; 0 for none.
+      **arguments: those of the schedule:
         cosine: alpha=0.0 (the last rate as a share of the first), decay_steps.
         exponential: decay_rate=0.1, decay_steps, staircase=False.
         polynomial: end_learning_rate=0.0, power=1.0, decay_steps.
@@ -70,10 +73,11 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
           one more than the boundaries; by default each is a tenth of the one before, beginning
           with learning_rate).
 
-    Returns: a Keras LearningRateSchedule: (integer scalar step) -> float32 scalar.
+    Returns:
+      A Keras LearningRateSchedule: (integer scalar step) -> float32 scalar.
 
-    Raises: ValueError for an unknown name or argument (naming the nearest) and for step counts
-      that leave the schedule nothing to do.
+    Raises:
+      ValueError: an unknown name or argument (naming the nearest), or step counts that leave the schedule no step.
     """
     schedule_name = name.lower()
     if schedule_name not in _SCHEDULES:

@@ -1,8 +1,8 @@
-"""TensorBoard's event files, written by a thread, and cut back where a killed run wrote past its checkpoint. Host code.
+"""Writes TensorBoard's event files in a thread, and cuts back those a killed run wrote past its checkpoint.
 
-An event file is TFRecords of `Event` protocol buffers, the first of which names the format.
-`tf.summary` writes the same, an op a value, about 0.1 ms each in the thread that trains. Here that thread queues one
-event of many values, which another puts together (8 values in 0.02 ms) and writes, many at a time.
+Host code. An event file is TFRecords of `Event` protocol buffers, the first of which names the format. `tf.summary`
+writes the same, an op a value, about 0.1 ms each in the thread that trains. Here that thread queues one event of many
+values, which another puts together (8 values in 0.02 ms) and writes, many at a time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from crankshaft.engine.machine import files
 Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary
 
-_MARK = "tfevents"  # what TensorBoard knows these files by
+_MARK = "tfevents"  # by which TensorBoard recognises these files
 _START = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
 
 
-# What was put is in the file after about so long. A thread that woke at each `put` would get in the way of training.
+# Seconds until a queued event is in the file, about. A thread that woke at each `put` would disturb training.
 _WRITE_SECONDS = 2.0
 
 
 class EventFiles:
-    """One event file in each of some folders, each made when something is first put there.
+    """One event file in each of some folders, made when an event is first put into the folder.
 
     Files that can't be written end the writing, with one warning, and not the run.
 
@@ -64,7 +64,7 @@ class EventFiles:
             self._guarded(cut_back, folder, -1 if resumed_at is None else resumed_at)
         self._thread = threading.Thread(target=self._run, name="event-files", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # after an exception nobody else may call it
+        atexit.register(self.close)  # after an exception nothing else may call it
 
     def put(self, folder: str, step: int, make: Callable[[], Iterable[tf.compat.v1.Summary.Value]]) -> None:
         """Queues one event. `make` returns its values, and is called in the thread."""
@@ -77,7 +77,7 @@ class EventFiles:
             self._queue.put((folder, time.time(), 0, make))
 
     def flush(self) -> None:
-        """Returns when all that was put is in the files."""
+        """Waits until all queued events are in the files."""
         if self._thread is not None:
             done = threading.Event()
             self._queue.put(done)
@@ -145,7 +145,7 @@ class EventFiles:
             writer = self._writers[folder] = tf.io.TFRecordWriter(os.path.join(path, name))
             writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             if self._resumed_at is not None:
-                # A TensorBoard that is looking on has read the events that were cut: this makes it forget them.
+                # A running TensorBoard has read the events that were cut: this makes it forget them.
                 start = Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=_START)
                 writer.write(start.SerializeToString())
         return self._writers[folder]
@@ -167,14 +167,14 @@ def cut_back(folder: str, step: int) -> None:
         kept = [record for record in records if Event.FromString(record).step <= step]
         if is_whole and len(kept) == len(records):
             continue
-        # Under a name that TensorBoard does not look at.
+        # The temporary name is one that TensorBoard ignores.
         with files.replacing(path, files.make_file, name="cut") as temporary, tf.io.TFRecordWriter(temporary) as writer:
             for record in kept:
                 writer.write(record)
 
 
 def _read_records(path: str) -> tuple[list[bytes], bool]:
-    """A file's records, and whether it ends with a whole one."""
+    """Returns a file's records, and whether it ends with a whole one."""
     records = []
     try:
         for record in tf.data.TFRecordDataset(path).as_numpy_iterator():

@@ -1,4 +1,4 @@
-"""What TensorBoard shows, as the `Summary.Value` protocol buffers of `tf.summary`. Host code, but `histogram`."""
+"""Makes what TensorBoard shows, as `tf.summary`'s `Summary.Value` protocol buffers. Host code but `histogram`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLOAT = tf.float32.as_datatype_enum
 
 
 def scalars(values: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:
-    """One value for each name."""
+    """Makes one value for each name."""
     made = []
     for tag, value in values.items():
         tensor = TensorProto(dtype=_FLOAT, float_val=[value])
@@ -46,16 +46,18 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: tf.Tensor) -> Histogram:
-    """Counts a tensor's entries where it is, by TensorFlow ops; inf and nan are left out. May be traced and compiled by
-    XLA: every shape is static."""
+    """Counts a tensor's entries on its device, by TensorFlow ops; inf and nan are left out.
+
+    May be traced and compiled by XLA: every shape is static.
+    """
     values = tf.cast(tf.reshape(values, [-1]), tf.float32)
     finite = tf.math.is_finite(values)
     low = tf.reduce_min(tf.where(finite, values, values.dtype.max))
     high = tf.reduce_max(tf.where(finite, values, values.dtype.min))
     low, high = tf.where(high >= low, low, 0.0), tf.where(high >= low, high, 0.0)
-    # Equal entries all go into one bucket of a range about them, as in TensorBoard's own.
+    # Equal entries all go into one bucket of a range about them, as in TensorBoard's own histograms.
     low, high = tf.where(high > low, low, low - 0.5), tf.where(high > low, high, high + 0.5)
-    # Halves first: the range of float32's largest numbers is none of its numbers.
+    # Halves first: the range of float32's largest numbers is no float32.
     place = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
     bucket = tf.cast(tf.clip_by_value(tf.where(finite, place, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
     bucket = tf.minimum(bucket, _BUCKETS - 1)
@@ -63,7 +65,7 @@ def histogram(values: tf.Tensor) -> Histogram:
 
 
 def histograms(found: dict[str, Histogram]) -> list[tf.compat.v1.Summary.Value]:
-    """One value for each name: [30, 3] float64 of left edge, right edge, count."""
+    """Makes one value for each name: [30, 3] float64 of left edge, right edge, count."""
     made = []
     for tag, (counts, low, high) in found.items():
         edges = np.linspace(float(low), float(high), _BUCKETS + 1)
@@ -73,14 +75,17 @@ def histograms(found: dict[str, Histogram]) -> list[tf.compat.v1.Summary.Value]:
 
 
 def looks_like_images(features) -> bool:
-    """Whether a tensor is [batch, height, width, 1 or 3]."""
+    """Returns whether a tensor is [batch, height, width, 1 or 3]."""
     shape: Sequence[int | None] = getattr(features, "shape", ())
     return len(shape) == 4 and shape[-1] in (1, 3)
 
 
 def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
-    """One value for [n, height, width, 1 or 3]: uint8 as it is; other numbers within [0, 1] as shades from black to
-    white, and scaled to that range where they leave it."""
+    """Makes one value of pictures [n, height, width, 1 or 3].
+
+    uint8 stay as they are; other numbers within [0, 1] are shades from black to white, and are scaled to that range
+    where they leave it.
+    """
     pictures = np.asarray(pictures)
     if pictures.dtype != np.uint8:
         pictures = pictures.astype(np.float32)
@@ -96,18 +101,18 @@ def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
 
 
 def text(tag: str, markdown: str) -> list[tf.compat.v1.Summary.Value]:
-    """One text, shown as Markdown."""
+    """Makes one text, shown as Markdown."""
     return [Summary.Value(tag=tag, metadata=_TEXT, tensor=tf.make_tensor_proto(markdown.encode()))]
 
 
 def hyper_parameters(config: dict) -> list[tf.compat.v1.Summary.Value]:
-    """A run's configuration for the HParams tab, which shows it beside the scalars of the folder that it is in."""
+    """Makes a run's configuration for the HParams tab, which shows it beside the scalars of the same folder."""
     session = hparams_plugin.hparams_pb(_plain(config))
     return list(Summary.FromString(session.SerializeToString()).value)
 
 
 def table(tag: str, config: dict) -> list[tf.compat.v1.Summary.Value]:
-    """A configuration for the Text tab."""
+    """Makes a configuration for the Text tab."""
     cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in config.items()}
     return text(tag, "| name | value |\n|---|---|\n" + "".join(f"| {key} | {cells[key]} |\n" for key in cells))
 

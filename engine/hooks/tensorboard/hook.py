@@ -1,4 +1,4 @@
-"""TensorBoard: a hook that writes what a run does to `train/` and `eval/` below a directory. Host code."""
+"""TensorBoard: a hook that writes a run's figures to `train/` and `eval/` below a directory. Host code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from crankshaft.engine.step import batches
 from crankshaft.engine.strategies.workers import WorkerWindow
 
 _PICTURES = 9
-_HISTOGRAM_BYTES = 64 << 20  # no histogram of a larger table, which may live on another host
+_HISTOGRAM_BYTES = 64 << 20  # a larger table, which may live on another host, gets no histogram
 
 
 class TensorBoard(Windowed):
@@ -29,10 +29,10 @@ class TensorBoard(Windowed):
     examples_per_sec, input_wait_fraction, of tables that give rows to ids `tables/...`, and of each of several workers
     `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`; once, the model's graph and, if
     they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each evaluation, and
-    once, for TensorBoard to set beside them, the hyper-parameters.
+    once, for TensorBoard to show beside them, the hyper-parameters.
 
-    A resumed run goes on in the same folders; what a killed process wrote after the checkpoint is taken out first, so
-    that no step is there twice.
+    A resumed run continues in the same folders; events that a killed process wrote after the checkpoint are removed
+    first, so that no step appears twice.
 
     Args:
       directory: `run_dir/tensorboard`.
@@ -101,7 +101,7 @@ class TensorBoard(Windowed):
         self._files.put("train", moment.step, lambda: _training_scalars(window, rates, workers))
 
     def settle(self, moment: Moment) -> None:
-        self._files.flush()  # so that a run which is resumed from this checkpoint has no gap
+        self._files.flush()  # so that a run that is resumed from this checkpoint has no gap
 
     def end(self, moment: Moment) -> None:
         self._files.close()
@@ -125,7 +125,7 @@ class TensorBoard(Windowed):
         self._files.put("train", moment.step, lambda: event_values.histograms(found))
 
     def _put_graph(self, trainer) -> None:
-        """The forward pass, of the first model where there are several. One that can't be traced has no graph here."""
+        """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
         if not trainer.models:
             return
         model = trainer.models[0]
@@ -154,16 +154,19 @@ class _Rates:
         self._seconds = self._input_seconds = 0.0
 
     def build(self, trainer) -> None:
+        """Finds the optimizers and the loss scale."""
         self._optimizers = trainer.optimizers
         self._loss_scale = getattr(trainer.loss_scale, "value", None)
 
     def count(self, moment: Moment) -> None:
+        """Adds one call of the inner loop."""
         self._steps += moment.steps
         self._examples += moment.examples
         self._seconds += moment.seconds
         self._input_seconds += moment.input_seconds
 
     def take(self, moment: Moment) -> dict:
+        """Returns the figures by name, and begins anew."""
         seconds = max(self._seconds, 1e-9)
         taken = {
             **self._read_variables(),
@@ -177,7 +180,7 @@ class _Rates:
         return taken
 
     def _read_variables(self) -> dict:
-        """`learning_rate`, of the update that was last done or is next; by optimizer, where there are several."""
+        """Returns `learning_rate` of the last update or the next; by optimizer, where there are several."""
         rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
             found = {"learning_rate": next(iter(rates.values()))}

@@ -1,4 +1,4 @@
-"""A look at what a step computes, for TensorBoard, that changes nothing in the run. Host code around replica code."""
+"""Observes what a step computes, for TensorBoard, without changing the run. Host code around replica code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from crankshaft.engine.step.stand_in import with_stand_in
 
 
 class Probe:
-    """Computes the gradients that the next step would, and shows its batch, without doing it.
+    """Computes the gradients that the next step would, and shows its batch, without doing the step.
 
-    Of a user's dataset, whose iterator is training's, it takes one batch and keeps it: each look is at that one.
+    Of a user's dataset, whose iterator is training's, it takes one batch and keeps it for all later calls.
 
     Args:
       strategy: the run's, of this package, bound to its data.
@@ -30,7 +30,7 @@ class Probe:
         self._batch = tf.function(self._replicated_batch, autograph=False)
 
     def gradients(self, step: int) -> dict[str, Histogram]:
-        """Histograms of the loss's gradients over the global batch of a step, by the variable's path.
+        """Returns histograms of the loss's gradients over the global batch of a step, by the variable's path.
 
         Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train.
         """
@@ -48,14 +48,14 @@ class Probe:
         return batches.features(self._trainer.example)
 
     def features(self, step: int):
-        """The features of one replica's part of the batch of a step, as tensors."""
+        """Returns the features of one replica's part of the batch of a step, as tensors."""
         operands, place, _ = self._feed.take(step, 1)
         return self._batch(operands, tf.constant(place, tf.int64))
 
     @property
     def _feed(self):
         feed = self._strategy.train_feed
-        if feed.random_access:  # which training asks for the same step next
+        if feed.random_access:  # training asks for the same step next
             return feed
         if self._kept is None:
             self._kept = self._strategy.repeated_batch()
@@ -72,7 +72,7 @@ class Probe:
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], found)
 
     def _replica_gradients(self, batch, step):
-        """Replica code: what a forward pass in training moves (statistics, seeds) is put back, on each replica."""
+        """Computes one replica's gradients; restores what a forward pass in training changes (statistics, seeds)."""
         trainer = self._trainer
         moved = [tf_variable(v) for layer in trainer.held_layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]

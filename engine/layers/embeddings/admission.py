@@ -1,5 +1,7 @@
-"""Which id has which row, where rows are given out as training meets ids: a hash table in plain variables, beside the
-rows of a shard. Replica code, run by the host that has the shard; made on the host, in a strategy's scope."""
+"""Rows for ids that training meets: a hash table in plain variables, beside the rows of a shard.
+
+Replica code, run by the host that has the shard; made on the host, in a strategy's scope.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from crankshaft.engine.layers.embeddings import hashing
 
 MAX_ADMIT_AFTER = 255  # more would not be reached between two halvings of a small table's counts
 _BUCKET = 16  # rows: keys of 128 bytes, which are read at once
-_FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of rows that may be given, and that may not
+_FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of rows that may be given to an id, and that may not
 _SKETCH_DEPTH = 4
 _SKETCH_CELLS = 2  # a row of the shard; int32, since workers cannot begin with the same values of a smaller kind
 _LEAST_CELLS = 1024
 
 
 class Tally(NamedTuple):
-    """What a shard counts, int64 scalars.
+    """The counts of a shard, int64 scalars.
 
     Attributes:
       given: rows that have an id.
@@ -35,7 +37,7 @@ class Tally(NamedTuple):
 
 
 class Admission(tf.Module):
-    """Rows of one shard for ids, any int64. A row that was given stays given.
+    """The assignment of one shard's rows to ids, any int64. A row that was given stays given.
 
     An id's row is one of the 32 in two buckets that hashes choose; it gets one in the emptier of them (Azar et al.
     1999, Balanced Allocations). Ids begin to find none when more than eight rows of ten are given. So a lookup reads 32
@@ -43,9 +45,9 @@ class Admission(tf.Module):
     are saved as any others.
 
     Ids that have no row yet are counted in a count-min sketch (Cormode, Muthukrishnan 2005; updated conservatively:
-    Estan, Varghese 2002) of 32 bytes a row. It never counts too few; too many sometimes, when it is full. So that it is
-    not, all counts are halved after 2 sightings a row of the shard (TinyLFU: Einziger et al. 2017): what counts is how
-    often an id was seen lately.
+    Estan, Varghese 2002) of 32 bytes a row. It never counts too few, but sometimes too many when it is full. To avoid
+    that, all counts are halved after 2 sightings a row of the shard (TinyLFU: Einziger et al. 2017): recent sightings
+    count most.
 
     Args:
       admit_after: sightings until an id gets a row; 1 counts nothing.
@@ -56,7 +58,7 @@ class Admission(tf.Module):
         self.admit_after = admit_after
 
     def build(self, shard: tf.Variable, reserved: int) -> None:
-        """Makes the variables, beside a shard [rows, width]. Its first `reserved` rows are given to nobody."""
+        """Makes the variables, beside a shard [rows, width]. No id gets its first `reserved` rows."""
         rows, path = shard.shape[0], path_of(shard)
         self._buckets = -(-rows // _BUCKET)
         self._cells = max(_LEAST_CELLS, _SKETCH_CELLS * rows)
@@ -65,7 +67,7 @@ class Admission(tf.Module):
                 f"{path} is on {shard.device}, and admit_after needs its table in a host's memory; train on CPUs, on "
                 "parameter servers, or with hashed ids"
             )
-        # Workers share what is on a server, and find and take rows there one after the other.
+        # Workers share a server's variables, and find and take rows on it one after the other.
         self._server = server_of(shard)
 
         def keys() -> tf.Tensor:
@@ -83,16 +85,16 @@ class Admission(tf.Module):
             self._turn = tf.CriticalSection(name="turn") if self._server else None
 
     def look_up(self, ids: tf.Tensor) -> tf.Tensor:
-        """[n] int64: the row of each id [n] in this shard, -1 where it has none."""
+        """Returns the row of each id [n] in this shard, int64 [n], -1 where it has none."""
         with self._beside_shard():
             return self._find(ids)
 
     def let_in(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
-        """As `look_up`, once ids that were seen often enough have rows.
+        """Returns rows as `look_up`, after giving rows to ids that were seen often enough.
 
         Args:
           ids: [n] int64, each once.
-          sightings: [n] int64, how often each was seen now; 0 leaves it as it is.
+          sightings: [n] int64, how often each was seen now; 0 leaves its count.
         """
         with self._beside_shard():
             found = self._find(ids)
@@ -105,7 +107,7 @@ class Admission(tf.Module):
             return tf.cond(tf.reduce_any(new), give, lambda: found)
 
     def read_tally(self) -> Tally:
-        """The counts, for people."""
+        """Returns the counts, for people."""
         return Tally(*tf.unstack(own_copy(self.tally).read_value()))
 
     def _find(self, ids: tf.Tensor) -> tf.Tensor:
@@ -116,18 +118,20 @@ class Admission(tf.Module):
         return tf.where(tf.reduce_any(same, 1), bucket * _BUCKET + place % _BUCKET, -1)
 
     def _give(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
-        """Rows to those of the ids that are to have one. Returns how many rows are given then."""
-        still = self._find(ids) < 0  # another worker may have been before
+        """Gives rows to those of the ids that are to have one. Returns how many rows are given then."""
+        still = self._find(ids) < 0  # another worker may have given rows before
         ids, sightings = tf.boolean_mask(ids, still), tf.boolean_mask(sightings, still)
         if self.admit_after > 1:
             ids = tf.boolean_mask(ids, self._count(ids, sightings) >= self.admit_after)
-        anybody = tf.TensorShape([None])
-        tf.while_loop(lambda ids: tf.size(ids) > 0, lambda ids: [self._place(ids)], [ids], [anybody], 1)
+        any_length = tf.TensorShape([None])
+        tf.while_loop(lambda ids: tf.size(ids) > 0, lambda ids: [self._place(ids)], [ids], [any_length], 1)
         return self.read_tally().given
 
     def _place(self, ids: tf.Tensor) -> tf.Tensor:
-        """One row of a bucket to one of the ids that come to it, so that all go by what the others left. Returns those
-        that may yet find one."""
+        """Gives one row of each bucket to one of the ids that choose it, so that each sees what the others left.
+
+        Returns the ids that may yet find a row.
+        """
         buckets = self._buckets_of(ids)
         free = tf.cast(tf.equal(self._keys_in(buckets), _FREE), tf.int32)
         emptier = tf.argmax(tf.reduce_sum(free, 2), 1)
@@ -146,7 +150,7 @@ class Admission(tf.Module):
         return tf.boolean_mask(ids, tf.gather(first, positions) != places)
 
     def _count(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
-        """[n] int64: how often each id has been seen, at most 255."""
+        """Returns how often each id has been seen, at most 255, int64 [n]."""
         starts = self._cells * tf.range(_SKETCH_DEPTH, dtype=tf.int64)
         cells = hashing.several(ids, [1, *[self._cells] * _SKETCH_DEPTH])[:, 1:] + starts
         counts = own_copy(self.counts).handle
@@ -173,7 +177,7 @@ class Admission(tf.Module):
         return hashing.several(ids, [self._buckets] * 2)
 
     def _keys_in(self, buckets: tf.Tensor) -> tf.Tensor:
-        """[..., 16] of buckets [...]."""
+        """Returns the keys [..., 16] of buckets [...]."""
         return tf.raw_ops.ResourceGather(resource=own_copy(self.keys).handle, indices=buckets, dtype=tf.int64)
 
     def _in_turn(self, function: Callable[[], tf.Tensor]) -> None:
@@ -187,8 +191,10 @@ class Admission(tf.Module):
 
 
 def as_key(ids: tf.Tensor) -> tf.Tensor:
-    """int64 of ids, integers or strings, for `Admission`. Of integers, the three least are one; of strings, two are one
-    with a chance of 1 in 2^63."""
+    """Converts ids, integers or strings, to int64 for `Admission`.
+
+    The three least integers become one key; two strings become one with a chance of 1 in 2^63.
+    """
     if ids.dtype == tf.string:
         return hashing.bucket(ids, 2**63 - 1)
     return tf.maximum(tf.cast(ids, tf.int64), _NOBODYS + 1)

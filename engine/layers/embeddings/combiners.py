@@ -1,4 +1,4 @@
-"""Ids as features give them, alone, several an example or ragged, and what becomes of their rows. Replica code."""
+"""Ids as features give them, alone, several an example or ragged, and how their rows combine. Replica code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Leaf(NamedTuple):
 
 
 def pairs(ids, weights) -> list[tuple]:
-    """(ids, weights or None) of each feature of a nest, in its order."""
+    """Returns (ids, weights or None) of each feature of a nest, in its order."""
     leaves = [x if _is_ragged(x) else tf.convert_to_tensor(x) for x in tf.nest.flatten(ids)]
     if weights is None:
         return [(leaf, None) for leaf in leaves]
@@ -27,7 +27,7 @@ def pairs(ids, weights) -> list[tuple]:
 
 
 def combine(found: tf.Tensor, leaf: Leaf, combiner: str | None):
-    """From rows [n, width], one an id in the order of the ids, what the lookup gives for this feature.
+    """Combines rows [n, width], one an id in the order of the ids, into the lookup's result for this feature.
 
     `combiner` makes one row of an example's: the sum of w_i e_i, or that divided by the sum of w_i ("mean") or by the
     root of the sum of w_i squared ("sqrtn"); zeros for an example without ids. None keeps them apart.
@@ -46,12 +46,12 @@ def combine(found: tf.Tensor, leaf: Leaf, combiner: str | None):
 
 
 def flat_values(x) -> tf.Tensor:
-    """The ids, or the weights, of all examples in a row."""
+    """Returns the ids, or the weights, of all examples in a row."""
     return x.flat_values if _is_ragged(x) else x
 
 
 def _total(x: tf.Tensor, ids) -> tf.Tensor:
-    """[batch, c] of x [n, c]: the sum over each example's ids."""
+    """Sums x [n, c] over each example's ids, to [batch, c]."""
     if _is_ragged(ids):
         return tf.math.unsorted_segment_sum(x, ids.value_rowids(), ids.nrows())
     k = 1 if ids.shape.rank == 1 else tf.shape(ids)[1]

@@ -6,14 +6,14 @@ import tensorflow as tf
 
 
 def bucket(ids: tf.Tensor, buckets: int) -> tf.Tensor:
-    """[n] int64 in 0..buckets-1 of ids [n]: integers as `mixed` has them, strings by FarmHash."""
+    """Hashes ids [n] to int64 [n] in 0..buckets-1: integers by `mixed`, strings by FarmHash."""
     if ids.dtype == tf.string:
         return tf.strings.to_hash_bucket_fast(ids, buckets)
     return tf.bitcast(tf.math.floormod(mixed(ids), tf.constant(buckets, tf.uint64)), tf.int64)
 
 
 def mixed(ids: tf.Tensor) -> tf.Tensor:
-    """uint64 of integers: SplitMix64 (Steele, Lea, Flood 2014), which gives no two of them the same."""
+    """Hashes integers to uint64 by SplitMix64 (Steele, Lea, Flood 2014), no two of them to the same."""
     x = tf.bitcast(tf.cast(ids, tf.int64), tf.uint64) + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
@@ -22,8 +22,10 @@ def mixed(ids: tf.Tensor) -> tf.Tensor:
 
 
 def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
-    """[n, len(sizes)] int64 of integers [n]: hashes that are near enough independent of each other, the i-th below
-    sizes[i]. Each is a sum of two halves of one hash (Kirsch, Mitzenmacher 2006)."""
+    """Hashes integers [n] to int64 [n, len(sizes)], the i-th below sizes[i], nearly independent of each other.
+
+    Each is a sum of two halves of one hash (Kirsch, Mitzenmacher 2006).
+    """
     x = mixed(ids)
     low = tf.bitcast(tf.bitwise.bitwise_and(x, tf.constant(0xFFFFFFFF, tf.uint64)), tf.int64)
     high = tf.bitcast(tf.bitwise.right_shift(x, tf.constant(32, tf.uint64)), tf.int64)
@@ -32,7 +34,7 @@ def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
 
 
 def draws(rows: tf.Tensor, width: int, *key: int) -> tf.Tensor:
-    """[n, width] float32 of rows [n], even in (0, 1): the middles of 2^23 parts.
+    """Draws float32 [n, width] for rows [n], uniform in (0, 1): the middles of 2^23 parts.
 
     Each depends on its row, its column and the key alone: a hash of a counter (Salmon et al. 2011, Parallel random
     numbers: as easy as 1, 2, 3), here SplitMix64's.

@@ -1,5 +1,7 @@
-"""Embedding tables, sharded by rows: each id is looked up once, and gradients hold the touched rows alone. Made on the
-host, in a strategy's scope; called in replica code. Nothing here is of a table's size but the table."""
+"""Embedding tables, sharded by rows: each id is looked up once, and gradients hold only the touched rows.
+
+Made on the host, in a strategy's scope; called in replica code. Only the table itself is of a table's size.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ UNKNOWN = ("row_0", "error")
 
 
 def uniform(limit: float = 0.05) -> Callable:
-    """An initializer: even in [-limit, limit). The default one is Keras's."""
+    """Returns an initializer: uniform in [-limit, limit). The default one is Keras's."""
     return lambda draws: (2.0 * draws - 1.0) * limit
 
 
 def normal(stddev: float = 0.05) -> Callable:
-    """An initializer: Gaussian, of mean 0."""
+    """Returns an initializer: Gaussian, of mean 0."""
     return lambda draws: tf.math.ndtri(draws) * stddev
 
 
 def zeros() -> Callable:
-    """An initializer: all 0."""
+    """Returns an initializer: all 0."""
     return tf.zeros_like
 
 
@@ -46,18 +48,19 @@ class Embedding(tf.Module):
 
     Args:
       name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
-      rows, width: of the table. `rows` may be None with a `vocabulary`, which says it.
+      rows: of the table. May be None with a `vocabulary`, which decides it.
+      width: of the table.
       combiner: how the rows of an example with several ids become one, "sum", "mean" or "sqrtn", as in
         `tf.nn.embedding_lookup_sparse`; None keeps them apart.
       hash_ids: ids are any integers or strings, and a hash chooses their row. Two ids may share one.
-      vocabulary: ids are these integers or strings; the first has row 1, and row 0 is for those that it lacks.
+      vocabulary: ids are these integers or strings; the first has row 1, and row 0 is for ids that it lacks.
       unknown: ids out of range, or not in the vocabulary: "row_0" sends them there, "error" ends the step.
-      admit_after: ids are any integers or strings, and one gets a row of its own once training has seen it so many
-        times (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it
-        a row at once. None gives out no rows: each has its id.
+      admit_after: ids are any integers or strings, and each gets its own row once training has seen it so many times
+        (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it a row
+        at once. None gives out no rows: each has its id.
       padding_id: this one stands for no id; needs a combiner.
-      initializer: float32 [n, width] of some of the rows, from as many draws even in (0, 1): of any other distribution
-        its quantile function. Draws depend on the row, so that each shard can make its own rows.
+      initializer: float32 [n, width] of some of the rows, from as many uniform draws in (0, 1): of any other
+        distribution its quantile function. Draws depend on the row, so that each shard can make its own rows.
       num_shards: None makes as many as there are servers, but none smaller than `min_shard_bytes`.
       min_shard_bytes: of a shard; 256 KiB is what TensorFlow's MinSizePartitioner has.
 
@@ -141,7 +144,7 @@ class Embedding(tf.Module):
             )
 
     def check_accumulation(self, steps: int) -> None:
-        """Raises ValueError where `accumulate_steps` is not for this table. Host code, in the strategy's scope."""
+        """Raises ValueError where this table does not allow `accumulate_steps`. Host code, in the strategy's scope."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self.admit_after and steps > 1 and replicas > 1:
             raise ValueError(
@@ -192,7 +195,7 @@ class Embedding(tf.Module):
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:
-        """The shards: what a tape is asked for, and what an optimizer updates."""
+        """The shards: the variables that a tape computes gradients of, and that an optimizer updates."""
         return list(self.shards)
 
     def begin_step(self, present: tf.Tensor | None) -> None:
@@ -200,7 +203,7 @@ class Embedding(tf.Module):
         self._present.note(present)
 
     def figures(self) -> dict[str, tf.Tensor]:
-        """With `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
+        """Returns, with `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
         if not self.admissions:
             return {}
         tallies = [each.read_tally() for each in self.admissions]
@@ -236,7 +239,7 @@ class Embedding(tf.Module):
         return tf.nest.pack_sequence_as(ids, combined)
 
     def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
-        """The row of each id, int64; what is not `there`, a bool each, may be anything. `admits` may give them rows."""
+        """Returns the row of each id, int64; arbitrary where `there` is False. `admits` lets ids get rows."""
         if self.admissions:
             return self._given_rows(ids, there, admits)
         if self.hash_ids:
@@ -273,7 +276,7 @@ class Embedding(tf.Module):
         return self._sharded(keys)
 
     def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:
-        """The row of each key, 0 for those without; `seen`, 0 or 1 each, lets them in."""
+        """Returns the row of each key, 0 for those without; `seen`, 0 or 1 each, lets them get one."""
         unique, positions = tf.unique(keys)
         number = len(self.shards)
 
@@ -282,24 +285,24 @@ class Embedding(tf.Module):
             rows = asked.let_in(keys, *sightings) if sightings else asked.look_up(keys)
             return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
 
-        # Hashed once more: within a shard, hashes have to be even again.
+        # Hashed once more, so that hashes are uniform again within a shard.
         owner = hashing.bucket(tf.bitcast(hashing.mixed(unique), tf.int64), number)
         sightings = [] if seen is None else [tf.math.unsorted_segment_sum(seen, positions, tf.size(unique))]
         return tf.gather(self._on_shards(owner, ask, unique, *sightings), positions)
 
     def _read(self, rows: tf.Tensor) -> tf.Tensor:
-        """[n, width] of rows [n], any of which may occur several times."""
+        """Reads rows [n], any of which may occur several times, as [n, width]."""
         if not self.shards:
             raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
         if isinstance(self.shards[0], tf.distribute.DistributedValues):
-            # It is here, so nothing is saved by looking up once. And replicas exchange gradients of a known size only:
-            # TensorFlow 2.21's collectives take the shape of a loop's first step for that of all.
+            # The table is local, so looking up once saves nothing. And replicas exchange gradients of a known size
+            # only: TensorFlow 2.21's collectives take the shape of a loop's first step for that of all.
             return own_copy(self.shards[0]).sparse_read(rows)
         unique, positions = tf.unique(rows)
         return _expand(self._gather(unique), positions)
 
     def _gather(self, rows: tf.Tensor, note: Callable = each_once) -> tf.Tensor:
-        """[n, width] of rows [n]: each server is asked for its own. `note` hears of those of each shard."""
+        """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
         number = len(self.shards)
 
         def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
@@ -309,7 +312,7 @@ class Embedding(tf.Module):
         return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
 
     def _on_shards(self, owner: tf.Tensor, ask: Callable, *tensors: tf.Tensor) -> tf.Tensor:
-        """What `ask(shard, *parts)` gives for each shard's parts of tensors [n, ...], in their order; `owner` [n]."""
+        """Joins `ask(shard, *parts)` of each shard's parts of tensors [n, ...], in their order, by `owner` [n]."""
         number = len(self.shards)
         if number == 1:
             return ask(0, *tensors)
@@ -326,7 +329,7 @@ class Embedding(tf.Module):
         else:
             there = tf.not_equal(flat, tf.constant(self.padding_id, flat.dtype))
             rows = self.rows_of(flat, there, admits)
-            # In the place of no id stands one that is looked up anyway, with no weight: it adds nothing, and no row is
+            # An id that is looked up anyway takes the place of no id, with weight 0: it adds nothing, and no row is
             # touched for it.
             first = tf.concat([tf.boolean_mask(rows, there)[:1], [0]], 0)[0]
             rows = tf.where(there, rows, first)
@@ -336,7 +339,7 @@ class Embedding(tf.Module):
 
 @contextlib.contextmanager
 def none_admitted(tables: Iterable[Embedding]):
-    """What is traced within gives no rows to ids, though it is for training: a look that changes nothing. Host code."""
+    """Keeps what is traced within from giving rows to ids, though it is for training: it changes nothing. Host code."""
     tables = list(tables)
     for table in tables:
         table.admits = False
@@ -348,9 +351,9 @@ def none_admitted(tables: Iterable[Embedding]):
 
 
 def shards_in(keys: Iterable[str]) -> int:
-    """How many shards the most divided table of a checkpoint has, by the keys of its variables; 0 without tables.
+    """Returns the shards of a checkpoint's most divided table, by the keys of its variables; 0 without tables.
 
-    As `num_servers`, it divides all tables as they were: who restores must not go by the servers that there are now.
+    As `num_servers`, it divides all tables as they were: a restored run must not go by the number of servers now.
     """
     found = (re.search(r"/shards/(\d+)/\.ATTRIBUTES/", key) for key in keys)
     return max((1 + int(match[1]) for match in found if match), default=0)
@@ -358,7 +361,7 @@ def shards_in(keys: Iterable[str]) -> int:
 
 @tf.custom_gradient
 def _expand(rows: tf.Tensor, positions: tf.Tensor):
-    """`tf.gather(rows, positions)`, whose gradient is a row for each row at once, not slices to be added up."""
+    """Computes `tf.gather(rows, positions)`, whose gradient is one row for each row, not slices to be added up."""
     number = tf.shape(rows)[0]
 
     def gradient(upstream):
