@@ -241,11 +241,7 @@ def _instead(found) -> str:
 
 
 def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
-    """Converts a loss by `as_pair`. `check_values` adds asserts.
-
-    Raises:
-      ValueError: there are weights, and they can't be applied to the loss.
-    """
+    """Converts a loss by `as_pair`; ValueError where weights can't be applied to it. `check_values` adds asserts."""
     if weights is not None and not getattr(pair, "weigh", None):
         raise ValueError(
             f"{where}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
@@ -321,11 +317,7 @@ def _named_kind(row_name: str) -> tuple[str, type]:
 
 
 def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
-    """Returns values by name.
-
-    Each entry of a vector is named NAME_0 and so on, of a dictionary NAME_KEY; a metric without a value, for which
-    nothing was counted, is left out.
-    """
+    """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY, without those of no count."""
     found = {}
     for name, pair in pairs.items():
         value = pair.value()
