@@ -14,7 +14,9 @@ import crankshaft
 from crankshaft.launch import train
 
 WIDTH = 1024
-mib, path = int(sys.argv.pop(1)), sys.argv.pop(1)
+mib, path = (word for word in sys.argv[1:] if not word.startswith("-"))
+mib = int(mib)
+sys.argv = [word for word in sys.argv if word not in (str(mib), path)]
 
 
 class Linear(crankshaft.Trainer):

@@ -1,9 +1,11 @@
 """Data in a file that is mapped: read in pieces, by processes of their own, whose memory is measured."""
 
+import contextlib
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -33,3 +35,31 @@ def test_a_mapped_file_costs_a_piece_or_the_copy_that_trains(tmp_path, resident,
     small = peak(tmp_path, 8, "--resident_data_mb=1")
     large = peak(tmp_path, MIB, f"--resident_data_mb={resident}")
     assert large - small < copies * MIB + MIB / 2
+
+
+def peaks_around_servers(crank, tmp_path, mib) -> dict[str, int]:
+    """MiB that each task of a cluster has taken at most."""
+    path = tmp_path / f"{mib}.bin"
+    with open(path, "wb") as file:
+        file.truncate(mib << 20)
+    own = ("--train_steps=200", "--mode=train", "--global_batch_size=128", "--jit=off", "--progress=plain")
+    program = crank.start("--workers=2", "--ps=1", "--", SCRIPT, str(mib), path, *own, command="local")
+    peaks = {}
+    while program.process.poll() is None:
+        for task, pid in re.findall(r"^\[local\] (\S+(?: \d+)?) is process (\d+)", program.err, re.MULTILINE):
+            with contextlib.suppress(OSError):  # it has ended
+                status = pathlib.Path(f"/proc/{pid}/status").read_text()
+                if found := re.search(r"VmHWM:\s+(\d+) kB", status):
+                    peaks[task] = int(found[1]) // 1024
+        time.sleep(0.05)
+    program.wait().ok()
+    assert set(peaks) == {"chief", "worker 0", "worker 1", "ps 0"}
+    return peaks
+
+
+@pytest.mark.slow
+def test_around_servers_a_mapped_file_costs_each_worker_its_copy_and_others_a_piece(crank, tmp_path):
+    small, large = (peaks_around_servers(crank, tmp_path, mib) for mib in (8, MIB))
+    for task in small:
+        copy = MIB / 2 if task.startswith("worker") else 0  # as float32
+        assert large[task] - small[task] < copy + 200  # 64 MiB of the map, and of pieces of 16 MiB a few

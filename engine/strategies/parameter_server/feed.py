@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
+from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.feeds import Run
 from crankshaft.engine.data.order import Order
 
-_PIECE_BYTES = 256 << 20  # arrays travel to workers in pieces: a message of 2 GiB does not
+_PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
 
 
 class WorkersFeed:
@@ -27,13 +29,16 @@ class WorkersFeed:
     @property
     def operands(self):
         if self._resident is None:
-            with tf.device("CPU:0"):
-                pieces = tf.nest.map_structure(_Pieces, self._arrays)
-            whole = tf.function(lambda: tf.nest.map_structure(_Pieces.whole, pieces), autograph=False)
             # The one way to keep a value on each worker that is made again where a worker comes back; datasets, which
             # have a public name for it, would hold the arrays in their graph, and take none of 2 GiB.
-            self._resident = self._coordinator._create_per_worker_resources(whole)
+            self._resident = self._coordinator._create_per_worker_resources(self._send)
+            for each in self._resident._values:  # which TensorFlow knows of compiled functions only
+                each._type_spec = tf.nest.map_structure(_spec, self._arrays)
         return (self._resident,)
+
+    def _send(self):
+        """The arrays on the worker whose devices are in scope, in the thread that serves it."""
+        return tf.nest.map_structure(_sent, self._arrays)
 
     def reach(self, step: int, limit: int) -> int:
         return limit
@@ -41,7 +46,7 @@ class WorkersFeed:
     def take(self, step: int, limit: int) -> Run:
         """The operands of steps for the coordinator itself, as the other feeds have them."""
         with tf.device("CPU:0"):
-            return Run((tf.nest.map_structure(tf.convert_to_tensor, self._arrays),), step, step + limit)
+            return Run((tf.nest.map_structure(host_arrays.as_tensor, self._arrays),), step, step + limit)
 
     def next_operands(self, operands, step: tf.Tensor):
         return (*operands, step)
@@ -61,15 +66,20 @@ class RepeatedWorkersFeed(WorkersFeed):
         return arrays
 
 
-class _Pieces:
-    """An array in parts, of which a message holds one."""
+def _spec(array) -> tf.TensorSpec:
+    return tf.TensorSpec(array.shape, tf.convert_to_tensor(array[:1] if array.ndim else array).dtype)
 
-    def __init__(self, array):
-        if not array.ndim:
-            self._parts = [tf.constant(array)]
-            return
-        rows = max(1, int(len(array) * _PIECE_BYTES / max(1, array.nbytes)))
-        self._parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]
 
-    def whole(self) -> tf.Tensor:
-        return tf.concat(self._parts, 0) if len(self._parts) > 1 else tf.identity(self._parts[0])
+def _sent(array) -> tf.Tensor:
+    """An array, read and sent piece by piece, so that neither process holds much more of it than the worker keeps."""
+    if not array.ndim or array.nbytes <= _PIECE_BYTES:
+        return tf.identity(array)
+    rows, spec = max(1, int(len(array) * _PIECE_BYTES / array.nbytes)), _spec(array)
+    with tf.device("CPU:0"):
+        whole = tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype)
+        for first in range(0, len(array), rows):
+            piece = tf.constant(array[first : first + rows])
+            # A variable would be copied whole where it is read after an assignment of a part.
+            tf.raw_ops.InplaceUpdate(x=whole, i=tf.range(first, first + len(piece)), v=piece)
+            context.context().executor.wait()  # or all pieces would be on their way at once
+    return tf.raw_ops.Identity(input=whole)  # on the device that computes
