@@ -17,16 +17,15 @@ from crankshaft.engine.metrics.means import Mean, as_loss, checked
 from crankshaft.engine.optimizers import schedules
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
-from crankshaft.engine.reduction import ByReplica, Reduction
+from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import batches, example_counts, randomness
 from crankshaft.engine.step.accumulation import accumulate, side_by_side
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients, check_reached
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.step.options import StepOptions
-from crankshaft.engine.strategies.parameter_server.pull import Values
 
 _HALVES = (tf.bfloat16, tf.float16)
-_FIRST_SALT_OF_EVALUATION = -(1 << 20)  # those of training go down from -1
 
 
 class Trainer(Holdings):
@@ -42,11 +41,6 @@ class Trainer(Holdings):
       vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
       num_servers: that variables live on, when the run began; tables are cut into as many shards.
       example: a batch of one example, zeros: shapes and dtypes, in the form of the data (`engine.step.batches`).
-
-    Attributes that the engine sets while a step is traced, of training or of evaluation:
-      step: scalar int64, steps of training done before this one.
-      observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at.
-      pulled: values of the models' variables to compute with, where reading each costs a message.
     """
 
     options = StepOptions()
@@ -55,8 +49,6 @@ class Trainer(Holdings):
     vocabulary: dict[str, int] | None = None
     num_servers = 1
     example = None
-    step = observed = _drawing = None
-    pulled = Values()
     _counts_checked = False
 
     # -- to override --------------------------------------------------------------------------------------------------
@@ -184,7 +176,7 @@ class Trainer(Holdings):
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
         alone = self.reduction.alone()
-        with tf.GradientTape() as tape, self.pulled.in_use(self.trainable_variables, tape) as sources:
+        with tf.GradientTape() as tape, step_context().values.in_use(self.trainable_variables, tape) as sources:
             outputs = self._outputs(batches.features(batch), training=True)
             loss = self.checked_loss(outputs, batch, training=True)
             total = loss.total
@@ -208,7 +200,7 @@ class Trainer(Holdings):
     def _added_losses(self) -> list[tf.Tensor]:
         layers = layer_state.concerned(self.held_layers.values(), self.trainable_variables)
         # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
-        if (added := layer_state.own_losses(layers)) and self.reduction.met_midway:
+        if (added := layer_state.own_losses(layers)) and step_context().summed_midway:
             raise ValueError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum up "
                 "statistics over replicas of one process; leave one of them out, or use a process for each replica "
@@ -244,11 +236,11 @@ class Trainer(Holdings):
         if self._needs_norm:
             return gradients.norm()
         # One more pass over all gradients, so only when looked at.
-        return tf.cond(self.observed, gradients.norm, lambda: 0.0)
+        return tf.cond(step_context().observed, gradients.norm, lambda: 0.0)
 
     def check_finite(self, norm: tf.Tensor) -> tf.Tensor | None:
         """Whether every gradient is finite, the same on all replicas; None where a step is applied regardless."""
-        return tf.math.is_finite(norm) if self._may_skip else None
+        return tf.math.is_finite(norm) if self.may_skip else None
 
     def clip(self, gradients, variables, norm: tf.Tensor) -> Gradients:
         """Clips gradients of the mean over all replicas as `options` say, whose global norm is `norm`: by that, by each
@@ -286,11 +278,10 @@ class Trainer(Holdings):
         if finite is None:
             return
         self.loss_scale.update(finite)
-
-        statistics = self._statistics_before.noted()
+        statistics_before = step_context().before
 
         def restore():  # the forward pass has put what was not finite into them
-            for variable, before in zip(self.moving_statistics, statistics, strict=True):
+            for variable, before in statistics_before:
                 assign_local(variable, before)
 
         tf.cond(finite, lambda: None, restore)
@@ -300,7 +291,7 @@ class Trainer(Holdings):
 
         The norm counts at the steps that computed it. A step left out counts in no other metric.
         """
-        seen = tf.constant(1.0) if self._needs_norm else tf.cast(self.observed, tf.float32)
+        seen = tf.constant(1.0) if self._needs_norm else tf.cast(step_context().observed, tf.float32)
         metrics = {**metrics, "gradient_norm": Mean(norm, seen)}
         if finite is None:
             return metrics
@@ -312,13 +303,17 @@ class Trainer(Holdings):
 
         In evaluation it differs by batch in place of step: each evaluation draws the same, and none what training does.
         """
-        place, first_salt = self._drawing
-        return randomness.step_seed(self.options.seed, place, self.replica, first_salt - salt)
+        return randomness.users_seed(self.options.seed, step_context(), salt)
 
     @property
-    def replica(self) -> tf.Tensor:
-        """Scalar int32, this replica's id. Replica code."""
-        return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+    def step(self) -> tf.Tensor | None:
+        """Scalar int64, steps of training done before this one, in training and in evaluation; None outside of them."""
+        return step_context().step
+
+    @property
+    def replica(self) -> tf.Tensor | None:
+        """Scalar int32, this replica's id, in training and in evaluation; None outside of them."""
+        return step_context().replica
 
     # -- what the engine calls ----------------------------------------------------------------------------------------
 
@@ -338,17 +333,21 @@ class Trainer(Holdings):
         self.vocabulary = vocabulary
         self.loss_scale = DynamicLossScale() if options.precision == "float16" else NoLossScale()
         self.loss_scale.build()
-        self._statistics_before = ByReplica()
-        self._may_skip = self.loss_scale.dynamic or options.on_nonfinite == "skip"
-        self._needs_norm = self._may_skip or options.clip_norm > 0
         # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model.
         tf.keras.utils.set_random_seed(options.seed)
         tf.keras.config.set_dtype_policy("float32" if options.precision == "float32" else f"mixed_{options.precision}")
         self.build()
         updated = [v for each in self.optimizers.values() for v in each.updated_variables]
         self.reduction.build(updated, self.moving_statistics)
-        layers = self.held_layers.values()
-        self._generators = list({id(g): g for layer in layers for g in randomness.seed_generators(layer)}.values())
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step whose gradients are not finite is left out."""
+        return self.loss_scale.dynamic or self.options.on_nonfinite == "skip"
+
+    @property
+    def _needs_norm(self) -> bool:
+        return self.may_skip or self.options.clip_norm > 0
 
     @property
     def trainable_variables(self) -> list:
@@ -364,33 +363,3 @@ class Trainer(Holdings):
             f"{type(self).__name__}.learning_rate_multiplier gives {multiplier!r} for {path_of(variable)}; return a "
             "number, 0 or more"
         )
-
-    def begin_step(self, step: tf.Tensor, replica: tf.Tensor, observed: tf.Tensor, present=None, pulled=None) -> None:
-        """Replica code, before each train step: where we are, and this step's randomness.
-
-        `present` is a scalar bool, whether this replica has examples at all; None if it always has. `pulled` are
-        `Values` to compute with; None reads the variables.
-        """
-        self.loss_scale.begin_step()
-        scale = self.loss_scale.scale(tf.ones([])) if self.loss_scale.dynamic else None
-        self.reduction.begin_step(present, scale, observed)
-        for table in self.embedding_tables.values():
-            table.begin_step(present)
-        self.step, self.observed, self.pulled = step, observed, pulled or Values()
-        self._drawing = step, -1
-        for optimizer in self.optimizers.values():
-            optimizer.begin_step(self.pulled.progress_of(optimizer))
-        randomness.reseed(self._generators, self.options.seed, step, replica)
-        if self._may_skip:
-            self._statistics_before.note([tf.identity(v) for v in self.moving_statistics])
-
-    def begin_eval_step(self, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor) -> None:
-        """Replica code, before each evaluation step: which batch of the evaluation it is, and what training has done.
-
-        Args:
-          batch_number: scalar int64, from 0 in each evaluation.
-          step: scalar int64, steps of training done.
-          observed: scalar bool, as `begin_step` has it.
-        """
-        self.step, self.observed, self.pulled = step, observed, Values()
-        self._drawing = batch_number, _FIRST_SALT_OF_EVALUATION

@@ -8,6 +8,7 @@ import re
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local, at_home, path_of, read_local, tf_variable
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients, sum_duplicate_rows
 
 
@@ -48,7 +49,6 @@ class Optimizer(tf.Module):
         self.weight_decay_exclude = weight_decay_exclude
         self.iterations = None
         self.learning_rate_scale = None
-        self._pulled = None
         self._targets = None
 
     def build(self, variables, multipliers=None):
@@ -91,19 +91,16 @@ class Optimizer(tf.Module):
         with at_home(self.iterations):
             return tf.stack([tf.cast(read_local(v), tf.float64) for v in (self.iterations, self.learning_rate_scale)])
 
-    def begin_step(self, progress=None):
-        """Before each train step: what `read_progress` gave of late, for its first update to go by. Replica code.
-
-        Without it, and at a further update or one within a condition or loop, variables are read where they are.
-        """
-        self._pulled = progress
-
     def _progress(self):
-        """Returns (iterations, learning_rate_scale), int64 and float32 scalars, of the update to be made."""
-        pulled, self._pulled = self._pulled, None
-        if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
+        """Returns (iterations, learning_rate_scale), int64 and float32 scalars, of the update to be made.
+
+        The first update of a step may go by what `read_progress` gave of late (`StepContext.values`). Further ones, and
+        one within a condition or loop, read variables where they are.
+        """
+        given = step_context().values.take_progress(self)
+        if given is None or given.graph is not tf.compat.v1.get_default_graph():
             return tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
-        return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32)
+        return tf.cast(given[0], tf.int64), tf.cast(given[1], tf.float32)
 
     def apply(self, gradients, variables):
         """Updates `variables` and counts one iteration. Replica code.

@@ -12,6 +12,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.variables import server_of
 from crankshaft.engine.optimizers.base import Optimizer
 from crankshaft.engine.reduction import wire
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import sum_duplicate_rows
 
 
@@ -28,11 +29,12 @@ class FusedOptimizer(Optimizer):
       use_locking: updates of one variable wait for one another; for several workers that share
         variables. The default lets them overlap.
       **arguments: Optimizer's others.
+
+    To a variable on a parameter server gradients travel as `StepContext.wire_dtype`.
     """
 
     dense_kernel: Callable[..., None]
     sparse_kernel: Callable[..., None]
-    wire_dtype = tf.float32
 
     def __init__(self, learning_rate, *, use_locking=False, **arguments):
         super().__init__(learning_rate, **arguments)
@@ -107,7 +109,7 @@ class FusedOptimizer(Optimizer):
                 continue
             with tf.device(server):
                 shapes = [_shape(*pair) for pair in there]
-            exact, values = wire.send(list(scalars.values()), values, shapes, server, self.wire_dtype)
+            exact, values = wire.send(list(scalars.values()), values, shapes, server, step_context().wire_dtype)
             with tf.device(server):
                 self._apply(there, values, dict(zip(scalars, exact, strict=True)))
 

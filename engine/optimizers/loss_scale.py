@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local
-from crankshaft.engine.reduction import ByReplica
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
 
 
@@ -27,8 +27,8 @@ class NoLossScale(tf.Module):
     def expect_sums(self, examples: float) -> None:
         pass
 
-    def begin_step(self) -> None:
-        pass
+    def read(self) -> None:
+        return None
 
     def scale(self, total: tf.Tensor) -> tf.Tensor:
         return total
@@ -53,7 +53,6 @@ class DynamicLossScale(tf.Module):
     def __init__(self, initial: float = 2.0**15, growth_steps: int = 2000):
         super().__init__(name="loss_scale")
         self.initial = initial
-        self._of_step = ByReplica()
         self._examples = 1.0
         self.growth_steps = growth_steps
 
@@ -71,16 +70,17 @@ class DynamicLossScale(tf.Module):
         """
         self._examples = 2.0 ** round(math.log2(max(1.0, examples)))
 
-    def begin_step(self) -> None:
-        """Reads the scale, for all of a step: around parameter servers another worker may change it meanwhile."""
-        self._of_step.note(tf.convert_to_tensor(self.value) / self._examples)
+    def read(self) -> tf.Tensor:
+        """Returns what losses are multiplied by, scalar float32. Once for all of a step (`StepContext.loss_scale`):
+        around parameter servers another worker may change it meanwhile."""
+        return tf.convert_to_tensor(self.value) / self._examples
 
     def scale(self, total: tf.Tensor) -> tf.Tensor:
-        return total * tf.cast(self._of_step.noted(), total.dtype)
+        return total * tf.cast(step_context().loss_scale, total.dtype)
 
     def unscale(self, gradients: Sequence) -> Gradients:
         """Returns gradients of the true loss, in float32; overflows stay inf or nan."""
-        return Gradients(gradients).times(1.0 / self._of_step.noted())
+        return Gradients(gradients).times(1.0 / step_context().loss_scale)
 
     def update(self, finite: tf.Tensor) -> None:
         """Updates the scale after a step; `finite`, a scalar bool, is whether all its gradients were finite."""

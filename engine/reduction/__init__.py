@@ -1,5 +1,5 @@
 """What replicas tell each other of a step: sums as they are, as two thin matrices, or only now and then."""
 
-from crankshaft.engine.reduction.all_reduce import ByReplica, Reduction
+from crankshaft.engine.reduction.all_reduce import Reduction
 
-__all__ = ["ByReplica", "Reduction"]
+__all__ = ["Reduction"]

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from crankshaft.engine.reduction import collectives
 from crankshaft.engine.reduction.wire import from_halves, to_halves
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
 
 # Of 16-bit values each replica holds what all have sent, until they are summed: this much at once, and summed twice.
@@ -34,32 +35,19 @@ class Reduction(tf.Module):
     Args:
       dtype: what gradients travel as: "float32", "bfloat16" or "float16".
       pack_bytes: a pack is closed when it holds so many bytes; 0 makes one pack.
-
-    Attributes:
-      watched: note each replica's own `figures`. Set before a step is traced.
-      timed: among them how long sums were waited for, by the host's clock: on GPUs it would tell when they were asked
-        for, so there it is left out. Set before a step is traced.
-      met_midway: whether the step that is traced has summed statistics in its forward pass, over replicas that are
-        traced in threads of one process: from there on layers may hold what another replica has put into them.
     """
 
     # A run may begin or cease to keep such state: a checkpoint of the other kind is none of another model.
     optional_in_checkpoint = True
     # After so many steps replicas that differ are brought together; None where they never differ.
     sync_every_steps: int | None = None
+    # Whether `sum` gives moving statistics back where a replica has no examples (`StepContext.before`).
+    restores_statistics = False
 
     def __init__(self, dtype: str = "float32", pack_bytes: int = 4 << 20):
         super().__init__(name="reduction")
         self.wire_dtype = WIRE_DTYPES[dtype]
         self.pack_bytes = pack_bytes
-        self.watched = False
-        self.timed = True
-        self.met_midway = False
-        self._present = ByReplica()
-        self._scale = ByReplica()
-        self._observed = ByReplica()
-        self._waited = ByReplica()
-        self._norm = ByReplica()
 
     def slot_scope(self):
         """The context in which an optimizer's variables are made, within the strategy's scope. Host code."""
@@ -76,23 +64,6 @@ class Reduction(tf.Module):
     def alone(self) -> bool:
         """Whether an update is made of a replica's own gradients. Replica code."""
         return tf.distribute.get_replica_context().num_replicas_in_sync == 1
-
-    def begin_step(
-        self, present: tf.Tensor | None, scale: tf.Tensor | None = None, observed: tf.Tensor | None = None
-    ) -> None:
-        """Before a step's sums.
-
-        Args:
-          present: scalar bool, whether this replica has examples; None if it always has.
-          scale: scalar float32, what this step's losses are multiplied by (the loss scale); None is 1.
-          observed: scalar bool, whether this step's costly figures will be looked at; None is never.
-        """
-        self.met_midway = False
-        self._present.note(present)
-        self._scale.note(scale)
-        self._observed.note(observed)
-        self._norm.note(None)
-        self._waited.note(None)
 
     def sum(
         self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
@@ -142,43 +113,30 @@ class Reduction(tf.Module):
         """
         if self.alone():
             return values
-        context, present = tf.distribute.get_replica_context(), self._present.noted()
+        context, step = tf.distribute.get_replica_context(), step_context()
+        present = step.present
         one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # a TPU's share one trace
-        self.met_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
+        step.summed_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
         def total(x):
             return collectives.all_reduce(context, x if present is None else tf.where(present, x, 0.0))
 
         return tf.custom_gradient(lambda x: (total(x), total))(values)
 
-    def figures(self) -> dict[str, tf.Tensor]:
-        """What this replica knows of its own part in the step traced last, where `watched`. Scalars, float32.
-
-        Returns:
-          reduce_seconds: from when this replica's own values were all there until the sums were; what travels while
-            the backward pass goes on is not waited for. Only where `timed`.
-          gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
-        """
-        noted = {"reduce_seconds": self._waited.noted()} if self.timed else {}
-        noted["gradient_norm"] = self._norm.noted()
-        return {
-            name: tf.constant(0.0) if value is None else tf.cast(value, tf.float32) for name, value in noted.items()
-        }
-
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
-        observed, scale = self._observed.noted(), self._scale.noted()
-        if observed is None or not self.watched:
+        step = step_context()
+        if step.observed is None or "gradient_norm" not in step.watched:
             return
 
         def norm():
             mean = Gradients(gradients).over(count)
-            return (mean if scale is None else mean.times(1.0 / scale)).norm()
+            return (mean if step.loss_scale is None else mean.times(1.0 / step.loss_scale)).norm()
 
-        self._norm.note(tf.cond(observed, norm, lambda: 0.0))
+        step.found["gradient_norm"] = tf.cond(step.observed, norm, lambda: 0.0)
 
     def _counted(self, count: tf.Tensor) -> tf.Tensor:
         """How many examples count on this replica: none of those that stand in where it has no examples."""
-        present = self._present.noted()
+        present = step_context().present
         return count if present is None else tf.where(present, count, 0.0)
 
     def _sum_packed(self, context, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
@@ -189,7 +147,8 @@ class Reduction(tf.Module):
         if context.num_replicas_in_sync == 1:
             return [item.value for item in items]
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
-        times_it = self.watched and self.timed
+        step = step_context()
+        times_it = "reduce_seconds" in step.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
         reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.wire_dtype.size)
         if self.wire_dtype != tf.float32:
@@ -200,8 +159,8 @@ class Reduction(tf.Module):
             for place, total in zip(pack, reduce_pack(context, [items[place] for place in pack]), strict=True):
                 sums[place] = total
         if times_it:
-            waited, before = tf.maximum(_time_after(sums) - started, 0.0), self._waited.noted()
-            self._waited.note(waited if before is None else before + waited)
+            waited, before = tf.maximum(_time_after(sums) - started, 0.0), step.found.get("reduce_seconds")
+            step.found["reduce_seconds"] = waited if before is None else before + waited
         return sums[::-1]
 
     def _all_reduce(self, context, pack: list[Item]) -> list[tf.Tensor]:
@@ -245,7 +204,7 @@ class Reduction(tf.Module):
     def _gather_slices(self, context, gradient, count):
         if not isinstance(gradient, tf.IndexedSlices) or context.num_replicas_in_sync == 1:
             return gradient
-        values, indices, present = gradient.values, gradient.indices, self._present.noted()
+        values, indices, present = gradient.values, gradient.indices, step_context().present
         if present is not None:
             # Rows that stand-ins for examples have touched are nobody's: optimizers move each row that is named.
             rows = tf.where(present, tf.shape(indices)[0], 0)
@@ -255,29 +214,6 @@ class Reduction(tf.Module):
             values = tf.cast(tf.cast(values, self.wire_dtype), tf.float32)
         values, indices = context.all_gather([values, indices], axis=0)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-class ByReplica:
-    """What each replica notes while its step is traced, for later in that step.
-
-    Replicas are traced in threads that take turns at each sum: after one, an attribute would hold what the last
-    replica had put there.
-    """
-
-    def __init__(self):
-        self._values = {}
-
-    def note(self, value) -> None:
-        self._values[self._key()] = value
-
-    def noted(self):
-        """What this replica noted last, or None."""
-        return self._values.get(self._key())
-
-    def _key(self) -> int | None:
-        """Which replica is being traced; None where one trace serves all."""
-        number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        return None if number is None else int(number)
 
 
 def _most_gathered(context) -> int:

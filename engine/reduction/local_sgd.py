@@ -14,7 +14,8 @@ from crankshaft.engine.internals.variables import assign_local, path_of, tf_vari
 from crankshaft.engine.optimizers import Momentum
 from crankshaft.engine.optimizers.base import Target
 from crankshaft.engine.reduction import per_replica
-from crankshaft.engine.reduction.all_reduce import ByReplica, Item, Reduction, assign_means, weighted
+from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, weighted
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
 
 
@@ -36,6 +37,8 @@ class LocalSgd(Reduction):
       dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a round.
     """
 
+    restores_statistics = True
+
     def __init__(
         self,
         sync_every_steps: int,
@@ -47,7 +50,6 @@ class LocalSgd(Reduction):
         super().__init__(dtype, pack_bytes)
         self.sync_every_steps = sync_every_steps
         self.outer = Momentum(outer_learning_rate, outer_momentum, nesterov=True, name="outer")
-        self._statistics = ByReplica()
 
     def slot_scope(self):
         return tf.variable_creator_scope(per_replica.create)
@@ -59,11 +61,6 @@ class LocalSgd(Reduction):
     def alone(self) -> bool:
         return True
 
-    def begin_step(self, present: tf.Tensor | None, *more) -> None:
-        super().begin_step(present, *more)
-        if present is not None:
-            self._statistics.note([tf.identity(variable) for variable in self._round.averages])
-
     def sum(
         self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
     ):
@@ -71,15 +68,15 @@ class LocalSgd(Reduction):
 
         Such a step leaves its moving statistics as they were.
         """
-        own_count, present = self._counted(count), self._present.noted()
+        own_count, step = self._counted(count), step_context()
         self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._round.examples.handle, value=own_count)
-        if present is None:
+        if step.present is None:
             return gradients, count
-        for variable, before in zip(self._round.averages, self._statistics.noted(), strict=True):
-            assign_local(variable, tf.where(present, tf.identity(variable), before))
+        for variable, before in step.before:
+            assign_local(variable, tf.where(step.present, tf.identity(variable), before))
         given = Gradients(gradients)
-        return Gradients(_zeros_unless(present, given.values), given.factors), count
+        return Gradients(_zeros_unless(step.present, given.values), given.factors), count
 
     def begin_round(self) -> None:
         """Takes the weights as those that a round begins with. On each replica, before the first step of a process."""
@@ -87,7 +84,6 @@ class LocalSgd(Reduction):
 
     def sync(self) -> None:
         """Ends a round: the one communication. On each replica, outside any loop or condition of its own."""
-        self._waited.note(None)  # what a step's own trace noted is not this one's
         now = self._round
         weight = tf.convert_to_tensor(now.examples)
         moved = [Item((start - target.read()) * weight, exact=False) for start, target in now.pairs()]

@@ -14,6 +14,7 @@ from crankshaft.engine.internals.variables import assign_local, tf_variable
 from crankshaft.engine.optimizers.base import Target
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, weighted
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
 
 
@@ -76,7 +77,7 @@ class PowerSgd(Reduction):
             return super().sum(gradients, count, averages)
         context = tf.distribute.get_replica_context()
         replicas = context.num_replicas_in_sync
-        own_count, scale = self._counted(count), self._scale.noted()
+        own_count, scale = self._counted(count), step_context().loss_scale
         if replicas > 1:
             gradients = [of_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
             self._watch_norm(gradients, own_count)
@@ -120,7 +121,7 @@ class PowerSgd(Reduction):
 
         `summed` has the sums of those that were not compressed.
         """
-        scale = self._scale.noted()
+        scale = step_context().loss_scale
         mean = _mean(summed, count, scale)
         values = [None if place in products else mean[place] for place in range(len(mean))]
         rest = [g.values if isinstance(g, tf.IndexedSlices) else g for g in values if g is not None]

@@ -6,15 +6,19 @@ same masks and a resumed run others. The engine writes those counters at the sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local
+from crankshaft.engine.step.context import StepContext
 
 # Keras adds 1 to a generator's second word at each draw and takes it modulo 2^31 - 2. A layer may draw 256 times a
 # step before it meets the next step's numbers, and a run may last 8 million steps before the words come round.
 _DRAWS_PER_STEP = 256
+# Users' salts go down from here; Keras's generators have those above 0.
+_FIRST_SALT_OF_TRAINING = -1
+_FIRST_SALT_OF_EVALUATION = -(1 << 20)
 
 
 def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> tf.Tensor:
@@ -35,6 +39,13 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> 
     return tf.stack([tf.bitwise.bitwise_and(first, 0x7FFFFFFF), tf.cast(step, tf.int64) * _DRAWS_PER_STEP])
 
 
+def users_seed(seed: int, context: StepContext, salt: int) -> tf.Tensor:
+    """The seed of what a user's step or evaluation draws, [2] int64: that of evaluation goes by the batch's number."""
+    if context.batch_number is None:
+        return step_seed(seed, context.step, context.replica, _FIRST_SALT_OF_TRAINING - salt)
+    return step_seed(seed, context.batch_number, context.replica, _FIRST_SALT_OF_EVALUATION - salt)
+
+
 def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:
     """A seed for an epoch's shuffle, int64 of any shape: neighbouring seeds' epochs have none in common.
 
@@ -45,14 +56,11 @@ def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Ten
     return tf.random.stateless_uniform(shape, key, minval=None, maxval=None, dtype=tf.int64, alg="philox")
 
 
-def seed_generators(model) -> list:
-    """The Keras `SeedGenerator`s of a model's layers, in the order of the layers, each once."""
-    found = []
-    for layer in model._flatten_layers():
-        for generator in getattr(layer, "_seed_generators", []):
-            if generator not in found:
-                found.append(generator)
-    return found
+def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list:
+    """The Keras `SeedGenerator`s of layers and their parts, in the order of the layers, each once."""
+    parts = [part for layer in layers for part in layer._flatten_layers()]
+    found = {id(each): each for part in parts for each in getattr(part, "_seed_generators", [])}
+    return list(found.values())
 
 
 def reseed(generators: list, seed: int, step: tf.Tensor, replica: tf.Tensor) -> None:

@@ -13,6 +13,7 @@ from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.reduction import collectives
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.strategies.base import Stop
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.registry import FeedOptions
@@ -146,13 +147,12 @@ class MultiWorker(Replicated):
         super().bind(state, train_feed, eval_feed)
         self._steps, self._before = self._pace.steps, None
         self._wish, self._is_asked, self._stop = "", False, None
-        state.trainer.reduction.watched = True
-        state.trainer.reduction.timed = not is_on_gpus(self.distribution)
+        self._watched = watched_on(self.distribution)
 
-    def _own_figures(self, trainer) -> dict:
+    def _own_figures(self, context: StepContext) -> dict:
         # Of this worker's replicas together: their mean.
         share = self.num_hosts / self.num_replicas
-        found = trainer.reduction.figures()
+        found = context.figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
 
     def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None, counter=None) -> InnerLoop:
@@ -161,6 +161,14 @@ class MultiWorker(Replicated):
         return WorkersLoop(
             *(self.distribution, step, feed), jit=jit, rounds=rounds, counter=counter, **workers, **watching
         )
+
+
+def watched_on(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
+    """The figures of its own part in a step that each replica finds: see `StepContext`.
+
+    A host's clock does not see when a GPU's sums are there, only when they were asked for: of GPUs no times are told.
+    """
+    return ("gradient_norm",) if is_on_gpus(distribution) else ("reduce_seconds", "gradient_norm")
 
 
 def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:

@@ -18,6 +18,8 @@ from crankshaft.engine.data.residency import is_on_gpus, on_each_device
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import check_weighed, text_parts
+from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.step.stand_in import only_if, with_stand_in
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
@@ -42,6 +44,7 @@ class Replicated(Measured):
       batch_parts: of a replica's batch that are computed side by side, a thread each.
     """
 
+    _watched: tuple[str, ...] = ()  # see `StepContext`
     BLOCK_STEPS = 1000  # indices of so many steps travel at once, or more; a call of the loop may use a part of them
 
     def __init__(
@@ -98,6 +101,7 @@ class Replicated(Measured):
         self.train_feed = train_feed
         self._evaluations = 0
         self._train_loop = None
+        self._runner = runner = StepRunner(state.trainer)
         reduction = state.trainer.reduction
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._rounds = Rounds(self.distribution, reduction) if reduction.sync_every_steps else None
@@ -106,9 +110,9 @@ class Replicated(Measured):
             state.trainer.loss_scale.expect_sums(examples)
 
         def eval_step(batch, place, observed):
-            state.trainer.begin_eval_step(place % self._eval_steps, tf.identity(state.step_variable), observed)
             batch, present = with_stand_in(batch)
-            return only_if(present, check_weighed(state.trainer.eval_step(batch), batch, state.trainer))
+            with runner.evaluation(place % self._eval_steps, tf.identity(state.step_variable), observed, present):
+                return only_if(present, check_weighed(state.trainer.eval_step(batch), batch, state.trainer))
 
         self._eval_loop = eval_feed and self._loop(eval_feed, eval_step, jit=False)
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
@@ -128,24 +132,23 @@ class Replicated(Measured):
         return None
 
     def train_loop(self, jit: bool) -> InnerLoop:
-        trainer = self._state.trainer
+        trainer, runner = self._state.trainer, self._runner
 
-        def step(batch, step, observed):
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        def train_step(batch, step, observed):
             batch, present = with_stand_in(batch)
-            trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), observed, present)
-            return only_if(present, check_weighed(trainer.train_step(batch), batch, trainer))
+            with runner.training(step, observed, present, watched=self._watched) as context:
+                metrics = only_if(present, check_weighed(trainer.train_step(batch), batch, trainer))
+            return {**metrics, **self._own_figures(context)}
 
-        return self.loop(step, jit, self._rounds)
+        return self._loop(self.train_feed, train_step, jit, self._rounds, self._state.step_variable)
 
-    def loop(self, step, jit: bool = False, rounds: Rounds | None = None) -> InnerLoop:
-        trainer = self._state.trainer
+    def loop(self, step, jit: bool = False) -> InnerLoop:
+        def step_alone(*batch_and_place):
+            with StepContext(watched=self._watched) as context:
+                metrics = step(*batch_and_place)
+            return {**metrics, **self._own_figures(context)}
 
-        def with_own_figures(*batch_and_place):
-            trainer.reduction.begin_step(None)  # so that what an earlier trace has noted is not this one's
-            return {**step(*batch_and_place), **self._own_figures(trainer)}
-
-        return self._loop(self.train_feed, with_own_figures, jit, rounds, self._state.step_variable)
+        return self._loop(self.train_feed, step_alone, jit, None, self._state.step_variable)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         return RepeatedFeed(on_each_device(self.distribution, arrays), batch_size)
@@ -164,7 +167,7 @@ class Replicated(Measured):
         values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
         return RepeatedFeed(values, self.train_order.batch_size)
 
-    def _own_figures(self, trainer) -> dict:
+    def _own_figures(self, context: StepContext) -> dict:
         """Figures of a step that are this worker's own, not to be summed over all. Replica code."""
         return {}
 

@@ -8,6 +8,7 @@ from absl import logging
 from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.step.randomness import seed_generators
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 
@@ -247,7 +248,8 @@ def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
     assert list(trainer.optimizers) == ["by_name.a", "by_name.b"]
     assert len(trainer.all_weights) == 4
     drawn = [trainer.drop.seed_generator, *(tower.layers[-1].seed_generator for tower in trainer.towers)]
-    assert {id(generator) for generator in trainer._generators} == {id(generator) for generator in drawn}
+    found = seed_generators(trainer.held_layers.values())
+    assert {id(generator) for generator in found} == {id(generator) for generator in drawn}
 
 
 def test_what_must_be_overridden_says_so():

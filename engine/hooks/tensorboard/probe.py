@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from crankshaft.engine.hooks.tensorboard.event_values import Histogram, histogram
 from crankshaft.engine.internals.variables import assign_local, path_of, read_local, tf_variable
-from crankshaft.engine.layers.embeddings import none_admitted
 from crankshaft.engine.step import batches
+from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.step.stand_in import with_stand_in
 
 
@@ -26,6 +26,7 @@ class Probe:
         self._distribution = strategy.distribution
         self._kept = None
         self._trainer = trainer
+        self._runner = StepRunner(trainer)
         self._gradients = tf.function(self._replicated_gradients, autograph=False)
         self._batch = tf.function(self._replicated_batch, autograph=False)
 
@@ -37,8 +38,7 @@ class Probe:
         if not self._trainer.trainable_variables:
             return {}
         operands, place, _ = self._feed.take(step, 1)
-        with none_admitted(self._trainer.embedding_tables.values()):  # while it is traced
-            found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
+        found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: found[path] for path in paths if path in found}
 
@@ -76,12 +76,11 @@ class Probe:
         trainer = self._trainer
         moved = [tf_variable(v) for layer in trainer.held_layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         batch, present = with_stand_in(batch)
-        trainer.begin_step(step, tf.convert_to_tensor(replica, tf.int32), tf.constant(True), present)
-        gradients, metrics = trainer.summed_gradients(batch)
-        gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
-        gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
+        with self._runner.training(step, tf.constant(True), present, admits=False):
+            gradients, metrics = trainer.summed_gradients(batch)
+            gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
+            gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
         for variable, value in zip(moved, kept, strict=True):
             assign_local(variable, value)
         paths = [path_of(v) for v in trainer.trainable_variables]

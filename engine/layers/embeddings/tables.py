@@ -5,7 +5,6 @@ Made on the host, in a strategy's scope; called in replica code. Only the table 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
 import zlib
@@ -17,8 +16,8 @@ from crankshaft.engine.internals.variables import own_copy
 from crankshaft.engine.layers.embeddings import admission, hashing
 from crankshaft.engine.layers.embeddings.admission import Admission
 from crankshaft.engine.layers.embeddings.combiners import COMBINERS, Leaf, combine, flat_values, pairs
-from crankshaft.engine.reduction import ByReplica
 from crankshaft.engine.reduction.wire import fetch
+from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import each_once
 
 _PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
@@ -91,17 +90,14 @@ class Embedding(tf.Module):
         self.hash_ids = hash_ids
         self.unknown = unknown
         self.admit_after = admit_after
-        self.admits = True  # while False, no id gets a row, nor is it counted
         self.padding_id = padding_id
         self.initializer = initializer or uniform()
         self.num_shards = num_shards
         self.min_shard_bytes = min_shard_bytes
         self.shards: list[tf.Variable] = []
-        self.wire_dtype = tf.float32  # what looked-up rows travel as from parameter servers
         self._vocabulary = None if vocabulary is None else tuple(vocabulary)
         self._row_of = None
         self.admissions: list[Admission] = []
-        self._present = ByReplica()
         self._check()
 
     def _check(self) -> None:
@@ -198,10 +194,6 @@ class Embedding(tf.Module):
         """The shards: the variables that a tape computes gradients of, and that an optimizer updates."""
         return list(self.shards)
 
-    def begin_step(self, present: tf.Tensor | None) -> None:
-        """Before a train step: scalar bool, whether this replica has examples; None if it always has. Replica code."""
-        self._present.note(present)
-
     def figures(self) -> dict[str, tf.Tensor]:
         """Returns, with `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
         if not self.admissions:
@@ -232,7 +224,7 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
-        leaves = [self._flat(each, own, training and self.admits) for each, own in pairs(ids, weights)]
+        leaves = [self._flat(each, own, training and step_context().admits) for each, own in pairs(ids, weights)]
         found = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(found, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [found]
         combined = [combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
@@ -269,7 +261,7 @@ class Embedding(tf.Module):
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
             if context.num_replicas_in_sync == 1:
                 return self._sharded(keys, seen)
-            if (present := self._present.noted()) is not None:
+            if (present := step_context().present) is not None:
                 seen *= tf.cast(present, tf.int64)
             # All replicas give the same rows to the same ids, so that their tables stay equal.
             self._sharded(*context.all_gather([keys, seen], axis=0))
@@ -307,7 +299,7 @@ class Embedding(tf.Module):
 
         def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
             found = self.shards[shard]
-            return fetch(found.sparse_read(note(rows)), found.device, self.wire_dtype)
+            return fetch(found.sparse_read(note(rows)), found.device, step_context().wire_dtype)
 
         return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
 
@@ -335,19 +327,6 @@ class Embedding(tf.Module):
             rows = tf.where(there, rows, first)
             w = tf.where(there[:, None], 1.0 if w is None else w, 0.0)
         return Leaf(ids, rows, w)
-
-
-@contextlib.contextmanager
-def none_admitted(tables: Iterable[Embedding]):
-    """Keeps what is traced within from giving rows to ids, though it is for training: it changes nothing. Host code."""
-    tables = list(tables)
-    for table in tables:
-        table.admits = False
-    try:
-        yield
-    finally:
-        for table in tables:
-            table.admits = True
 
 
 def shards_in(keys: Iterable[str]) -> int:

@@ -69,7 +69,7 @@ class Pulled(NamedTuple):
     progress: list[tf.Tensor]
 
 
-class StepContext(NamedTuple):
+class LeasedStep(NamedTuple):
     """What a step of `UpdateLoop` is told of itself.
 
     Attributes:
@@ -238,7 +238,7 @@ class UpdateLoop(ClosureLoop):
         first = lease.first + done_before
         pulled = _here(self._pulled())
         marks = board.ones_at(0, board.steps_at(lease.slot), board.clock_at(worker))
-        context = StepContext(marks, worker, tf.constant(False), tf.constant(True))
+        context = LeasedStep(marks, worker, tf.constant(False), tf.constant(True))
         one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), _specs(context))
 
         def body(step, sums, staleness, pulled, pulled_at):
@@ -266,7 +266,7 @@ class UpdateLoop(ClosureLoop):
 
     def _told(self) -> tuple:
         marks, one = self._board.ones_at(0), tf.constant(True)
-        return _specs(self._pulled()), _specs(StepContext(marks, marks[0], one, one))
+        return _specs(self._pulled()), _specs(LeasedStep(marks, marks[0], one, one))
 
     def _staleness_if(self, done, worker, counts, pulled_at):
         """Of the step before this one, if it is `done`: one more in its bucket."""
@@ -277,7 +277,7 @@ class UpdateLoop(ClosureLoop):
         """Whether the step of this place in the closure is one that pulls: for itself, or for the next one."""
         return tf.equal((place if self._waits else place + 1) % self._pull_every_steps, 0)
 
-    def _replicated_step(self, batch, step, observed, pulled, context: StepContext):
+    def _replicated_step(self, batch, step, observed, pulled, context: LeasedStep):
         """(a step's metrics, what the next one computes with, the board's counts with the one before, and when it had
         waited).
 

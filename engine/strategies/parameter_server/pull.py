@@ -3,7 +3,6 @@ but for what `Pull` learns beforehand of the variables."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -11,6 +10,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.variables import server_of, tf_variable
 from crankshaft.engine.optimizers.base import Optimizer
 from crankshaft.engine.reduction import wire
+from crankshaft.engine.step.values import Values
 
 PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
 
@@ -88,52 +88,3 @@ class Pull:
                 parts = [tf.reshape(part, v.shape) for part, v in zip(layout.split(here), variables, strict=True)]
             pairs += zip(variables, parts, strict=True)
         return Values(pairs, known)
-
-
-class Values:
-    """Values of Keras variables that a step computes with instead of reading each of them; none by default.
-
-    A class of its own, because a list on a `tf.Module` would put the variables into the checkpoint.
-
-    Args:
-      pairs: Keras variables with their values.
-      progress: of optimizers, by id: what `Optimizer.begin_step` takes.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = (), progress: dict | None = None):
-        self._pairs = pairs
-        self._progress = progress or {}
-
-    def progress_of(self, optimizer: Optimizer) -> tf.Tensor | None:
-        return self._progress.get(id(optimizer))
-
-    @contextlib.contextmanager
-    def in_use(self, variables: Sequence = (), tape: tf.GradientTape | None = None):
-        """Within, Keras layers compute with the values. What they assign is assigned in the end.
-
-        Yields:
-          What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.
-        """
-        if not self._pairs:
-            yield variables
-            return
-        with _Scope(self._pairs) as scope:
-            found = {id(variable): value for variable, value in self._pairs}
-            sources = [found.get(id(variable), variable) for variable in variables]
-            if tape is not None:
-                tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
-            yield sources
-        for variable, value in scope.assigned.values():
-            variable.assign(value)
-
-
-class _Scope(tf.keras.StatelessScope):
-    """Keras's way to compute with given values, which keeps what is assigned meanwhile to itself."""
-
-    def __init__(self, pairs):
-        super().__init__(pairs, collect_losses=True, initialize_variables=False)
-        self.assigned = {}
-
-    def add_update(self, update):
-        super().add_update(update)
-        self.assigned[id(update[0])] = update

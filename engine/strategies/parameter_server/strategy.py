@@ -19,6 +19,7 @@ from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.metrics.means import LoopSums, Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import check_weighed
+from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import LoopResult
 from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, Staleness, UpdateLoop
@@ -216,26 +217,24 @@ class ParameterServer(Measured):
         )
         for optimizer in trainer.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
-            optimizer.wire_dtype = trainer.reduction.wire_dtype
         exact_pull = Pull(trainer.steady_variables, tf.float32)
+        self._runner = runner = StepRunner(trainer)
 
         def eval_step(batch, step, observed, pulled):
-            trainer.begin_eval_step(step, tf.identity(state.step_variable), observed)
-            self._rows_travel_as(tf.float32)
-            with exact_pull.values(*pulled).in_use():
+            done = tf.identity(state.step_variable)
+            with runner.evaluation(step, done, observed, values=exact_pull.values(*pulled)):
                 return check_weighed(trainer.eval_step(batch), batch, trainer)
 
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
-        trainer, every = self._state.trainer, self.options.pull_every_steps
+        trainer, runner, every = self._state.trainer, self._runner, self.options.pull_every_steps
         dtype = trainer.reduction.wire_dtype
         pull = Pull(trainer.steady_variables, dtype, list(trainer.optimizers.values()), together=every == 1)
 
         def train_step(batch, step, observed, pulled):
-            self._rows_travel_as(dtype)
-            trainer.begin_step(step, tf.constant(0), observed, pulled=pull.values(*pulled))
-            return check_weighed(trainer.train_step(batch), batch, trainer)
+            with runner.training(step, observed, values=pull.values(*pulled), wire_dtype=dtype):
+                return check_weighed(trainer.train_step(batch), batch, trainer)
 
         board, staleness = self._closures.board, self.options.max_staleness_steps
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)
@@ -243,18 +242,15 @@ class ParameterServer(Measured):
     def loop(self, step, jit: bool = False) -> ClosureLoop:
         """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics. Updates that it makes are
         not counted, and made again where a worker dies; variables are not pulled."""
-        trainer = self._state.trainer
+        trainer, runner = self._state.trainer, self._runner
+        dtype = trainer.reduction.wire_dtype
         pull = Pull((), tf.float32, list(trainer.optimizers.values()))
 
         def with_progress(batch, number, observed, pulled):
-            trainer.begin_step(number, tf.constant(0), observed, pulled=pull.values(*pulled))
-            return step(batch, number, observed)
+            with runner.training(number, observed, values=pull.values(*pulled), wire_dtype=dtype):
+                return step(batch, number, observed)
 
         return ClosureLoop(self.distribution, with_progress, self.train_feed, pull)
-
-    def _rows_travel_as(self, dtype: tf.DType) -> None:
-        for table in self._state.trainer.embedding_tables.values():
-            table.wire_dtype = dtype
 
     @property
     def in_step(self) -> bool:

@@ -20,7 +20,6 @@ def reduce(strategy, state: TrainState, feed, reduction: Reduction | None = None
     variables, averages = (parts.dense_variables(trainer), trainer.moving_statistics) if gradients else ([], [])
 
     def add(gradients, *_):
-        reduction.begin_step(None)
         summed, count = reduction.sum(list(gradients), tf.constant(1.0), averages, variables)
         return parts.used([*summed, count], jit=False)
 

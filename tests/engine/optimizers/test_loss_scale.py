@@ -7,6 +7,7 @@ import tensorflow as tf
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.power_sgd import PowerSgd
+from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -36,12 +37,12 @@ def test_stays_between_1_and_2_to_the_24():
 def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():
     scale = DynamicLossScale(initial=1024.0)
     scale.build()
-    scale.begin_step()
     gradient = tf.constant([1.0 / 3, -7.0])
     slices = tf.IndexedSlices(gradient[:, tf.newaxis], tf.constant([4, 2]), tf.constant([6, 1]))
-    dense, sparse, absent, infinite = scale.unscale(
-        [scale.scale(gradient), Gradients([slices]).times(tf.constant(1024.0))[0], None, tf.constant([np.inf])]
-    )
+    with StepContext(loss_scale=scale.read()):
+        dense, sparse, absent, infinite = scale.unscale(
+            [scale.scale(gradient), Gradients([slices]).times(tf.constant(1024.0))[0], None, tf.constant([np.inf])]
+        )
     np.testing.assert_array_equal(dense, gradient)
     np.testing.assert_array_equal(sparse.values[:, 0], gradient)
     assert absent is None
@@ -52,13 +53,13 @@ def test_a_step_has_one_scale_whoever_changes_it_meanwhile():
     """Around parameter servers another worker's step may overflow between this one's forward pass and its update."""
     scale = DynamicLossScale(initial=1024.0)
     scale.build()
-    scale.begin_step()
-    scaled = scale.scale(tf.constant([3.0]))
-    scale.update(tf.constant(False))
-    (gradient,) = scale.unscale([scaled])
+    with StepContext(loss_scale=scale.read()):
+        scaled = scale.scale(tf.constant([3.0]))
+        scale.update(tf.constant(False))
+        (gradient,) = scale.unscale([scaled])
     np.testing.assert_array_equal(gradient, [3.0])
-    scale.begin_step()
-    np.testing.assert_array_equal(scale.scale(tf.constant(1.0)), 512.0)
+    with StepContext(loss_scale=scale.read()):
+        np.testing.assert_array_equal(scale.scale(tf.constant(1.0)), 512.0)
 
 
 def images(examples=64):

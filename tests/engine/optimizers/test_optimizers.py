@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
+from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.step.values import Values
 
 keras = tf.keras.optimizers
 SHAPES = {"kernel": (7, 5), "bias": (5,), "filters": (3, 3, 2, 4), "gain": ()}
@@ -230,11 +232,11 @@ def test_pulled_progress_serves_one_update_and_others_read_their_own():
 
     @tf.function
     def step(progress):
-        optimizer.begin_step(progress)
-        tf.cond(progress[0] > 0, lambda: optimizer.apply([tf.ones(2)], variables), lambda: None)
-        optimizer.begin_step(progress)
-        optimizer.apply([tf.ones(2)], variables)
-        optimizer.apply([tf.ones(2)], variables)
+        with StepContext(values=Values(progress={id(optimizer): progress})):
+            tf.cond(progress[0] > 0, lambda: optimizer.apply([tf.ones(2)], variables), lambda: None)
+        with StepContext(values=Values(progress={id(optimizer): progress})):
+            optimizer.apply([tf.ones(2)], variables)
+            optimizer.apply([tf.ones(2)], variables)
         return optimizer.read_progress()
 
     # Pulled: after 0 updates, a scale of 0.25. As the variables have it: after 1, of 8.

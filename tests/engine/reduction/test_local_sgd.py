@@ -10,6 +10,7 @@ from crankshaft.engine.hooks import Hook, Periodic
 from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.engine.step.context import StepContext
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 
@@ -57,9 +58,10 @@ class Rounds:
     def _replicated_step(self, changes, count, statistic):
         def run(changes, count, statistic):
             present = count > 0
-            self.reduction.begin_step(present)
-            assign_local(self.statistic, statistic)
-            changes, _ = self.reduction.sum(changes, tf.where(present, count, 1.0), [self.statistic])
+            with StepContext(present=present) as context:
+                context.remember([self.statistic])
+                assign_local(self.statistic, statistic)
+                changes, _ = self.reduction.sum(changes, tf.where(present, count, 1.0), [self.statistic])
             for variable, change in zip(self.variables, changes, strict=True):
                 tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=1.0, delta=change)
 

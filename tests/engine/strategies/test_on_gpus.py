@@ -9,8 +9,9 @@ from crankshaft.engine.data.residency import as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.metrics.means import Mean
-from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.strategies.multi_worker import watched_on
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
 from crankshaft.input import synthetic_clicks
@@ -129,11 +130,10 @@ class NoWatchdog:
 def rows_of(device: str):
     """What a worker alone, with a replica there, tells of a call of three steps."""
     strategy = tf.distribute.OneDeviceStrategy(device)
-    reduction = Reduction()
-    reduction.timed = device != "GPU:0"
 
     def step(batch, step, observed):
-        own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in reduction.figures().items()}
+        found = StepContext(watched=watched_on(strategy)).figures()
+        own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in found.items()}
         return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
 
     feed = Replicated("test", strategy, steps_per_loop=8).feed((np.ones((32, 2), np.float32), np.zeros(32)), 4, 0)
