@@ -176,7 +176,7 @@ class TaskOutput:
         if not lines:
             return
         prefix = self._coloured_prefix if sink.coloured else self._prefix
-        sink.write(b"".join(prefix + _harmless(line) + b"\n" for line in lines))
+        sink.write(b"".join(prefix + harmless(line) + b"\n" for line in lines))
         self._last.extend(lines[-_LAST_LINES:])
         if self._log:
             try:
@@ -193,7 +193,7 @@ class TaskOutput:
         return _as_text(self._last)
 
 
-def _harmless(line: bytes) -> bytes:
+def harmless(line: bytes) -> bytes:
     """Returns a line in which only colours act on a terminal."""
     if line.isascii() and line.decode().isprintable():
         return line

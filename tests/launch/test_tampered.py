@@ -8,7 +8,6 @@ import os
 
 import pytest
 
-from crankshaft.launch.cluster import output
 from crankshaft.launch.command_line import checks, config, registry
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
@@ -149,15 +148,13 @@ def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("../victim", path)])
-def test_a_log_is_written_through_no_link_and_waits_for_no_reader(tmp_path, make):
+def test_a_log_is_written_through_no_link_and_waits_for_no_reader(local, tmp_path, make):
     (tmp_path / "victim").write_text("dear")
     (tmp_path / "logs").mkdir()
     make(tmp_path / "logs" / "worker-0.log")
-    said = []
-    logs = output.Output.__new__(output.Output)
-    logs._log_dir, logs._log_paths, logs.say = str(tmp_path / "logs"), {}, said.append
-    assert logs._open_log("worker 0", 1) is None
-    assert said[0].startswith(f"no logs of worker 0: {tmp_path}/logs/worker-0.log: it is ")
+    outcome = local("print('done')", "--workers=1", own=(f"--run_dir={tmp_path}",)).wait().ok()
+    assert f"[local] no logs of worker 0: {tmp_path}/logs/worker-0.log: it is " in outcome.err
+    assert "[worker 0] done\n" in outcome.out
     assert (tmp_path / "victim").read_text() == "dear"
 
 

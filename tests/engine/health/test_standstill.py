@@ -14,8 +14,8 @@ import ctypes, runpy, time
 watched = runpy.run_path({path!r})["watched"]
 watched.__wrapped__.__globals__["_LEAST_SECONDS"] = 2.0
 with watched({seconds}):
-    time.sleep(3)
-    {stand_still}(6)
+    time.sleep(2.5)
+    {stand_still}(4)
 print("went on")
 """
 

@@ -24,7 +24,7 @@ from crankshaft.launch.cluster import output
     ],
 )
 def test_of_commands_to_a_terminal_colours_alone_pass(printed, shown):
-    assert output._harmless(printed) == shown
+    assert output.harmless(printed) == shown
 
 
 def test_last_lines_have_no_commands_at_all():

@@ -172,13 +172,13 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
     tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
     mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
     tf_config.check_bindable(mine := tf_config.Cluster(mapped, 0))
-    with tf_config._listen(tf_config.Cluster(tasks, 1)):
+    with socket.create_server(("", ports[1])):
         tf_config.wait_for_peers(mine, PATIENCE)
 
 
 WAIT = """
-import sys, time
-from crankshaft.launch import cluster
+import socket, sys, time
+from crankshaft.launch.cluster import tf_config
 ports, index, delay, timeout = eval(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -188,7 +188,7 @@ try:
     tf_config.wait_for_peers(tf_config.Cluster(tasks, index), timeout)
 except tf_config.ClusterError as error:
     sys.exit(str(error))
-server = tf_config._listen(tf_config.Cluster(tasks, index))  # TensorFlow's server from here on
+server = socket.create_server(("", ports[index]))  # TensorFlow's from here on
 time.sleep(1.0)
 """
 
@@ -252,7 +252,7 @@ def test_worker_that_left_before_the_last_came_is_named():
 
 STRATEGY = """
 import os, sys
-from crankshaft.launch import cluster
+from crankshaft.launch.cluster import tf_config
 found = tf_config.from_environment(os.environ)
 import tensorflow as tf
 tf_config.wait_for_peers(found, 600)

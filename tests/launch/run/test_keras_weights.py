@@ -28,7 +28,7 @@ class Net(Line):
 
 def keras_model(width=4, more=()):
     layers = tf.keras.layers
-    model = tf.keras.Sequential(
+    return tf.keras.Sequential(
         [
             tf.keras.Input([1]),
             layers.Dense(width, name="hidden"),
@@ -37,6 +37,12 @@ def keras_model(width=4, more=()):
             *more,
         ]
     )
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A model that Keras has trained."""
+    model = keras_model()
     model.compile("adam", "mse", metrics=["mae"])
     model.fit(np.ones((8, 1)), np.ones((8, 1)), epochs=2, verbose=0)
     return model
@@ -57,13 +63,13 @@ def trained():
 
 @pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
 @pytest.mark.parametrize("where", [(), ("--strategy=mirrored", "--num_virtual_devices=2")], ids=["one", "mirrored"])
-def test_a_run_starts_from_a_keras_file(inside, trained, tmp_path, ending, where):
-    theirs, path = keras_model(), str(tmp_path / f"net{ending}")
-    theirs.save(path) if ending == ".keras" else theirs.save_weights(path)
+def test_a_run_starts_from_a_keras_file(inside, fitted, trained, tmp_path, ending, where):
+    path = str(tmp_path / f"net{ending}")
+    fitted.save(path) if ending == ".keras" else fitted.save_weights(path)
     trainer, weights = trained
     outcome = inside(*STILL, *where, f"--init_from={path}", trainer=trainer, data=data).ok()
     assert f"8 weights taken from {path}" in outcome.out
-    for ours, other in zip(weights(), theirs.weights, strict=True):
+    for ours, other in zip(weights(), fitted.weights, strict=True):
         if "moving" not in other.path:  # which four steps have moved on
             np.testing.assert_array_equal(ours, other)
 
