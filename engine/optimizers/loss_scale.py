@@ -71,8 +71,11 @@ class DynamicLossScale(tf.Module):
         self._examples = 2.0 ** round(math.log2(max(1.0, examples)))
 
     def read(self) -> tf.Tensor:
-        """Returns what losses are multiplied by, scalar float32. Once for all of a step (`StepContext.loss_scale`):
-        around parameter servers another worker may change it meanwhile."""
+        """Returns what losses are multiplied by, scalar float32.
+
+        It is read once for all of a step (`StepContext.loss_scale`): around parameter servers another worker may change
+        it meanwhile.
+        """
         return tf.convert_to_tensor(self.value) / self._examples
 
     def scale(self, total: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """A benchmark's result as charts of labelled rows: parts, expensive ops, sweeps, ratios to a baseline. Host code.
 
-Each takes a result and gives a `Figure`, or None where the result has not what it shows.
+Each takes a result and returns a `Figure`, or None where the result lacks what the chart shows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 
 def parts(result: Mapping[str, Any]) -> Figure | None:
-    """A step's time, stacked by what it goes to; what no part explains is shown as such."""
+    """Draws a step's time, stacked by its parts; what no part explains is shown as such."""
     shares = {name: share for name, share in ((result.get("parts") or {}).get("shares") or {}).items() if share}
     if not shares:
         return None
@@ -58,7 +58,7 @@ def parts(result: Mapping[str, Any]) -> Figure | None:
 
 
 def ops(result: Mapping[str, Any]) -> Figure | None:
-    """The most expensive ops of the profile."""
+    """Draws the most expensive ops of the profile."""
     found = [op for op in (result.get("profile") or {}).get("ops") or () if op.get("ms_per_step") is not None]
     if not found:
         return None
@@ -81,7 +81,7 @@ def ops(result: Mapping[str, Any]) -> Figure | None:
 
 
 def sweep(result: Mapping[str, Any]) -> Figure | None:
-    """Each setting's rate with its interval, the best one stressed."""
+    """Draws each setting's rate with its interval, the best one stressed."""
     best = (result.get("best") or {}).get("settings")
     rows = []
     for each in result.get("sweep") or ():
@@ -101,7 +101,7 @@ def sweep(result: Mapping[str, Any]) -> Figure | None:
 
 
 def baseline(result: Mapping[str, Any]) -> Figure | None:
-    """The ratio to the baseline with its interval, beside 1."""
+    """Draws the ratio to the baseline with its interval, beside 1."""
     found = result.get("baseline") or {}
     if found.get("ratio") is None:
         return None

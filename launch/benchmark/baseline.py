@@ -1,4 +1,4 @@
-"""`--baseline`: a result of before that a benchmark is compared with, found and refused before TensorFlow starts."""
+"""Reads and checks `--baseline`, an earlier result that a benchmark is compared with, before TensorFlow starts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 
-# What is measured: two rates of different work say nothing about each other.
+# Defines the work that is measured: two rates of different work can't be compared.
 _WORK = ("part", "model", "model_arg", "input", "input_arg", "global_batch_size")
 _MACHINE = ("cpu", "usable_cores", "gpus")
 
 
 def work_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a result measured."""
+    """Returns the work that a result measured."""
     return {name: values[name] for name in _WORK}
 
 
 def work_asked(config: Config) -> dict[str, Any]:
-    """What these flags measure, as their result says it."""
+    """Returns the work that these flags measure, as their result names it."""
     part = "whole" if config.benchmark_part == "all" else config.benchmark_part
     return work_of({"part": part, **config.deciding()})
 
@@ -45,7 +45,7 @@ def check(config: Config) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """A result with its calls, from --result_json. Raises `UsageError`."""
+    """Reads a result with its calls, from --result_json. Raises `UsageError`."""
     cure = "give what --mode=benchmark --result_json wrote"
     try:
         with open(path, encoding="utf-8") as file:
@@ -64,7 +64,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def warnings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """What makes a comparison with the baseline uncertain: its own warnings, and another machine."""
+    """Returns what makes a comparison with the baseline uncertain: the baseline's warnings, and another machine."""
     machines = [{name: each["environment"].get(name) for name in _MACHINE} for each in (theirs, ours)]
     found = [f"baseline: {line}" for line in theirs["warnings"]]
     if changed := configs.differences(*machines):

@@ -1,5 +1,7 @@
-"""What a benchmark's rate is made of: the machine's limits, a step's parts, its ops. Host code, in the process that
-measures; every process of a strategy calls the same functions in the same order."""
+"""Breaks a benchmark's rate down: the machine's limits, a step's parts, its ops.
+
+Host code, in the process that measures; every process of a strategy calls the same functions in the same order.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Breakdown:
       tell: called with a line before each measurement.
 
     Attributes:
-      warnings: why a figure could not be had, a line each.
+      warnings: why a figure could not be measured, a line each.
     """
 
     def __init__(self, session: Session, tell: Callable[[str], None] = lambda line: None):
@@ -37,11 +39,11 @@ class Breakdown:
         self._jit = bool(session.state.jit) and not session.strategy.without_jit
 
     def bind(self, name: str) -> None:
-        """Has the strategy's steps do one part alone: step, input, reduce or update."""
+        """Makes the strategy's steps do one part alone: step, input, reduce or update."""
         self._part(name).bind(self._strategy, self._state)
 
     def figures(self, name: str, timed: dict[str, Any]) -> dict[str, Any]:
-        """A part's figures, of its time."""
+        """Returns a part's figures from its time."""
         if name == "input":
             return timed | {"examples_per_sec": 1e3 * self._feed.order.batch_size / timed["ms_per_step"]}
         if name != "reduce":
@@ -53,7 +55,7 @@ class Breakdown:
             return {**timed, **rates, **communication.forms(self._strategy, self._state, self._feed, _SETTING_SECONDS)}
 
     def parts(self) -> dict[str, Any]:
-        """All parts' figures, timed in turn with the whole, and the `shares` that they have of it."""
+        """Returns all parts' figures, timed in turn with the whole, and the `shares` that they have of it."""
         names = ["whole", "step", "input", "reduce", "update"]
         if reason := communication.why_not(self._strategy, self._state):
             self.warnings.append(f"reduce was not timed: {reason}")
@@ -67,8 +69,10 @@ class Breakdown:
         return {**found, "checkpoint": self.checkpoint(), "shares": parts.shares(found)}
 
     def reduce_fraction(self, steps_per_sec: float, timed: dict[str, Any] | None) -> float | None:
-        """The share of the whole's time that its sums over replicas take when nothing else is done, 1 at most; None
-        where there are none. `timed` is that part, if it was timed already."""
+        """Returns the share of the whole's time that its sums over replicas take alone, 1 at most; None without sums.
+
+        `timed` is that part, if it was timed already.
+        """
         if communication.why_not(self._strategy, self._state):
             return None
         if timed is None:
@@ -79,7 +83,7 @@ class Breakdown:
         return min(1.0, 1e-3 * timed["ms_per_step"] * steps_per_sec)
 
     def checkpoint(self) -> dict[str, Any]:
-        """Writing, restoring, and what training loses meanwhile; nothing of the run_dir is touched."""
+        """Times writing, restoring, and what training loses meanwhile; does not touch the run_dir."""
         self._tell("timing checkpoints")
         with self._state.kept(), tempfile.TemporaryDirectory(prefix="crankshaft-checkpoint-") as folder:
             return checkpointing.checkpoint(self._strategy, self._state, self._part("step"), folder)
@@ -91,9 +95,9 @@ class Breakdown:
         return make(self._strategy, self._state, self._feed, self._jit)
 
     def limits(self, steps_per_sec: float) -> dict[str, Any]:
-        """flops_per_step, bytes_per_step, flops_source, machine, roofline.
+        """Returns flops_per_step, bytes_per_step, flops_source, machine, roofline.
 
-        Each is None where it is not to be had, and a warning says why.
+        Each is None where it can't be measured, and a warning says why.
         """
         found = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
         if self._session.config.strategy == "tpu":
@@ -115,7 +119,7 @@ class Breakdown:
         return found
 
     def profile(self) -> dict[str, Any] | None:
-        """A trace of ten steps of what is bound now, and the ten ops that took longest."""
+        """Traces ten steps of what is bound now; returns the trace and the ten ops that took longest."""
         run_dir = self._session.config.run_dir
         folder = os.path.join(run_dir, "tensorboard") if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
         self._tell(f"profiling {trace.STEPS} steps")

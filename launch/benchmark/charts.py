@@ -1,6 +1,6 @@
 """A benchmark's result as charts in axes: step times, the roofline, scaling. Host code.
 
-Each takes a result and gives a `Figure`, or None where the result has not what it shows.
+Each takes a result and returns a `Figure`, or None where the result lacks what the chart shows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from crankshaft.launch.benchmark.markup import Element
 from crankshaft.launch.benchmark.plot import Axis, Plot
 from crankshaft.launch.benchmark.sections import bound, number, percent, quantity
 
-_MAX_COLUMNS = 400  # of a timeline: more than its pixels can tell apart are drawn together
-_WARM_UP_SHARE = 0.18  # of the timed span: as wide is what stands for the warm-up, which is not to scale
-_TALL = 3.0  # times the median: a longer step is marked at the timeline's upper edge, where else all others lie flat
+_MAX_COLUMNS = 400  # of a timeline: more than its pixels can show are drawn together
+_WARM_UP_SHARE = 0.18  # of the timed span: the width of the warm-up, which is not to scale
+_TALL = 3.0  # times the median: a longer step is marked at the timeline's upper edge, so that others don't lie flat
 
 
 class Figure(NamedTuple):
-    """A chart, its title, and what has to be known to read it."""
+    """A chart, its title, and what a reader has to know about it."""
 
     title: str
     svg: Element
@@ -29,7 +29,7 @@ class Figure(NamedTuple):
 
 
 def histogram(result: Mapping[str, Any]) -> Figure | None:
-    """How long steps took: shares of all steps, with the quantiles."""
+    """Draws how long steps took: shares of all steps, with the quantiles."""
     calls = result.get("calls") or {}
     if not calls.get("steps"):
         return None
@@ -67,19 +67,19 @@ def histogram(result: Mapping[str, Any]) -> Figure | None:
 
 
 def _edges(values: np.ndarray, low: float, high: float, log: bool) -> np.ndarray:
-    """Bins' edges by Freedman and Diaconis's rule (1981), within 8 to 60 bins."""
+    """Returns bins' edges by Freedman and Diaconis's rule (1981), within 8 to 60 bins."""
     scaled = np.log(values) if log else values
     first, third = np.quantile(scaled, (0.25, 0.75))
     width = 2 * (third - first) / len(values) ** (1 / 3)
     span = math.log(high / low) if log else high - low
     count = round(min(max(span / width if width else 60, 8), 60))
     edges = np.geomspace(low, high, count + 1) if log else np.linspace(low, high, count + 1)
-    edges[[0, -1]] = low, high  # rounding must leave none out
+    edges[[0, -1]] = low, high  # rounding must leave no value out
     return edges
 
 
 def timeline(result: Mapping[str, Any]) -> Figure | None:
-    """Step time over time, the rounds one after another, with what of it was spent waiting."""
+    """Draws step time over time, the rounds one after another, with the part of it spent waiting."""
     calls = result.get("calls") or {}
     if not calls.get("steps"):
         return None
@@ -107,9 +107,10 @@ def timeline(result: Mapping[str, Any]) -> Figure | None:
 
 
 def _columns(calls: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Calls, neighbours of one round drawn together where there are too many: arrays of one length.
+    """Returns calls as arrays of one length; neighbours of one round are joined where there are too many.
 
-    begin, end: seconds; mean, low, high: milliseconds of a step; input, reduce: those spent waiting; round: its number.
+    begin, end: seconds; mean, low, high: milliseconds of a step; input, reduce: the part of them spent waiting; round:
+    its number.
     """
     steps, seconds, waits = (np.asarray(calls[name], float) for name in ("steps", "seconds", "input_seconds"))
     reduce = np.asarray(calls.get("reduce_seconds") or np.zeros(len(steps)), float)
@@ -137,7 +138,7 @@ def _median(columns: Mapping[str, np.ndarray]) -> float:
 
 
 def _cap(columns: Mapping[str, np.ndarray]) -> float:
-    """The timeline's upper end, in milliseconds: above all, but for a few that are far longer."""
+    """Returns the timeline's upper end, in milliseconds: above all but a few that are far longer."""
     highest = float(columns["high"].max())
     limit = max(_TALL * _median(columns), 1.3 * float(np.quantile(columns["mean"], 0.9)))
     return min(highest, limit)
@@ -198,7 +199,7 @@ def _from_zero(highest: float) -> Axis:
 
 
 def roofline(result: Mapping[str, Any]) -> Figure | None:
-    """What the machine could do at each intensity, and what this run does (Williams, Waterman, Patterson 2009)."""
+    """Draws what the machine could do at each intensity, and this run does (Williams, Waterman, Patterson 2009)."""
     found, flops = result.get("roofline") or {}, result.get("flops_per_step")
     intensity, limit, share = (
         found.get(name) for name in ("intensity_flops_per_byte", "limit_steps_per_sec", "share_of_limit")
@@ -226,7 +227,7 @@ def roofline(result: Mapping[str, Any]) -> Figure | None:
 
 
 def _roofs(machine: Mapping[str, Any], found: Mapping[str, Any], flops: float) -> tuple[dict, dict]:
-    """FLOP/s by dtype and bytes/s by kind of memory, of all devices that shared the work."""
+    """Returns FLOP/s by dtype and bytes/s by kind of memory, of all devices that shared the work."""
     peaks = {dtype: 1e9 * rate for dtype, rate in (machine.get("matmul_gflops") or {}).items() if rate}
     slopes = {name: 1e9 * rate for name in ("memory", "cache") if (rate := machine.get(f"{name}_gb_per_sec"))}
     used = slopes.get(found.get("bandwidth") or "memory")
@@ -237,11 +238,11 @@ def _roofs(machine: Mapping[str, Any], found: Mapping[str, Any], flops: float) -
 
 
 def _draw_roofs(plot: Plot, peaks: Mapping[str, float], slopes: Mapping[str, float], binding: tuple) -> None:
-    """The roof of this run, of `binding` (dtype, memory), is solid, the others dashed."""
+    """Draws the roofs: this run's, of `binding` (dtype, memory), is solid, the others dashed."""
     highest, lowest = max(peaks.values()), plot.x_axis.low
     fastest = max(slopes.values())
     corner = peaks.get(binding[0], highest), slopes.get(binding[1], fastest)
-    free = 0.0  # below the label before; one that has no room above its line stands below it
+    free = 0.0  # below the label before; a label that has no room above its line stands below it
     for dtype, peak in sorted(peaks.items(), key=lambda item: -item[1]):
         first, class_ = (corner[1], "roof") if dtype == binding[0] else (fastest, "dashed")
         plot.line([(peak / first, peak), (plot.x_axis.high, peak)], class_)
@@ -262,7 +263,7 @@ def _draw_roofs(plot: Plot, peaks: Mapping[str, float], slopes: Mapping[str, flo
 
 
 def scaling(result: Mapping[str, Any]) -> Figure | None:
-    """The efficiency over the number of replicas; 100 % is a rate that grows as they do."""
+    """Draws the efficiency over the number of replicas; 100 % is a rate that grows as they do."""
     found = [each for each in result.get("scaling") or () if each.get("efficiency") is not None]
     if not found:
         return None

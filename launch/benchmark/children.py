@@ -1,4 +1,4 @@
-"""Measurements in processes of their own, run to their ends side by side; none is left behind. Host code.
+"""Runs measurements in separate processes, side by side, to their ends; none is left behind. Host code.
 
 TensorFlow is not imported here: a process that only waits takes nothing from those that measure.
 """
@@ -27,7 +27,7 @@ _GRACE_SECONDS = 10.0  # from SIGTERM, which TensorFlow may swallow, to SIGKILL
 _POLL_SECONDS = 0.2
 _REASON = re.compile(r"(?:^|\] )error: (.*)")  # crankshaft local puts the task's name before a line
 
-# What changes how fast a program is, by the beginning of its name.
+# Variables that change how fast a program is, by the beginning of their names.
 _TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "OMP_", "ONEDNN_", "TF_", "XLA_")
 
 
@@ -44,7 +44,7 @@ class MeasurementFailed(Exception):
 
 
 class Stopped(BaseException):
-    """Somebody wants this process to end. Raised by `stoppable` where a signal finds the main thread.
+    """A request that this process end. Raised by `stoppable` where a signal finds the main thread.
 
     Attributes:
       code: the exit code.
@@ -56,15 +56,15 @@ class Stopped(BaseException):
 
 
 def untuned(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables less those that change how fast a program is: each peer of a race runs as it comes."""
+    """Returns the variables without those that change how fast a program is: each peer runs with its defaults."""
     return {name: value for name, value in environment.items() if not name.startswith(_TUNING)}
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Within, SIGTERM and Ctrl-C raise `Stopped`, so that what has been measured can still be said.
+    """Makes SIGTERM and Ctrl-C, within, raise `Stopped`, so that what has been measured can still be reported.
 
-    A second one, but for one that comes with the first, does what it would have done without.
+    A second signal, except one that comes with the first, does what it would have done without.
     """
     codes = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGINT: EXIT_INTERRUPTED}
 
@@ -81,7 +81,7 @@ def stoppable() -> Iterator[None]:
             os.kill(os.getpid(), number)
 
     for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # a job in the background hears no Ctrl-C
+        if handler != signal.SIG_IGN:  # a job in the background gets no Ctrl-C
             signal.signal(number, stop)
     try:
         yield
@@ -92,13 +92,13 @@ def stoppable() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """What is to be run.
+    """A process that is to be run.
 
     Attributes:
       command: the program and its arguments.
       variables: environment variables that it gets besides those of `run_together`.
       cores: the logical cores that it may use; None: all that this process may.
-      serves: it has no end of its own, and is ended once those that do not serve have come to theirs.
+      serves: it does not end by itself, and is ended once those that do not serve have ended.
     """
 
     command: Sequence[str]
@@ -107,13 +107,13 @@ class Process:
     serves: bool = False
 
     def shown(self) -> str:
-        """As one would type it."""
+        """Returns the command as one would type it."""
         pinned = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
         variables = ["env", *(f"{name}={value}" for name, value in self.variables.items())] if self.variables else []
         return shlex.join([*pinned, *variables, *self.command])
 
     def start(self, output: Path, environment: Mapping[str, str], guard: Guard, folder: str | None) -> Kept:
-        """Starts it at the head of a session of its own, both its streams into the file. Raises `OSError`."""
+        """Starts the process, which leads its own session, with both its streams into the file. Raises `OSError`."""
 
         def prepare() -> None:  # between fork and exec
             if self.cores:
@@ -154,7 +154,7 @@ def run_together(
 ) -> list[tuple[str, ...]]:
     """Runs processes side by side to their ends, and returns the last lines that each printed.
 
-    However this ends, by an exception and by kill -9 of this process too, none of them is left, nor what they started.
+    However this ends, even by kill -9 of this process, none of them or of their children is left.
 
     Args:
       processes: what to run.
@@ -185,7 +185,7 @@ def run_together(
 
 
 def _wait(started: Sequence[Kept], serves: Sequence[bool], timeout_seconds: float | None) -> tuple[int, str] | None:
-    """Until all but those that serve have ended well (None), or one has not: its place, and how it ended."""
+    """Waits until all but those that serve have ended well (None), or one has failed: its place, and how it ended."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         codes = [child.keeper.poll() for child in started]
@@ -200,7 +200,7 @@ def _wait(started: Sequence[Kept], serves: Sequence[bool], timeout_seconds: floa
 
 
 def _with_reason(why: str, printed: Sequence[str]) -> str:
-    """How it ended, and the line in which the program says why, if there is one."""
+    """Returns how a program ended, and the line in which it says why, if there is one."""
     said = next(filter(None, map(_REASON.search, printed)), None)
     return f"{why}: {said[1]}" if said else why
 

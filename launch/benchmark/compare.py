@@ -1,4 +1,4 @@
-"""Whether one benchmark is faster than another, and how sure that is. Host code."""
+"""Compares two benchmarks: which is faster, and how sure that is. Host code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
     """Compares rates of examples.
 
     Args:
-      ours, theirs: results with `calls`, as many of each: the ones at the same place were measured one after the other.
+      ours: results with `calls`.
+      theirs: as many results; those at the same place were measured one after the other.
 
     Returns:
       ratio: our rate over theirs; of several pairs the geometric mean. interval: its 95 % interval, [low, high], see
@@ -33,7 +34,7 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
 
 
 def exit_code(comparison: Mapping[str, Any], fail_below: float | None) -> int:
-    """`EXIT_SLOWER`, with a line that says so, if the ratio is shown to be below `fail_below`; else 0."""
+    """Returns `EXIT_SLOWER`, and prints why, if the ratio is shown to be below `fail_below`; else 0."""
     interval = comparison["interval"]
     if fail_below is None or interval is None or interval[1] >= fail_below:
         return 0

@@ -1,5 +1,7 @@
-"""What `--mode=benchmark` does where several runs are asked for: a sweep, numbers of replicas, turns with another
-command. Host code; this process measures nothing and does not start TensorFlow."""
+"""Runs `--mode=benchmark` several times: a sweep, numbers of replicas, turns with another command.
+
+Host code; this process measures nothing and does not start TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ _DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run, "ba
 
 
 def is_asked_for() -> bool:
-    """Whether the flags, which have been parsed, ask for several runs."""
+    """Returns whether the flags, which have been parsed, ask for several runs."""
     return any(flags.FLAGS[name].value for name in _DRIVERS)
 
 
 def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -> int:
-    """Runs crankshaft train, or a script that calls its `main`, several times. Returns the exit code; `UsageError`s."""
+    """Runs crankshaft train, or a script that calls its `main`, several times.
+
+    Returns the exit code. Raises `UsageError`.
+    """
     strategy = flags.FLAGS.strategy
     if "TF_CONFIG" in os.environ and strategy in ("multi_worker", "parameter_server"):
         raise UsageError(
@@ -60,7 +65,7 @@ def run_local(
 
     def check(environment: Mapping[str, str]) -> None:
         if start != programs.TRAIN:
-            return  # what a script trains, and on what, only it knows
+            return  # only the script knows what it trains, and on what
         with flagsaver.flagsaver(strategy="parameter_server" if "ps" in tasks else "multi_worker"):
             checks.check(configs.from_flags(None, False, environment))
 
@@ -78,7 +83,7 @@ def run(program: Program) -> int:
     heading = schema.heading(result.pop("global_batch_size", flags.FLAGS.global_batch_size))
     result = {**heading, **{name: value for name, value in result.items() if name not in heading}}
     table.print_benchmark(result)
-    try:  # of --result_jsonl each run has its own line already
+    try:  # each run has its own line in --result_jsonl already
         results.write(result, {**values, "result_jsonl": None})
     except OSError as error:
         return errors.fail(*explanations.explain(error))
@@ -90,7 +95,7 @@ def run(program: Program) -> int:
 
 
 def _driver() -> str:
-    """The one that is asked for."""
+    """Returns the name of the flag that asks for several runs."""
     asked = [name for name in _DRIVERS if flags.FLAGS[name].value]
     asked += [name for name in ("baseline",) if flags.FLAGS[name].value]
     if len(asked) > 1:

@@ -11,7 +11,7 @@ BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "
 
 
 def define() -> None:
-    """Defines them, after those that say what is measured."""
+    """Defines the flags, after those that say what is measured."""
     bench = group("Benchmark mode", for_all=("mode", "benchmark"))
     bench(rules.whole, "benchmark_steps", None, "Steps that a round times, in place of a time.", lower=1)
     bench(

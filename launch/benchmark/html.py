@@ -1,8 +1,7 @@
 """A benchmark's result as a report: one HTML file with its charts in it, which needs no network and no script.
 
-  crankshaft report RESULT.json REPORT.html
-
-writes one from a file of --result_json. Host code; nothing here starts TensorFlow.
+`crankshaft report RESULT.json REPORT.html` writes one from a file of --result_json. Host code; nothing here starts
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _CHARTS: dict[str, tuple[Callable[[Mapping[str, Any]], Figure | None], ...]] = {
     "Sweep": (bars.sweep,),
     "Baseline": (bars.baseline,),
 }
-# Nothing is loaded and nothing runs, whatever a result holds.
+# The page's policy: nothing is loaded and nothing runs, whatever a result holds.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -42,13 +41,13 @@ def write(path: str | os.PathLike, result: Mapping[str, Any]) -> None:
 
     Args:
       path: the HTML file's.
-      result: what --result_json holds; of what it has not, there is no chart.
+      result: what --result_json holds; what it lacks has no chart.
     """
     write_text(path, page(result))
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The report as HTML."""
+    """Returns the report as HTML."""
     title = _title(result)
     css = pathlib.Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     head = element(
@@ -90,7 +89,7 @@ def _warnings(result: Mapping[str, Any]) -> Element | None:
 
 
 def _tiles(result: Mapping[str, Any]) -> Element | None:
-    """The figures that most readers came for."""
+    """Returns the figures that most readers look for."""
     tiles = [
         element("div", name, element("b", value), element("span", more), class_="tile")
         for name, value, more in _headlines(result)
@@ -99,7 +98,7 @@ def _tiles(result: Mapping[str, Any]) -> Element | None:
 
 
 def _headlines(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, the figure, what has to be known about it)."""
+    """Lists (what, the figure, what has to be known about it)."""
     found = []
     if result.get("examples_per_sec") is not None:
         interval = result.get("interval")
@@ -161,7 +160,7 @@ def _table(section: Section) -> Element:
 
 
 def _breakable(text: str) -> list[Element | str]:
-    """A text that may be broken where a path, an op's name or a flag has its joints."""
+    """Splits a text at the joints of a path, an op's name or a flag, so that lines may break there."""
     first, *others = re.split(r"(?<=[/=;])(?=\w)|(?<=,)(?=[a-z_])", text)
     return [first, *(part for other in others for part in (element("wbr"), other))]
 

@@ -1,4 +1,4 @@
-"""The workloads' models of Keras's own layers, as people write them: what Crankshaft is compared with.
+"""The workloads' models of Keras's own layers, as people write them, which Crankshaft is compared with.
 
 Starts Keras's backend, whichever it is.
 """
@@ -15,7 +15,7 @@ _layers = keras.layers
 
 
 def build(name: str, data: Splits) -> keras.Model:
-    """A workload's model, for its data; outputs are logits, in float32 whatever the policy is."""
+    """Builds a workload's model, for its data; outputs are logits, in float32 whatever the policy is."""
     if name == "wide_deep":
         return _wide_deep(data.train[0]["categories"].shape[1], data.vocabulary["categories"])
     images = _layers.Input(WORKLOADS[name].shape)
@@ -25,7 +25,7 @@ def build(name: str, data: Splits) -> keras.Model:
 
 
 def compile(model: keras.Model, name: str, **settings) -> None:
-    """With Adam, the workload's loss and its metric; `settings` are `Model.compile`'s."""
+    """Compiles a model with Adam, the workload's loss and its metric; `settings` are `Model.compile`'s."""
     if WORKLOADS[name].metric == "auc":
         loss, metric = keras.losses.BinaryCrossentropy(from_logits=True), keras.metrics.AUC(from_logits=True)
     else:
@@ -47,7 +47,7 @@ def _cnn(x):
 
 
 def _resnet20(x):
-    """He et al. 2016, section 4.2, n = 3, shortcuts without parameters (option A): as models/resnet.py."""
+    """Builds He et al. 2016, section 4.2, n = 3, shortcuts without parameters (option A), as models/resnet.py does."""
     x = _layers.ReLU()(_normalized(x, 16, 1))
     for filters in (16, 32, 64):
         for block in range(3):
@@ -67,7 +67,7 @@ def _normalized(x, filters: int, strides: int):
 
 
 def _wide_deep(fields: int, rows: int) -> keras.Model:
-    """What models/wide_deep.py is by default; all fields' ids share a table, as there."""
+    """Builds the default of models/wide_deep.py; all fields' ids share a table, as there."""
     categories = _layers.Input([fields], dtype="int64", name="categories")
     ids = categories + np.arange(fields) * rows
     x = _layers.Flatten()(_layers.Embedding(fields * rows, 16)(ids))

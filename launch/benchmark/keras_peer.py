@@ -14,7 +14,7 @@ from crankshaft.launch.host import files
 STEPS_PER_EXECUTION = 50
 _WARM_UP_SECONDS = 0.5
 
-# What `compile` is given: fit as people write it, and with many steps in one call, without XLA and with it.
+# Settings of `compile`: fit as people write it, and with many steps in one call, without XLA and with it.
 SETTINGS = {
     "fit": {},
     "fit_tuned": {"steps_per_execution": STEPS_PER_EXECUTION, "jit_compile": False},
@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 def prepare(name: str, setting: str, precision: str) -> tuple:
-    """(compiled model, the workload's splits, arguments of fit but for the data)."""
+    """Returns (compiled model, the workload's splits, arguments of fit except the data)."""
     import tensorflow as tf
 
     from crankshaft.launch.benchmark import keras_models
@@ -37,7 +37,7 @@ def prepare(name: str, setting: str, precision: str) -> tuple:
 
 
 def measure(name: str, setting: str, precision: str, seconds: float, quality_steps: int) -> dict:
-    """Trains `quality_steps` (a multiple of 50), which compiles; evaluates; then goes on and is timed.
+    """Trains `quality_steps` (a multiple of 50), which compiles; evaluates; then continues and is timed.
 
     Returns:
       steps_per_sec, examples_per_sec; loss and the workload's metric of the evaluation data after `quality_steps`.
@@ -60,7 +60,7 @@ def measure(name: str, setting: str, precision: str, seconds: float, quality_ste
 
 
 def _stopwatch(seconds: float):
-    """A callback that ends fit after `seconds` of steady state.
+    """Returns a callback that ends fit after `seconds` of steady state.
 
     Ends of epochs that fall into the span count: they are part of what fit costs. Steps are counted by the optimizer,
     since the last call of an epoch may do fewer than the others.

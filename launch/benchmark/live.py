@@ -1,4 +1,4 @@
-"""What a person sees of a benchmark while it runs: a bar in a terminal, a line a round elsewhere. Host code."""
+"""Shows a benchmark to a person while it runs: a bar in a terminal, a line a round elsewhere. Host code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _REDRAW_SECONDS = 1.0  # within a round; a drawing takes about a millisecond, so
 
 
 class Live:
-    """Says which stage or round runs, how fast the steps so far were, and how long the others will take.
+    """Shows which stage or round runs, how fast the steps so far were, and how long the others will take.
 
-    Use it in a `with`, at whose end the terminal is as before.
+    Use it in a `with`, which restores the terminal at its end.
 
     Args:
       mode: --progress. "plain" and "off" do nothing within a round, "bar" draws once a second.
@@ -42,14 +42,14 @@ class Live:
             self._bar = None
 
     def stage(self, name: str) -> None:
-        """Something begins that is no round."""
+        """Announces a stage that is no round."""
         if self.mode == "bar":
             self._draw(len(self._done), name, "")
         elif self.mode == "plain":
             self._print(name)
 
     def at_round(self, rounds: Sequence[Mapping[str, Any]], steps: int) -> None:
-        """A stage is over: takes the rounds so far, and the steps of the next one."""
+        """Takes the rounds so far at the end of a stage, and the steps of the next one."""
         self._done, self._steps, self._drawn_at = rounds, steps, 0.0
         if self.mode == "bar":
             self._draw_round(0, 0.0)
@@ -61,7 +61,7 @@ class Live:
 
     @property
     def watcher(self) -> Watcher:
-        """For `launch.benchmark.measure.rounds.run`: itself; within a round only where there is a bar to draw."""
+        """The watcher for `launch.benchmark.measure.rounds.run`; it is called within a round only to draw a bar."""
         return Watcher(self.at_round, self._at_call if self.mode == "bar" else None)
 
     def _at_call(self, steps: int, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Live:
             self._draw_round(steps, seconds)
 
     def _draw_round(self, steps: int, seconds: float) -> None:
-        """`steps` of the round that runs have been done in `seconds`."""
+        """Draws a running round, of which `steps` have been done in `seconds`."""
         done = len(self._done)
         if done == self._count:
             return

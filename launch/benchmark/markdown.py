@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:
-    """A table; the first `names` columns stand at the left, the rest, which are figures, at the right."""
+    """Formats a table; the first `names` columns are aligned left, the rest, which are figures, right."""
     lines = [header, ["---"] * names + ["---:"] * (len(header) - names), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def spread(values: Sequence[float]) -> str:
-    """median (least–most); a single value as it is, a dash for none."""
+    """Formats "median (least–most)"; a single value as it is, a dash for none."""
     if not values:
         return "–"
     middle = number(statistics.median(values))
@@ -21,5 +21,5 @@ def spread(values: Sequence[float]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits at least, thousands apart."""
+    """Formats a number with at least three digits, thousands apart."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""HTML and SVG as trees: what a result says gets in as text, which can be no markup. Host code."""
+"""HTML and SVG as trees: a result's strings become text, which can be no markup. Host code."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from xml.etree import ElementTree
 
 Element = ElementTree.Element
-# What XML can't hold, not even escaped: control characters, halves of surrogate pairs.
+# Characters that XML can't hold, not even escaped: control characters, halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def element(tag: str, *children: Element | str | None, **attributes: str | float) -> Element:
-    """<tag attributes>children</tag>.
+    """Makes <tag attributes>children</tag>.
 
     Args:
       tag: its name.
-      children: elements, texts as they stand, or None for nothing.
-      attributes: by name, `_` for `-`, with an `_` at the end where Python keeps the word for itself (`class_`);
+      *children: elements, texts as they stand, or None for nothing.
+      **attributes: by name, `_` for `-`, with an `_` at the end where Python keeps the word for itself (`class_`);
         numbers to two places.
     """
     made = Element(tag, {name.rstrip("_").replace("_", "-"): _value(value) for name, value in attributes.items()})
@@ -25,7 +25,7 @@ def element(tag: str, *children: Element | str | None, **attributes: str | float
 
 
 def append(parent: Element, *children: Element | str | None) -> None:
-    """Adds elements, and texts behind what is there already."""
+    """Appends elements and texts to a parent."""
     for child in children:
         if child is None:
             continue
@@ -38,7 +38,7 @@ def append(parent: Element, *children: Element | str | None) -> None:
 
 
 def document(root: Element) -> str:
-    """A whole HTML document."""
+    """Returns a whole HTML document."""
     return "<!DOCTYPE html>\n" + ElementTree.tostring(root, encoding="unicode", method="html") + "\n"
 
 

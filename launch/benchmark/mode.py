@@ -1,4 +1,4 @@
-"""What `--mode=benchmark` does in the process that measures, with everything put together already. Host code."""
+"""The work of `--mode=benchmark` in the process that measures, with everything put together already. Host code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from crankshaft.launch.run.session import Session, choose_jit
 
 
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
-    """Times the training loop or a part of it, from new weights; nothing of the run_dir is read or changed, but that
-    --profile adds a trace."""
+    """Times the training loop or a part of it, from new weights.
+
+    Nothing of the run_dir is read or changed, except that --profile adds a trace.
+    """
     config, strategy = session.config, session.strategy
     if not isinstance(strategy, Measured):
         raise UsageError(
@@ -45,7 +47,7 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
 
 
 def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The rate of what --benchmark_part names, and what there is to say beside it."""
+    """Measures the rate of what --benchmark_part names, and what belongs beside it."""
     config, part = session.config, session.config.benchmark_part
     length = Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds)
     with Live(config.progress if config.is_chief else "off", length.rounds) as live:
@@ -54,7 +56,7 @@ def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
         session.say(choose_jit(session))
         choosing_seconds = time.perf_counter() - before
         breakdown = Breakdown(session, live.stage)
-        if part == "checkpoint":  # which is not made of steps, so it has no rate
+        if part == "checkpoint":  # it is not made of steps, so it has no rate
             return {"parts": {part: breakdown.checkpoint()}, "warnings": breakdown.warnings}
         if part not in ("whole", "all"):
             breakdown.bind(part)
@@ -66,13 +68,13 @@ def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
             watcher=live.watcher,
             processes=lambda: guard.job_of(variables),
         )
-        for name in ("compile_seconds", "first_step_seconds"):  # whoever waits for it waits for the choice too
+        for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
             measured[name] += choosing_seconds
         return measured | _beside(breakdown, config, measured)
 
 
 def _beside(breakdown: Breakdown, config: Config, measured: dict[str, Any]) -> dict[str, Any]:
-    """What a rate that was measured is made of, and how far it is from the machine's limits."""
+    """Measures what a rate is made of, and how far it is from the machine's limits."""
     found: dict[str, Any] = {}
     part = config.benchmark_part
     if config.profile:

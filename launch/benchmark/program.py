@@ -1,4 +1,4 @@
-"""This program as a command that can be run again with other flags, in a process of its own. Host code."""
+"""This program as a command that can be run again with other flags, in a separate process. Host code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from absl.testing import flagsaver
 from crankshaft.launch.cluster import shares
 from crankshaft.launch.command_line import rules
 
-NAME = "crankshaft train"  # the first of its arguments, where a script has its path
+NAME = "crankshaft train"  # its first argument, where a script has its path
 TRAIN = ("-m", "crankshaft", "train")
-# What concerns the whole of several runs, or is in the other flags already, and is not handed on.
+# Flags that concern several runs as a whole, or are expanded into other flags, and are not passed on.
 _OF_THE_WHOLE = (
     "benchmark_sweep benchmark_replicas baseline baseline_cmd fail_below result_json result_html flagfile config"
 ).split()
@@ -25,13 +25,13 @@ _OF_THE_WHOLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What this process was asked to run, less what says that it is to be run several times.
+    """The program that this process was asked to run, without the flags that make it run several times.
 
     Attributes:
       start: what Python runs: ("-m", module) or (script,).
       check: called with environment variables while flags are as a run will have them; raises `UsageError`.
       cluster: crankshaft local's own flags, where that starts the run's processes; None where there is one process.
-      tasks: how many there are of each type then, the first type's first being the one that speaks.
+      tasks: how many there are of each type then; the first task of the first type prints.
       unknown: arguments that only the script knows.
     """
 
@@ -42,18 +42,18 @@ class Program:
     unknown: tuple[str, ...] = ()
 
     def command(self, settings: Mapping[str, str]) -> list[str]:
-        """The command line of a run with these flags set, by name."""
+        """Returns the command line of a run with these flags set, by name."""
         replaced = {name for name in settings if not _is_repeated(flags.FLAGS[name])}
         values = [f"--{name}={value}" for name, value in settings.items()]
         rest = [*_given({*_OF_THE_WHOLE, *replaced}), *values, *self.unknown]
         if self.cluster is None:
             return [sys.executable, *self.start, *rest]
         script = () if self.start == TRAIN else self.start
-        # A benchmark that fails is to say so, not to start again.
+        # A benchmark that fails has to be reported, not restarted.
         return [sys.executable, "-m", "crankshaft", "local", *self.cluster, "--max_restarts=0", "--", *script, *rest]
 
     def with_workers(self, count: int, cores_per_task: int) -> Program:
-        """The same on so many processes that train together."""
+        """Returns the same program on so many processes that train together."""
         flags_ = (*(self.cluster or ()), f"--workers={count}", f"--cores_per_task={cores_per_task}")
         return dataclasses.replace(self, cluster=flags_, tasks={**self.tasks, "worker": count})
 
@@ -67,7 +67,7 @@ class Program:
 
 
 def of_this_process(argv: Sequence[str], check: Callable[[Mapping[str, str]], None]) -> Program:
-    """crankshaft train, or the script that called its `main` with this command line."""
+    """Returns crankshaft train, or the script that called its `main` with this command line."""
     if argv[0] == NAME:
         return Program(TRAIN, check)
     spec = sys.modules["__main__"].__spec__
@@ -75,7 +75,7 @@ def of_this_process(argv: Sequence[str], check: Callable[[Mapping[str, str]], No
 
 
 def _given(leave_out: set[str]) -> list[str]:
-    """The flags that the command line sets, those of a --flagfile too."""
+    """Returns the flags that the command line sets, those of a --flagfile too."""
     found = []
     for name in flags.FLAGS:
         flag = flags.FLAGS[name]
@@ -95,7 +95,7 @@ def _is_repeated(flag: flags.Flag) -> bool:
 
 @contextlib.contextmanager
 def _set(settings: Mapping[str, str]) -> Iterator[None]:
-    """Within, flags have these values besides, as if they had been given. Raises `UsageError` if one can't have it."""
+    """Sets flags, within, as if they had been given. Raises `UsageError` if one can't have its value."""
     with flagsaver.flagsaver():
         for name, value in settings.items():
             flag = flags.FLAGS[name]
@@ -111,7 +111,7 @@ def _set(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def _cluster_of(tasks: Mapping[str, int]) -> dict:
-    """A TF_CONFIG as crankshaft local will make it."""
+    """Returns a TF_CONFIG as crankshaft local will make it."""
     ports = iter(shares.free_ports(sum(tasks.values())))
     cluster = {kind: [f"{shares.LOOPBACK}:{next(ports)}" for _ in range(count)] for kind, count in tasks.items()}
     return {"cluster": cluster, "task": {"type": next(iter(tasks)), "index": 0}}

@@ -1,4 +1,4 @@
-"""What the standard set found, as Markdown and as JSON. Host code, no TensorFlow."""
+"""Reports the standard set's results, as Markdown and as JSON. Host code, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _NONE = "–"
 
 
 def environment_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """The machine as our first measurement found it; of one device, since processes of a cluster have a share of it."""
+    """Returns the machine as our first measurement on one device found it: a cluster's processes see a share of it."""
     found = [result["environment"] for row in rows for result in row.measured.get(OURS, [])]
     return max(found, key=lambda each: each.get("usable_cores") or 0, default={})
 
 
 def markdown(suite: Suite, about: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """The whole report.
+    """Returns the whole report.
 
     Args:
       suite: measured.
       about: date, command, load_before, and `stopped`, why it is not whole, or None.
-      left_out: strategies that this machine can't hold, and why.
+      left_out: strategies that this machine can't run, and why.
     """
     environment = environment_of(suite.rows)
     parts = [
@@ -111,7 +111,7 @@ def _quality(row: Row) -> list[list[str]]:
 
 
 def _decimals(value: float | None) -> str:
-    """Four; a dash for what was not finite."""
+    """Formats four decimals; a dash for what was not finite."""
     return "–" if value is None else f"{value:.4f}"
 
 
@@ -121,7 +121,7 @@ def _commands(rows: Sequence[Row], command: str) -> str:
 
 
 def figures(suite: Suite, about: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
-    """Everything that was measured. Plain JSON."""
+    """Returns everything that was measured. Plain JSON."""
     return {
         **about,
         "rounds": suite.rounds,

@@ -1,8 +1,8 @@
 """`--benchmark_replicas`: the same benchmark on several numbers of replicas, and how well it scales. Host code.
 
 Weak: each replica keeps its batch, so more replicas do more work (Gustafson, "Reevaluating Amdahl's law", CACM 31(5),
-1988). Strong: the global batch is kept, so each replica does less (Amdahl, AFIPS 1967). Efficiency is in both the rate
-of examples a replica over that of the fewest replicas: 1 where twice the replicas do twice as much.
+1988). Strong: the global batch is kept, so each replica does less (Amdahl, AFIPS 1967). Efficiency is, in both, the
+rate of examples a replica over that of the fewest replicas: 1 where twice the replicas do twice as much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = ("weak", "strong")
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A number of replicas and a batch, as what is to be run."""
+    """A number of replicas and a batch, as they are to be run."""
 
     replicas: int
     global_batch_size: int
@@ -39,17 +39,22 @@ class Point:
         return f"replicas={self.replicas} global_batch_size={self.global_batch_size}"
 
     def process(self, path) -> Process:
+        """Makes the process that measures the point, and writes its result to `path`."""
         command = [*self.program.command(self.settings), f"--result_json={path}"]
         return Process(command, self.variables, self.cores)
 
 
 def parse(text: str) -> list[int]:
-    """The numbers of replicas, the fewest first."""
+    """Returns the numbers of replicas, the fewest first."""
     return sorted({int(count) for count in text.split(",")})
 
 
 def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, Any], int]:
     """Runs on each number of replicas, with the batch kept a replica and as a whole. The fewest are run once for both.
+
+    Args:
+      program: what is run.
+      series: makes a series of so many benchmarks.
 
     Returns:
       (result, exit code): `scaling`, an entry for each number and kind: replicas, kind, global_batch_size, rates,
@@ -87,7 +92,7 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
 
 
 def _batch(count: int, fewest: int, kind: str) -> int:
-    """--global_batch_size is that of the fewest replicas."""
+    """Returns the global batch of `count` replicas; --global_batch_size is that of the fewest replicas."""
     batch = flags.FLAGS.global_batch_size
     if kind == "strong":
         return batch
@@ -114,7 +119,7 @@ def _add_efficiency(entries: list[dict]) -> None:
 
 
 class _Place:
-    """Where replicas run: processes of their own, GPUs, or virtual devices, each with as many cores as any other.
+    """The hardware of replicas: processes, GPUs, or virtual devices, each with as many cores as any other.
 
     Args:
       program: what is run.
@@ -161,6 +166,7 @@ class _Place:
         return len(self._gpus) >= self._most > 1
 
     def point(self, count: int, batch: int) -> Point:
+        """Returns the point of a number of replicas and a batch."""
         settings = {"strategy": self._strategy, "global_batch_size": str(batch)}
         if self._strategy != "mirrored":
             program = self._program.with_workers(count, self._cores_each or 1)

@@ -1,5 +1,7 @@
-"""What a benchmark's result is: its version, what every result begins with, and whether one read from a file is whole.
-Host code; nothing here starts TensorFlow. docs/benchmark_result.md says what each key means."""
+"""A benchmark's result: its version, what every result begins with, and checks of one read from a file.
+
+Host code; nothing here starts TensorFlow. docs/benchmark_result.md says what each key means.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _COLUMNS = ("steps", "examples", "seconds", "input_seconds", "reduce_seconds", "
 
 
 def heading(global_batch_size: int) -> dict[str, Any]:
-    """What a result begins with: schema, date (UTC, ISO 8601), command (as one would type it), global_batch_size."""
+    """Returns a result's beginning: schema, date (UTC, ISO 8601), command (as one would type it), global_batch_size."""
     program, *arguments = sys.orig_argv
     return {
         "schema": VERSION,
@@ -53,7 +55,7 @@ def heading(global_batch_size: int) -> dict[str, Any]:
 
 
 def check(result: Any) -> list[str]:
-    """What is missing or of a wrong kind in a result of this version, a line each; none if it is whole."""
+    """Returns what is missing or of a wrong kind in a result of this version, a line each; none if it is whole."""
     if not isinstance(result, Mapping):
         return [f"the whole is {_kind(result)}, not an object"]
     if "schema" not in result:
@@ -74,7 +76,7 @@ def _wrong(values: Mapping, name: str, kinds: tuple) -> str | None:
 
 
 def _check_calls(calls: Mapping[str, Any]) -> list[str]:
-    """Columns of numbers, as many in each; times and examples above 0, so that rates can be had."""
+    """Checks columns of numbers, as many in each; times and examples above 0, so that rates exist."""
     found = [line for name in _COLUMNS if (line := _wrong(calls, name, (_LIST, _NONE)))]
     if found:
         return [f"calls: {line}" for line in found]

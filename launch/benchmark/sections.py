@@ -1,4 +1,4 @@
-"""What a benchmark's result says to people: sections of named figures, in words. Host code.
+"""A benchmark's result for people: sections of named figures, in words. Host code.
 
 The terminal's table and the HTML report show the same sections; a figure that is missing leaves its row out, a section
 without rows is left out.
@@ -17,7 +17,7 @@ class Section(NamedTuple):
     """Rows of text under one title.
 
     Attributes:
-      title: also its name, by which the report knows which charts belong to it.
+      title: also its name, by which the report finds its charts.
       columns: the rows' columns by name, of which the first names the row; () where each row is (name, value).
       rows: of as many texts as there are columns.
     """
@@ -28,13 +28,13 @@ class Section(NamedTuple):
 
     @property
     def figures(self) -> list[bool]:
-        """For each of `columns`, whether it holds figures: those stand at its right side."""
+        """For each of `columns`, whether it holds figures, which are aligned right."""
         columns = zip(*self.rows, strict=True) if self.columns else ()
         return [all(cell[:1].isdigit() or cell[:1] in "–-" for cell in column) for column in columns]
 
 
 def sections(result: Mapping[str, Any]) -> list[Section]:
-    """All that a result (what --result_json holds) has to say, in the order of reading."""
+    """Returns all sections of a result (what --result_json holds), in the order of reading."""
     made = [
         Section("Run", (), _run(result)),
         Section("Rate", (), _rate(result)),
@@ -56,7 +56,7 @@ def sections(result: Mapping[str, Any]) -> list[Section]:
 
 
 def number(value: float | None) -> str:
-    """Four digits that say something, thousands apart; a dash where there is no figure."""
+    """Formats four significant digits, thousands apart; a dash where there is no figure."""
     if value is None:
         return "–"
     if abs(value) >= 1000:
@@ -65,17 +65,17 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share of 0 to 1."""
+    """Formats a share of 0 to 1."""
     return "–" if value is None else f"{value:.1%}"
 
 
 def between(interval: Sequence[float] | None) -> str:
-    """An interval's two ends."""
+    """Formats an interval's two ends."""
     return "–" if interval is None else f"{number(interval[0])} – {number(interval[1])}"
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """With the prefix that leaves one to three digits before the point: 2.35 GFLOP."""
+    """Formats a quantity with the prefix that leaves one to three digits before the point: 2.35 GFLOP."""
     if value is None:
         return "–"
     prefixes = ["", "k", "M", "G", "T", "P"]
@@ -86,18 +86,18 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """A sweep's point: name=value, one after another."""
+    """Formats a sweep's point: name=value, one after another."""
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def bound(roofline: Mapping[str, Any]) -> str:
-    """What sets the limit: compute, memory, or the last cache where that holds all that a step touches."""
+    """Names what sets the limit: compute, memory, or the last cache where that holds all that a step touches."""
     in_cache = roofline.get("bound") == "memory" and roofline.get("bandwidth") == "cache"
     return "the last cache" if in_cache else str(roofline.get("bound"))
 
 
 def _rows(result: Mapping[str, Any], *forms: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:
-    """(title, text) of each (title, key, form) whose key has a value."""
+    """Returns (title, text) of each (title, key, form) whose key has a value."""
     return [(title, form(result[key])) for title, key, form in forms if result.get(key) is not None]
 
 
@@ -183,7 +183,7 @@ def _limits(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """What a step's time goes to, as far as the parts explain it; or a part that was timed by itself."""
+    """Lists the parts of a step's time, as far as they explain it; or a part that was timed by itself."""
     parts = dict(result.get("parts") or {})
     shares, whole = parts.pop("shares", None), (parts.get("whole") or {}).get("ms_per_step")
     if shares and whole:
@@ -195,7 +195,7 @@ def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _reduction(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The sum over replicas by itself: as the run makes it, in other dtypes and packs, and of next to nothing."""
+    """Lists the sum over replicas alone: as the run makes it, in other dtypes and packs, and of four bytes."""
     reduce = (result.get("parts") or {}).get("reduce") or {}
     own = [{"dtype": "as in this run", **reduce}] if reduce.get("gb_per_sec") is not None else []
     rows = [
@@ -267,7 +267,7 @@ def _baseline(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _pairs(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The rates of runs in turn with the baseline, examples a second."""
+    """Lists the rates of runs in turn with the baseline, examples a second."""
     found = (result.get("baseline") or {}).get("rounds") or ()
     if len(found) < 2:  # the ratio says it
         return []

@@ -1,4 +1,4 @@
-"""Benchmarks one after another, each in a process of its own, told as they go. Host code, without TensorFlow."""
+"""Runs benchmarks one after another, each in a separate process, and reports them. Host code, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped, run
 
-RATES = ("steps_per_sec", "examples_per_sec", "interval")  # what is kept of a result that is one of several
+RATES = ("steps_per_sec", "examples_per_sec", "interval")  # kept of a result that is one of several
 _COMMON = ("model", "part", "input", "strategy", "num_replicas", "global_batch_size", "precision", "jit")
 
 
 class Series:
-    """Runs benchmarks, and says of each what it is, how fast it was or why it failed.
+    """Runs benchmarks, and prints of each what it is, how fast it was or why it failed.
 
     Args:
       count: how many there will be.
       environment: the variables that their processes get.
-      quiet: says nothing but failures.
+      quiet: print only failures.
       timeout_seconds: how long one may take; None is for ever.
 
     Attributes:
@@ -38,14 +38,14 @@ class Series:
         self.warnings: list[str] = []
 
     def measure(self, title: str, make: Callable[[Path], Process]) -> dict:
-        """One benchmark's result.
+        """Runs one benchmark and returns its result.
 
         Args:
           title: what it is.
-          make: gives the process, from the path that it has to write its result to.
+          make: returns the process, given the path that it has to write its result to.
 
         Raises:
-          MeasurementFailed: there is none.
+          MeasurementFailed: there is no result.
         """
         self._begun += 1
         self._say(f"[{self._begun}/{self._count}] {title}: ")
@@ -69,7 +69,7 @@ class Series:
         return result
 
     def skip(self) -> None:
-        """Counts one that is not to be run."""
+        """Counts a benchmark that is not to be run."""
         self._begun += 1
 
     def _say(self, text: str) -> None:
@@ -78,7 +78,7 @@ class Series:
 
 
 def summary(results: Sequence[dict]) -> dict:
-    """What several results have in common (None: they differ), and the environment of the one with the most cores."""
+    """Returns what several results have in common (None: they differ), and the environment with the most cores."""
     if not results:
         return {}
     first = results[0]

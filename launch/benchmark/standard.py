@@ -102,7 +102,7 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
 
 
 def _rows(places: list[Place]) -> list[Row]:
-    """On one device in each precision of the workload, elsewhere in the first."""
+    """Returns a row for each workload: on one device in each of its precisions, elsewhere in the first."""
     return [
         Row(name, place, precision)
         for name in FLAGS.workloads
@@ -112,7 +112,7 @@ def _rows(places: list[Place]) -> list[Row]:
 
 
 def _write(text: str, figures: dict[str, Any]) -> str:
-    """Both files, under a name that is free. Returns the table's path."""
+    """Writes both files, under a name that is free. Returns the table's path."""
     cpu = re.sub(r"[^a-z0-9]+", "-", (figures["environment"].get("cpu") or "unknown").lower()).strip("-")
     name = path = os.path.join(FLAGS.output_dir, f"{figures['date'][:10]}-{cpu}")
     number = 1

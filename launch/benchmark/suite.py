@@ -1,4 +1,4 @@
-"""The standard set measured: each workload on each strategy, beside Keras fit, in turn. Host code, no TensorFlow."""
+"""Measures the standard set: each workload on each strategy, beside Keras fit, in turn. Host code, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crankshaft.launch.cluster import shares
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
 OURS = "crankshaft"
-QUALITY_STEPS = 100  # before loss and metric are compared: who computes something else, shows there
+QUALITY_STEPS = 100  # before loss and metric are compared, which shows a peer that computes something else
 TIMEOUT_SECONDS = 600.0
 _CLOSE = 0.85  # of fit's tuned settings, the slower one is measured again if it has this share of the faster one's rate
 _PROCESSES = 2  # workers, and parameter servers
@@ -26,7 +26,7 @@ _QUALITY = "quality"
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A strategy as this machine can hold it.
+    """A strategy as this machine can run it.
 
     Attributes:
       strategy: its name.
@@ -44,11 +44,11 @@ class Place:
 
     @property
     def global_batch_size(self) -> int:
-        """That of one replica for each; on parameter servers each worker makes updates of its own."""
+        """The batch of one replica times the replicas; on parameter servers each worker makes its own updates."""
         return BATCH_SIZE if self.strategy == "parameter_server" else BATCH_SIZE * self.replicas
 
     def command(self, *flags: str) -> list[str]:
-        """A run there."""
+        """Returns the command of a run on this place."""
         flags_ = (*self.flags, f"--global_batch_size={self.global_batch_size}", *flags)
         if self.cluster is None:
             return [sys.executable, "-m", "crankshaft", "train", f"--strategy={self.strategy}", *flags_]
@@ -56,7 +56,7 @@ class Place:
 
 
 def find_place(strategy: str, environment: Mapping[str, str]) -> Place | str:
-    """Where a strategy runs on this machine, or why it can't be held."""
+    """Returns where a strategy runs on this machine, or why it can't."""
     cores, gpus = len(shares.usable_cores()), len(shares.visible_gpus(environment))
     if strategy == "one_device":
         return Place(strategy, 1, on_cpu=not gpus)
@@ -81,6 +81,8 @@ class Row:
 
     Attributes:
       name: the workload's.
+      place: the strategy as the machine can run it.
+      precision: of the layers.
       measured: by peer, a result for each round; Keras's only where there is one device.
       failed: by peer, why it has no result.
       commands: by peer, as one would type it.
@@ -110,20 +112,20 @@ class Row:
         return [name for name, setting in SETTINGS.items() if not (without_xla and setting.get("jit_compile"))]
 
     def rates(self, peer: str) -> list[float]:
-        """Steps a second, by round."""
+        """Returns steps a second, by round."""
         return [result["steps_per_sec"] for result in self.measured.get(peer, [])]
 
     def rate(self, peer: str) -> float | None:
-        """The median."""
+        """Returns the median of the rates."""
         rates = self.rates(peer)
         return statistics.median(rates) if rates else None
 
     def best_keras(self) -> str | None:
-        """The faster of fit's settings, with many steps in one call."""
+        """Returns the faster of fit's settings with many steps in one call."""
         return max((peer for peer in SETTINGS if peer != "fit" and self.rates(peer)), key=self.rate, default=None)
 
     def is_hopeless(self, peer: str) -> bool:
-        """Whether it is out of the race: it failed, or is the slower tuned setting by far. XLA may take minutes."""
+        """Returns whether a peer is out: it failed, or is the slower tuned setting by far. XLA may take minutes."""
         best = self.best_keras()
         slow = best and peer in SETTINGS and peer != "fit" and self.rates(peer)
         return peer in self.failed or bool(slow and self.rate(peer) < _CLOSE * self.rate(best))
@@ -149,7 +151,7 @@ class Suite:
         self._series = Series(count, environment, timeout_seconds=TIMEOUT_SECONDS)
 
     def run(self) -> None:
-        """Measures everything; what fails is noted in its row."""
+        """Measures everything; failures are recorded in their rows."""
         for row in self.rows:
             for _ in range(self.rounds):
                 for peer in row.peers:
@@ -174,7 +176,7 @@ class Suite:
 
     def _command(self, row: Row, peer: str) -> list[str]:
         if peer == OURS:
-            # The length of a first round is guessed by the warm-up, that of a second one is known by the first.
+            # The length of a first round is estimated by the warm-up, that of a second one is known from the first.
             length = (f"--benchmark_seconds={self.seconds / 2:g}", "--benchmark_rounds=2")
             return row.place.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
         return [

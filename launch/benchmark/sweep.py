@@ -1,4 +1,4 @@
-"""`--benchmark_sweep`: every combination of some flags' values, each in a process of its own. Host code."""
+"""`--benchmark_sweep`: every combination of some flags' values, each in a separate process. Host code."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.errors import EXIT_FAILED, UsageError, nearest
 
 _FORM = "write NAME=VALUE,VALUE;NAME=VALUE,VALUE"
-# What a point can't differ in: what it is that is done, and what is written where.
+# Flags in which points can't differ: what is done, and what is written where.
 _FIXED = {"mode", "run_dir", "export_dir", "export_format", "eval_checkpoint", "progress"}
 
 
 def parse(text: str) -> list[dict[str, str]]:
-    """The settings of each point, in the order in which they are run: the last name's values change fastest.
+    """Returns the settings of each point, in the order in which they are run: the last name's values change fastest.
 
     A comma or semicolon that belongs to a value has a backslash before it.
 
     Raises:
-      UsageError: a name is no flag or can't be swept, or has no values; values are not looked at.
+      UsageError: a name is no flag or can't be swept, or has no values; values are not checked.
     """
     axes: dict[str, list[str]] = {}
     for part in filter(None, re.split(r"(?<!\\);", text)):
@@ -63,7 +63,7 @@ def _check_name(name: str) -> None:
 
 
 def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, Any], int]:
-    """Runs each point of --benchmark_sweep. One that fails is said to have, and the others go on.
+    """Runs each point of --benchmark_sweep. A failure is reported, and the other points go on.
 
     Args:
       program: what is run.
@@ -119,7 +119,7 @@ def _missing(sweep: list[dict], count: int) -> list[str]:
 
 
 def _close_to(best: dict | None, sweep: list[dict]) -> list[str]:
-    """Points of which it can't be said that the best is better: their intervals overlap. One line."""
+    """Returns one line with the points whose intervals overlap the best's, so that it may not be better."""
     if not best or not best["interval"]:
         return []
     close = [

@@ -1,4 +1,4 @@
-"""Host code: a benchmark's result printed: tables with titles in a terminal, plain lines elsewhere."""
+"""Prints a benchmark's result: tables with titles in a terminal, plain lines elsewhere. Host code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def print_benchmark(result: Mapping[str, Any], stream=None) -> None:
     """
     console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
     found = sections(result)
-    # One width for all that is a name and a value, so that the figures stand under each other.
+    # One width for all rows of a name and a value, so that the figures are aligned.
     width = max((len(name) for section in found if not section.columns for name, _ in section.rows), default=0)
     for place, section in enumerate(found):
         if place:

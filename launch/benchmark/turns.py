@@ -1,4 +1,4 @@
-"""`--baseline_cmd`: this benchmark and another command in turn, A B A B, so that a machine that drifts does not decide.
+"""`--baseline_cmd`: this benchmark and another command in turn, A B A B, so that a drifting machine is fair to both.
 
 Host code; TensorFlow is not started before the last turn has ended.
 """
@@ -28,9 +28,13 @@ _ONE_ROUND = {"benchmark_rounds": "1"}
 def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, Any] | None, int]:
     """Runs each of the two --benchmark_rounds times.
 
+    Args:
+      program: what is run.
+      series: makes a series of so many benchmarks.
+
     Returns:
-      (result, exit code): our turns as the rounds of one benchmark, and `baseline`, what `compare` says of the pairs;
-      None without a whole pair. The code is not 0 if a turn failed or it was stopped.
+      (result, exit code): our turns as the rounds of one benchmark, and `baseline`, what `compare` returns of the
+      pairs; None without a whole pair. The code is not 0 if a turn failed or it was stopped.
 
     Raises:
       UsageError: a mistake in our flags, before anything is started; or the command wrote what can't be compared.
@@ -87,7 +91,7 @@ def _compared(ours: Sequence[dict], theirs: Sequence[dict], command: str, turns:
 
 
 def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Results of the same benchmark as one: all their rounds, and the figures of all calls.
+    """Merges results of the same benchmark into one: all their rounds, and the figures of all calls.
 
     What has no sum is the first's (environment, warm-up), or that of the turn that was disturbed most (noise).
     """
@@ -108,7 +112,7 @@ def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _rounds(calls: Mapping[str, Any]) -> list[list]:
-    """The timed calls of a result, by round."""
+    """Returns the timed calls of a result, by round."""
     from crankshaft.launch.benchmark.measure.statistics import Call
 
     columns = [calls[name] or itertools.repeat(None) for name in Call._fields]

@@ -17,11 +17,11 @@ class Workload:
 
     Attributes:
       title: for tables.
-      model_flags, input_flags: of launch.train.
+      model_flags: of launch.train.
       units: widths of hidden dense layers, where there is nothing else.
       shape: of an example; None: ids (`synthetic_clicks`).
       examples: of the training data.
-      metric: how good it is told to be beside its loss.
+      metric: the measure of quality that is shown beside the loss.
       precisions: that it is measured in.
       convolutional: XLA takes minutes for a few of its steps on a CPU, so fit is not measured with XLA there.
     """
@@ -48,7 +48,7 @@ class Workload:
         return (*self.model_flags, *self.input_flags)
 
     def load(self) -> Splits:
-        """The very examples that `input_flags` ask for."""
+        """Loads the very examples that `input_flags` ask for."""
         if self.shape is None:
             return synthetic_clicks.load(None, 0)
         return synthetic.load(None, 0, shape=self.shape, examples=self.examples, eval_examples=EVAL_EXAMPLES)

@@ -19,7 +19,7 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
 def flock(file: int, operation: int) -> bool:
-    """Calls flock(2); returns False where the file system does not support it.
+    """Locks by flock of section 2; returns False where the file system does not support it.
 
     Raises:
       OSError: any other error, such as BlockingIOError.

@@ -1,1 +1,1 @@
-"""Benchmark mode's measurements: what is timed, and what the times say. Host code."""
+"""Benchmark mode's measurements: what is timed, and the figures from the times. Host code."""

@@ -1,4 +1,4 @@
-"""Checkpoints by themselves: how fast they are written and read back, and what training loses meanwhile. Host code."""
+"""Times checkpoints alone: how fast they are written and read back, and what training loses meanwhile. Host code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crankshaft.engine.state import TrainState
 from crankshaft.launch.benchmark.measure import parts, rounds
 
 _REPEATS = 3
-_WRITES = 2.0  # steps that are looked at last so many times as long as a write,
+_WRITES = 2.0  # steps are observed for so many times as long as the last write,
 _MOST_SECONDS = 5.0  # but no longer than this
 
 
@@ -27,8 +27,8 @@ def checkpoint(strategy, state: TrainState, part: parts.Part, folder: str, clock
     Returns:
       Medians over `repeats`, whose own figures are in `samples`: mb: a checkpoint's files, in 2**20 bytes; write_ms,
       write_mb_per_sec: until they are on the disk; restore_ms, restore_mb_per_sec: verified and read; blocked_ms:
-      until training may go on; stall_ms: what the steps beside a write took longer than as many before it, blocked_ms
-      included: about 0 if a write costs training nothing. seconds: all of it.
+      until training may go on; stall_ms: how much longer the steps beside a write took than as many before it,
+      blocked_ms included: about 0 if a write costs training nothing. seconds: all of it.
     """
     began = clock()
     checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writes=strategy.is_chief)

@@ -1,4 +1,7 @@
-"""Sums over replicas by themselves: how long this model's gradients travel, and in which form least long. Host code."""
+"""Times sums over replicas alone: how long this model's gradients travel, and in which form they are fastest.
+
+Host code.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ DTYPES = ("float32", "bfloat16")
 
 
 def reduce(strategy, state: TrainState, feed, reduction: Reduction | None = None, gradients: bool = True) -> parts.Part:
-    """One sum a step by `reduction`, the run's own if None: of gradients that are there already, if they are to be, and
-    of what travels with them."""
+    """Makes a part of one sum a step by `reduction`, the run's own if None.
+
+    With `gradients`, it sums gradients that exist already and what travels with them.
+    """
     trainer = state.trainer
     reduction = reduction or trainer.reduction
     variables, averages = (parts.dense_variables(trainer), trainer.moving_statistics) if gradients else ([], [])
@@ -27,7 +32,7 @@ def reduce(strategy, state: TrainState, feed, reduction: Reduction | None = None
 
 
 def why_not(strategy, state: TrainState) -> str | None:
-    """Why there is no sum to time, or None if there is one."""
+    """Returns why there is no sum to time, or None if there is one."""
     if not strategy.updates_here:
         return "workers around parameter servers sum nothing"
     if strategy.num_replicas == 1:
@@ -41,12 +46,14 @@ def forms(strategy, state: TrainState, feed, seconds: float) -> dict:
     """Times the model's sums in every dtype and size of pack, in turn.
 
     Args:
-      strategy, state, feed: of the run.
+      strategy: of the run.
+      state: of the run.
+      feed: of the run.
       seconds: about so long for each.
 
     Returns:
-      latency_ms: of a sum of four bytes; settings: [{dtype, pack_mb, and what `parts.timed` and `figures` return}]. Of
-      sizes that make one pack there is one, 0.
+      latency_ms: of a sum of four bytes; settings: [{dtype, pack_mb, and what `parts.timed` and `figures` return}]. All
+      sizes that make one pack are measured as one, 0.
     """
     variables = parts.dense_variables(state.trainer)
     asked = {(dtype, pack_mb): Reduction(dtype, pack_mb << 20) for dtype in DTYPES for pack_mb in PACKS_MB}
@@ -64,7 +71,9 @@ def forms(strategy, state: TrainState, feed, seconds: float) -> dict:
 
 
 def figures(reduction: Reduction, variables: list[tf.Variable], replicas: int, ms_per_step: float) -> dict:
-    """A sum's rates, as nccl-tests defines them (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+    """Returns a sum's rates, as nccl-tests defines them.
+
+    See https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 
     Returns:
       bytes: of one replica's gradients in the dtype that they travel in; gb_per_sec: 1e9 of them a second;

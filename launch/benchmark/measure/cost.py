@@ -1,4 +1,4 @@
-"""What one training step has to compute and to move, counted in its graph. Host code; nothing is run.
+"""Counts what one training step has to compute and to move, in its graph. Host code; nothing is run.
 
 Operations are those of matrix products and convolutions, forward and backward: the rest of a step is passes over
 memory. Ops that TensorFlow would prune, since nothing needs what they compute, are not counted.
@@ -40,13 +40,13 @@ class NotCountableError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one step.
+    """The cost of one step.
 
     Attributes:
       flops: {dtype: operations} of the products; a multiplication and an addition are two.
       bytes: moved at least: each product reads its operands and writes its result, and the update reads gradients and
         reads and writes variables and slots. What lies between (activation functions, biases, normalisation, the rows
-        of embeddings) is taken to ride along.
+        of embeddings) is assumed to cost nothing more.
       resident_bytes: of all that the step touches, each tensor once: what a cache would have to hold.
     """
 
@@ -71,7 +71,7 @@ NOTHING = Cost({}, 0.0, 0.0)
 
 
 def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
-    """Of one step on all replicas of all hosts. Traces the step on a batch of zeros, and binds the strategy to that.
+    """Counts one step on all replicas of all hosts. Traces it on a batch of zeros, to which it binds the strategy.
 
     Where parameter servers make the update, it is left out: it takes nothing of the devices that compute.
 
@@ -93,7 +93,7 @@ def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
 
 
 def of_update(trainer: Trainer) -> Cost:
-    """Of one replica's dense update: gradients read, variables and what the optimizer keeps read and written.
+    """Counts one replica's dense update: gradients read, variables and the optimizer's variables read and written.
 
     Tables and their slots are left out: their updates touch a few rows.
     """
@@ -114,8 +114,10 @@ def of_update(trainer: Trainer) -> Cost:
 
 
 def of_graph(graph: tf.Graph) -> Cost:
-    """Of the products in a function's graph, and in those that it calls. A loop counts as often as it runs, of
-    branches the one with most operations."""
+    """Counts the products in a function's graph, and in those that it calls.
+
+    A loop counts as often as it runs; of branches the one with most operations counts.
+    """
     seen: set[int] = set()
     cost = NOTHING
     for op in _needed(graph):
@@ -140,7 +142,7 @@ def of_graph(graph: tf.Graph) -> Cost:
 
 
 def _needed(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """The ops that a function's outputs and effects need."""
+    """Yields the ops that a function's outputs and effects need."""
     queue = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
     seen = set(queue)
     for op in queue:
@@ -152,7 +154,7 @@ def _needed(graph: tf.Graph) -> Iterator[tf.Operation]:
 
 
 def _operations(op: tf.Operation) -> int | None:
-    """2 x multiplications of a product; None for any other op."""
+    """Returns 2 x multiplications of a product; None for any other op."""
     if op.type in _MATMULS:
         transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
         inner = _shape(op.inputs[0])[-2 if transposed else -1]
@@ -169,8 +171,10 @@ def _operations(op: tf.Operation) -> int | None:
 
 
 def _convolution_operations(op: tf.Operation, outputs: list[int], kernel: list[int]) -> int:
-    """`kernel` is [..., channels in (of a group), channels out], a depthwise one [height, width, channels, multiplier]:
-    each output is a sum over all but its last axis, or over height and width."""
+    """Counts a convolution: each output is a sum over all but the kernel's last axis, or over height and width.
+
+    `kernel` is [..., channels in (of a group), channels out], a depthwise one [height, width, channels, multiplier].
+    """
     inner = kernel[:2] if op.type.startswith("Depthwise") else kernel[:-1]
     return 2 * math.prod(outputs) * math.prod(inner)
 
@@ -191,7 +195,7 @@ def _einsum_operations(op: tf.Operation) -> int | None:
 
 
 def _trips(op: tf.Operation) -> int:
-    """How often a loop runs, where it counts by ones up to a number that the graph tells."""
+    """Returns how often a loop runs, where it counts by ones up to a number that the graph tells."""
     condition = _callee(op, "cond")
     ends = [_trips_by(op, condition, each) for each in _conjuncts(condition.outputs[0])]
     if not (known := [end for end in ends if end is not None]):
@@ -200,7 +204,7 @@ def _trips(op: tf.Operation) -> int:
 
 
 def _conjuncts(tensor: tf.Tensor) -> list[tf.Operation]:
-    """The comparisons of which all have to hold."""
+    """Returns the comparisons that all have to hold."""
     op = tensor.op
     if op.type in ("LogicalAnd", "Identity"):
         return [each for part in op.inputs for each in _conjuncts(part)]
@@ -208,7 +212,7 @@ def _conjuncts(tensor: tf.Tensor) -> list[tf.Operation]:
 
 
 def _trips_by(op: tf.Operation, condition: tf.Graph, less: tf.Operation) -> int | None:
-    """How often a loop runs if this comparison, in its condition, ends it; None if that is not seen."""
+    """Returns how often a loop runs if this comparison, in its condition, ends it; None if that is unknown."""
     if less.type != "Less" or (place := _place(condition.inputs, less.inputs[0])) is None:
         return None
     first, last = _counts_from(op, place), tf.get_static_value(less.inputs[1])
@@ -220,7 +224,7 @@ def _trips_by(op: tf.Operation, condition: tf.Graph, less: tf.Operation) -> int 
 
 
 def _counts_from(op: tf.Operation, place: int) -> int | None:
-    """What a loop's variable is at first, if it is known and each turn adds one."""
+    """Returns the first value of a loop's variable, if it is known and each turn adds one."""
     body = _callee(op, "body")
     after = _through_identities(body.outputs[place]).op
     others = [part for part in after.inputs if part is not body.inputs[place]]
@@ -231,7 +235,7 @@ def _counts_from(op: tf.Operation, place: int) -> int | None:
 
 
 def _value(tensor: tf.Tensor) -> int | None:
-    """A scalar that the graph tells: a constant, or what another loop has counted up to, as a gradient's loop asks."""
+    """Returns a scalar that the graph tells: a constant, or another loop's count, as a gradient's loop needs."""
     known = tf.get_static_value(tensor)
     if known is None and tensor.op.type in _LOOPS:
         first = _counts_from(tensor.op, tensor.value_index)
@@ -260,7 +264,7 @@ def _shape(tensor: tf.Tensor) -> list[int]:
 
 
 def _constant_shape(tensor: tf.Tensor) -> list[int]:
-    if tensor.op.type == "ShapeN":  # which get_static_value does not know
+    if tensor.op.type == "ShapeN":  # get_static_value does not know it
         return _shape(tensor.op.inputs[tensor.value_index])
     shape = tf.get_static_value(tensor)
     if shape is None:

@@ -1,6 +1,6 @@
-"""How sure a benchmark's rate is, and its ratio to another's: 95 % intervals from timed calls. Host code, NumPy only.
+"""95 % intervals of a benchmark's rate, and of its ratio to another's, from timed calls. Host code, NumPy only.
 
-Calls are not independent: a machine is slow for a while, then fast for a while. So they are drawn again not one by one
+Calls are not independent: a machine is slow for a while, then fast for a while. So they are resampled not one by one
 but in blocks of neighbours, the circular block bootstrap (Politis & Romano, 1992, after Künsch, 1989).
 """
 
@@ -19,12 +19,12 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)  # Student's, of 1 to 5 degrees 
 
 
 def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[float] | None:
-    """The 95 % interval of examples per second, [low, high]; None for a single call, which has no spread.
+    """Returns the 95 % interval of examples per second, [low, high]; None for a single call, which has no spread.
 
     Args:
-      calls: columns as `launch.benchmark.measure.statistics.columns` gives them.
-      lost_share: 0 to 1, what others took of the machine: without them the rate would be up to 1 / (1 - lost_share)
-        times as high, and so is the interval's upper end.
+      calls: columns as `launch.benchmark.measure.statistics.columns` returns them.
+      lost_share: 0 to 1, the share of the machine that others used: without them the rate would be up to
+        1 / (1 - lost_share) times as high, and so is the interval's upper end.
     """
     found = resampled_rates(calls, seed=0)
     if found is None:
@@ -34,7 +34,7 @@ def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[flo
 
 
 def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, list[float] | None]:
-    """The ratio of our rate to theirs, and its 95 % interval; None if a run had a single call.
+    """Returns the ratio of our rate to theirs, and its 95 % interval; None if a run had a single call.
 
     Args:
       pairs: (ours, theirs), results with `calls` and `noise`. Of several, measured in turn, the ratio is the geometric
@@ -62,7 +62,7 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
 
 
 def resampled_rates(calls: Mapping[str, Sequence], seed: int) -> np.ndarray | None:
-    """Examples per second of resampled runs, [replicates]; None for a single call.
+    """Returns examples per second of resampled runs, [replicates]; None for a single call.
 
     Their distances from the measured rate are stretched (as logarithms, so that no rate falls below 0) by Student's t
     over the normal quantile, for the number of blocks, and, where the rate has drifted, until each part's rate (see
@@ -91,7 +91,7 @@ def resampled_rates(calls: Mapping[str, Sequence], seed: int) -> np.ndarray | No
 
 
 def parts(calls: Mapping[str, Sequence]) -> list[float]:
-    """Examples per second of each round; of a single round, of the two halves of its calls."""
+    """Returns examples per second of each round; of a single round, of the two halves of its calls."""
     examples, seconds = np.asarray(calls["examples"], float), np.asarray(calls["seconds"], float)
     number = np.asarray(calls["round"])
     if len(set(calls["round"])) == 1:
@@ -100,16 +100,16 @@ def parts(calls: Mapping[str, Sequence]) -> list[float]:
 
 
 def has_drifted(rates: Sequence[float], rate: float) -> bool:
-    """Whether the parts' rates are further apart than `DRIFT` of the whole rate."""
+    """Returns whether the parts' rates are further apart than `DRIFT` of the whole rate."""
     return max(rates) - min(rates) > DRIFT * rate
 
 
 def block_length(values: np.ndarray) -> int:
-    """How many neighbours a block holds, for the mean of a series.
+    """Returns how many neighbours a block holds, for the mean of a series.
 
     As the series' autocorrelation asks (Politis & White, 2004, corrected by Patton, Politis & White, 2009, for the
-    circular bootstrap), and between n^(1/3), the order that Hall, Horowitz & Jing (1995) find for a series of n, and
-    n / 3, so that there are blocks to draw from.
+    circular bootstrap), and between n^(1/3), the order that Hall, Horowitz & Jing (1995) find for a series of n, and n
+    / 3, so that there are blocks to draw from.
     """
     count = len(values)
     most, least = max(1, count // 3), max(1, int(count ** (1 / 3) + 1e-9))
@@ -119,7 +119,7 @@ def block_length(values: np.ndarray) -> int:
     covariance = np.array([centred[: count - lag] @ centred[lag:] for lag in range(lags + 1)]) / count
     if covariance[0] <= 1e-24 * np.mean(values**2) or lags < 1:
         return min(least, most)
-    # From the first lag on after which all of a window are as small as chance makes them, nothing is looked at.
+    # Lags count up to the first after which all of a window are as small as chance makes them.
     small = np.abs(covariance[1:] / covariance[0]) < 2 * math.sqrt(math.log10(count) / count)
     last = next((lag for lag in range(lags) if small[lag : lag + window].all()), lags)
     reach = min(2 * last, lags)
@@ -133,7 +133,10 @@ def block_length(values: np.ndarray) -> int:
 
 
 def student(freedom: int) -> float:
-    """Student's t quantile 0.975 of so many degrees of freedom (Abramowitz & Stegun, 1964, 26.7.5, from 6 on)."""
+    """Returns Student's t quantile 0.975 of `freedom` degrees of freedom.
+
+    Abramowitz & Stegun, 1964, 26.7.5, from 6 on.
+    """
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
     z = _NORMAL
@@ -146,7 +149,7 @@ def _rate(calls: Mapping[str, Sequence]) -> float:
 
 
 def _running(column: np.ndarray) -> np.ndarray:
-    """Sums of the first 0, 1, 2, ... values, of two rounds through the column, since blocks go on at its beginning."""
+    """Returns sums of the first 0, 1, 2, ... values of the column repeated twice, since blocks wrap around its end."""
     return np.concatenate([[0.0], np.cumsum(np.concatenate([column, column]))])
 
 

@@ -1,10 +1,10 @@
-"""How much a benchmark times."""
+"""The length of what a benchmark times."""
 
 from __future__ import annotations
 
 import dataclasses
 
-ENDLESS = 1 << 31  # steps that no benchmark comes to: the pace alone says how long a call is
+ENDLESS = 1 << 31  # steps that no benchmark reaches: the pace alone decides how long a call is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Length:
             raise ValueError(f"benchmark_steps={self.steps} leaves nothing to time; use 1 or more")
 
     def agreed_steps(self, strategy, steps_per_sec: float, share: float = 1.0) -> int:
-        """Steps of a round; where it is of seconds, as many as fill a `share` of them at the chief's rate.
+        """Returns the steps of a round; of seconds, as many as fill a `share` of them at the chief's rate.
 
         So they are the same in all processes. Where replicas meet each so many steps, and a round is long enough, it
         ends where they meet.

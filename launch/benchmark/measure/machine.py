@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: matrix products a second, and bytes to and from memory. Host code.
+"""Measures this machine's limits: matrix products a second, and bytes to and from memory. Host code.
 
 A probe of about two seconds, with TensorFlow's own kernels on a run's first device and the threads that the run has.
 """
@@ -69,14 +69,14 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
 
 
 def last_cache_bytes(cpus: set[int], folder: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Of the largest caches that these CPUs have, together; 32 MiB where the system does not tell."""
+    """Returns the bytes of the largest caches that these CPUs have, together; 32 MiB where unknown."""
     caches: dict[int, dict[str, int]] = {}
     for index in (index for cpu in cpus for index in (folder / f"cpu{cpu}").glob("cache/index[0-9]*")):
         try:
             size = (index / "size").read_text(encoding="ascii").strip()
             shared = (index / "shared_cpu_list").read_text(encoding="ascii").strip()
             level = int((index / "level").read_text(encoding="ascii"))
-        except (OSError, ValueError):  # another system's way to tell
+        except (OSError, ValueError):  # another system, which has no such file
             continue
         if size.endswith("K"):
             caches.setdefault(level, {})[shared] = int(size[:-1]) << 10
@@ -84,7 +84,7 @@ def last_cache_bytes(cpus: set[int], folder: Path = Path("/sys/devices/system/cp
 
 
 def _matmul_rates(size: int, dtype: str, clock) -> list[float]:
-    # Divided so, products of products stay about as large as they were.
+    # Divided so that products of products stay about as large.
     left, right = (tf.cast(tf.random.stateless_normal([size, size], [seed, 0]) / size**0.5, dtype) for seed in (0, 1))
 
     lanes = _lanes()
@@ -120,14 +120,14 @@ def _triad_rates(array_bytes: int, clock) -> list[float]:
 
 
 def _lanes() -> int:
-    """How many operations it takes to use all threads: one for each where operations share none, else one alone."""
+    """Returns how many operations use all threads: one for each where operations share none, else one."""
     threads = tf.config.threading
     alone = threads.get_intra_op_parallelism_threads() == 1
     return max(1, threads.get_inter_op_parallelism_threads()) if alone else 1
 
 
 def _rates(run: Callable, work: float, clock) -> list[float]:
-    """Work a second of `run(repeats)`, each of which does `work`, several times over; its compilation apart."""
+    """Returns the work a second of `run(repeats)`, each doing `work`, several times over, after compilation."""
 
     def timed(repeats: int) -> float:
         before = clock()

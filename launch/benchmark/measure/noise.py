@@ -1,4 +1,4 @@
-"""Whether the machine was quiet while something was timed: what other processes and quotas took of it. Host code.
+"""Detects whether the machine was quiet while something was timed: what other processes and quotas took. Host code.
 
 Where the system does not tell, figures are None, and a warning says so.
 """
@@ -45,12 +45,13 @@ def read(pids: Iterable[int], proc: Path = Path("/proc")) -> Reading:
 
 
 class Noise(NamedTuple):
-    """What the machine did beside the benchmark.
+    """The load of the machine beside the benchmark.
 
     Attributes:
       cpus: that the benchmark may use.
-      other_cores_before, other_cores: cores that other processes used, and the host's other guests took, during the
-        warm-up and during the rounds; None where it cannot be seen.
+      other_cores_before: cores that other processes and the host's other guests used during the warm-up; None where it
+        cannot be seen.
+      other_cores: likewise during the rounds.
       throttled_share: of the time that the benchmark's threads would have run, 0 to 1: when their quota was used up.
       lost_share: of the rate, 0 to 1: at most so much was lost to the above; 0 where it is less than `NOTICED`.
     """
@@ -63,10 +64,12 @@ class Noise(NamedTuple):
 
 
 def between(start: Reading, first_round: Reading, end: Reading, quota_cores: float = math.inf) -> Noise:
-    """The noise from three readings: before the warm-up, before the first round, after the last.
+    """Computes the noise from three readings.
 
     Args:
-      start, first_round, end: the readings.
+      start: the reading before the warm-up.
+      first_round: the reading before the first round.
+      end: the reading after the last round.
       quota_cores: cores that a quota leaves the benchmark.
     """
     before, during = _other_cores(start, first_round), _other_cores(first_round, end)
@@ -80,7 +83,7 @@ def between(start: Reading, first_round: Reading, end: Reading, quota_cores: flo
 
 
 def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
-    """One line for each thing that makes the figures uncertain, and what the interval does about it."""
+    """Returns one line for each thing that makes the figures uncertain, and what the interval does about it."""
     found = []
     rates, count = intervals.parts(calls), len(calls["seconds"])
     if count < intervals.FEW_CALLS:
@@ -112,13 +115,13 @@ def _figure(rate: float) -> str:
 def _other_cores(start: Reading, end: Reading) -> float | None:
     if start.busy is None or end.busy is None:
         return None
-    # The kernel's two accounts are kept in ticks of their own: short spans may come out below 0.
+    # The kernel's two accounts have separate ticks: short spans may come out below 0.
     others = max(0.0, end.busy - start.busy - (end.own - start.own))
     return others / (end.clock - start.clock) if end.clock > start.clock else 0.0
 
 
 def _busy_seconds(usable: Iterable[int], proc: Path) -> float | None:
-    """CPU time of all processes on these CPUs; None where the system does not count it."""
+    """Returns the CPU time of all processes on these CPUs; None where the system does not count it."""
     mine = {f"cpu{number}" for number in usable}
     ticks = 0
     for line in cpus.lines(proc / "stat"):

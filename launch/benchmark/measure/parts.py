@@ -27,30 +27,31 @@ _GRADIENT_SIZE = 1e-3
 
 
 class Part(NamedTuple):
-    """What a strategy is bound to, to do one part of a step and nothing else: a feed, and a loop over it."""
+    """A feed and a loop over it, to which a strategy is bound to do one part of a step and nothing else."""
 
     feed: Any
     loop: InnerLoop
 
     def bind(self, strategy, state: TrainState) -> None:
+        """Binds the strategy to the part."""
         strategy.bind(state, self.feed)
         strategy.use_loop(self.loop)
 
 
 def whole(strategy, state: TrainState, feed, jit: bool) -> Part:
-    """All of a step: what users get."""
+    """Makes all of a step: what users get."""
     strategy.bind(state, feed)
     return Part(feed, strategy.train_loop(jit))
 
 
 def step(strategy, state: TrainState, feed, jit: bool) -> Part:
-    """Whole steps on one batch of `feed`, again and again: no input."""
+    """Makes whole steps on one batch of `feed`, again and again: no input."""
     strategy.bind(state, feed)
     return whole(strategy, state, strategy.repeated_batch(), jit)
 
 
 def input(strategy, state: TrainState, feed, jit: bool) -> Part:
-    """Batches of `feed`, gathered on each replica and used for nothing: no step."""
+    """Makes batches of `feed`, gathered on each replica and used for nothing: no step."""
     jit = jit and feed.compilable
 
     def read(batch, *_):
@@ -60,8 +61,10 @@ def input(strategy, state: TrainState, feed, jit: bool) -> Part:
 
 
 def update(strategy, state: TrainState, feed, jit: bool) -> Part:
-    """The optimizers' updates of all dense variables, by gradients that are there already. Where parameter servers
-    make them, the way there is in it."""
+    """Makes the optimizers' updates of all dense variables, by gradients that exist already.
+
+    Where parameter servers make them, sending the gradients is included.
+    """
     trainer = state.trainer
     variables = dense_variables(trainer)
 
@@ -76,21 +79,20 @@ def update(strategy, state: TrainState, feed, jit: bool) -> Part:
 
 
 def made(strategy, state: TrainState, feed, step: Callable, jit: bool = False) -> Part:
-    """A part of any replica code, (batch, step, observed) -> metrics."""
+    """Makes a part of any replica code, (batch, step, observed) -> metrics."""
     strategy.bind(state, feed)
     return Part(feed, strategy.loop(step, jit))
 
 
 def dense_variables(trainer: Trainer) -> list[tf.Variable]:
-    """What the optimizers update, but tables, of which an update touches a few rows."""
+    """Returns the variables that the optimizers update, except tables, of which an update touches a few rows."""
     tables = {id(shard) for table in trainer.embedding_tables.values() for shard in table.variables_for_gradients}
     updated = {id(v): v for optimizer in trainer.optimizers.values() for v in optimizer.updated_variables}
     return [variable for key, variable in updated.items() if key not in tables]
 
 
 def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int):
-    """A feed whose batch is a gradient for each variable, small and the same at each step."""
-
+    """Makes a feed whose batch is a gradient for each variable, small and the same at each step."""
     random = np.random.default_rng(0)
     values = [
         (_GRADIENT_SIZE * random.standard_normal(variable.shape, np.float32)).astype(variable.dtype.as_numpy_dtype)
@@ -102,17 +104,18 @@ def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int):
 def timed(
     strategy, state: TrainState, parts: Mapping[Any, Part], seconds: float, clock=time.perf_counter
 ) -> dict[Any, dict]:
-    """Times parts in turn, A B C A B C, so that a machine that drifts does not decide which takes longest.
+    """Times parts in turn, A B C A B C, so that a drifting machine does not decide which takes longest.
 
     Args:
-      strategy, state: of the run; the strategy is left bound to the last part.
+      strategy: of the run; left bound to the last part.
+      state: of the run.
       parts: by name.
       seconds: about so long for each.
       clock: returns seconds.
 
     Returns:
-      By name: seconds, repeats: timed in all, warm-ups apart. ms_per_step: the one over the other. rounds_ms: the same
-      in each turn.
+      By name: seconds, repeats: timed in all, without warm-ups. ms_per_step: the one over the other. rounds_ms: the
+      same in each turn.
     """
     length = Length(seconds=seconds / _TURNS)
     found: dict[Any, list] = {name: [] for name in parts}
@@ -124,7 +127,7 @@ def timed(
 
 
 def summary(turns: Sequence[Mapping]) -> dict:
-    """A part's figures, of its rounds as `rounds.run` has them."""
+    """Returns a part's figures, of its rounds as `rounds.run` returns them."""
     seconds, repeats = (sum(each[name] for each in turns) for name in ("wall_seconds", "steps"))
     return {
         "seconds": seconds,
@@ -135,14 +138,14 @@ def summary(turns: Sequence[Mapping]) -> dict:
 
 
 def shares(parts: Mapping[str, dict | None]) -> dict[str, float]:
-    """What each part takes of the whole's step, as a share of its time.
+    """Returns the share of the whole step's time that each part takes.
 
     Args:
       parts: whole, step, input and update by name, with their `ms_per_step`; reduce too where there is one.
 
     Returns:
       step: the step without input, reduction and update: forward and backward. input, reduce, update: each by itself.
-      unexplained: what is left of the whole; below 0 where parts run beside each other.
+      unexplained: what is left of the whole; below 0 where parts run in parallel.
     """
     ms = {name: part["ms_per_step"] for name, part in parts.items() if part and "ms_per_step" in part}
     times = {
@@ -156,8 +159,8 @@ def shares(parts: Mapping[str, dict | None]) -> dict[str, float]:
 
 
 def used(tensors: Sequence[tf.Tensor], jit: bool) -> dict[str, Mean]:
-    """A metric that needs all of the tensors, whole, for next to nothing: else they would not be computed."""
-    if jit and tensors:  # XLA would compute no more than what is looked at
+    """Returns a metric that needs all of the tensors, whole, at almost no cost: else they would not be computed."""
+    if jit and tensors:  # XLA would compute only what the metric reads
         tensors = xla.optimization_barrier(*tensors)
     looked_at = [tf.reshape(tensor, [-1])[0] for tensor in tensors]
     numbers = [tf.cast(tf.strings.length(x) if x.dtype == tf.string else x, tf.float32) for x in looked_at]

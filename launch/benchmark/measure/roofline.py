@@ -10,11 +10,11 @@ from crankshaft.launch.benchmark.measure.cost import Cost
 
 
 def describe(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) -> dict | None:
-    """Which of the machine's two limits binds a model, and what share of it a run reaches.
+    """Computes which of the machine's two limits binds a model, and what share of it a run reaches.
 
-    A step takes at least as long as its operations at the peak rate of matrix products in their dtypes, and at least
-    as long as its bytes at the memory's rate, each divided over the devices. What touches no more than the last cache
-    holds is measured by that cache's rate: memory does not limit it.
+    A step takes at least as long as its operations at the peak rate of matrix products in their dtypes, and at least as
+    long as its bytes at the memory's rate, each divided over the devices. A step that touches no more than the last
+    cache holds is measured by that cache's rate: memory does not limit it.
 
     Args:
       cost: of a step.

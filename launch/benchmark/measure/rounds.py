@@ -1,4 +1,4 @@
-"""The whole loop that users get, timed on the host: warm up, then rounds of steps in calls of the inner loop.
+"""Times the whole loop that users get, on the host: warm-up, then rounds of steps in calls of the inner loop.
 
 Device work is awaited at both ends of a round and never inside it, so measuring costs two readings of the clock a call.
 """
@@ -20,13 +20,13 @@ from crankshaft.launch.benchmark.measure.warm_up import warm_up
 
 
 class Watcher(NamedTuple):
-    """Who is told how a benchmark goes on.
+    """Callbacks that observe how a benchmark goes on.
 
     Attributes:
       at_round: called after the warm-up and after each round, with the rounds so far, as in the result, and the steps
         of the next one.
       at_call: called within what is timed, at each call's end, with the round's steps and seconds so far: it has to
-        return at once nearly always. None: nobody is.
+        return at once nearly always. None calls nothing.
     """
 
     at_round: Callable[[Sequence[dict], int], None] = lambda rounds, steps: None
@@ -93,7 +93,7 @@ def run(
 
 
 def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise, meet_steps: int) -> dict:
-    """What the calls say, and the machine, where replicas meet each `meet_steps`."""
+    """Returns the figures of the calls and the machine, where replicas meet each `meet_steps`."""
     timed, warnings = columns(rounds), []
     shortest = min(sum(call.steps for call in calls) for calls in rounds)
     if shortest < meet_steps:
@@ -125,7 +125,7 @@ def timed_round(
     warm-up's end awaits them), and are when it ends.
     """
     end = state.step + steps
-    noted = []  # no more than this within what is timed: the rest is computed afterwards
+    noted = []  # only this is done within what is timed: the rest is computed afterwards
     began = before = clock()
     while state.step < end:
         first = state.step
@@ -148,7 +148,10 @@ def timed_round(
 
 
 def _reduce_seconds(workers) -> float | None:
-    """What workers waited for each other in a call, on average (`engine.reduction.Reduction.figures`), if known."""
+    """Returns the average seconds that workers waited for each other in a call, if known.
+
+    See `engine.reduction.Reduction.figures`.
+    """
     rows = workers.read()
     if not all("reduce_seconds" in row for row in rows):
         return None

@@ -18,7 +18,8 @@ class Call(NamedTuple):
     """One timed call of the inner loop.
 
     Attributes:
-      steps, examples: done by the call.
+      steps: done by the call.
+      examples: done by the call.
       seconds: from the return of the call before it to its own, so that the calls' seconds add up to the span.
       input_seconds: the part of it spent waiting for input.
       reduce_seconds: the part of it spent waiting for sums over workers, their average; None where it is not known.
@@ -71,7 +72,7 @@ def summarize(calls: Sequence[Call]) -> dict:
 
 
 def describe_round(calls: Sequence[Call]) -> dict:
-    """Totals of a round: steps, wall_seconds, steps_per_sec, examples_per_sec."""
+    """Returns totals of a round: steps, wall_seconds, steps_per_sec, examples_per_sec."""
     steps, seconds = sum(call.steps for call in calls), math.fsum(call.seconds for call in calls)
     examples = sum(call.examples for call in calls)
     return {
@@ -83,7 +84,7 @@ def describe_round(calls: Sequence[Call]) -> dict:
 
 
 def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, list | None]:
-    """Every call, in order, as columns: `Call`'s attributes, and `round`, counted from 0.
+    """Returns every call, in order, as columns: `Call`'s attributes, and `round`, counted from 0.
 
     A column of which not every value is known is None.
     """
@@ -95,7 +96,7 @@ def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, list | None]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """The smallest of `values` such that it and those below it hold `share` (0 to 1) of all weight."""
+    """Returns the smallest of `values` such that it and those below it hold `share` (0 to 1) of all weight."""
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     # Weights are whole steps: a part of one that rounding adds to the product must not take the next value.
@@ -104,9 +105,10 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
 
 
 def standard_error(values: np.ndarray, weights: np.ndarray, mean: float) -> float | None:
-    """Of a weighted mean: s / sqrt(n), effective size n = (sum of w)^2 / sum of w^2 (Kish, Survey Sampling, 1965).
+    """Computes the standard error of a weighted mean: s / sqrt(n), with the effective size n.
 
-    With equal weights it is the usual one. None for a single value.
+    n = (sum of w)^2 / sum of w^2 (Kish, Survey Sampling, 1965). With equal weights it is the usual one. None for a
+    single value.
     """
     effective = weights.sum() ** 2 / np.sum(weights**2)
     if len(values) < 2:

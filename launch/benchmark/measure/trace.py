@@ -1,4 +1,4 @@
-"""TensorFlow's profiler over a few steps: a trace for TensorBoard, and the ops that took longest. Host code.
+"""Runs TensorFlow's profiler over a few steps: a trace for TensorBoard, and the ops that took longest. Host code.
 
 The trace is read by the schema that TensorFlow brings (tensorflow/tsl/profiler/protobuf/xplane.proto): planes of a host
 or a device, of lines (threads, streams), of events.
@@ -23,11 +23,11 @@ from crankshaft.engine.strategies.parameter_server.closures import COUNT_SCOPE
 from crankshaft.launch.benchmark.measure.length import ENDLESS
 
 STEPS = 10
-_LEAST_TRACE_MS = 200  # of tasks elsewhere: so that their beginning and end do not count much
-# How TensorFlow's executor calls an op's event, and where the step begins in the op's name.
+_LEAST_TRACE_MS = 200  # of other tasks: so that their beginning and end do not count much
+# The form of an op's event of TensorFlow's executor, and where the step begins in the op's name.
 _EXECUTED = re.compile(r"(?P<name>[^:\s]+):(?P<type>[A-Z_][A-Za-z0-9_]*)")
 _CALLED = re.compile(r".*StatefulPartitionedCall/|\bwhile(_\d+)?/((body/_|step_)\d+/)?")
-# Ops that only run others, whose own time is waiting.
+# Ops that only run other ops: their own time is waiting.
 _CONTROL = re.compile(
     r"_*(Stateless|Stateful)?(While|If|Case|PartitionedCall|_inference\w*)|.*\b(while|cond|conditional|call)"
 )
@@ -84,7 +84,7 @@ def _described(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
 
 
 def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
-    """Has the tasks that compute write a trace each into `folder`, which has to be theirs too."""
+    """Makes the tasks that compute write a trace each into `folder`, which they have to share."""
     before, end = time.perf_counter(), state.step + steps
     while state.step < end:
         strategy.run_train_steps(end - state.step)
@@ -98,7 +98,7 @@ def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
         except Exception as error:  # reaches the caller's thread
             failed.append(error)
 
-    # A daemon: where training fails, nobody waits for a trace.
+    # A daemon: where training fails, the process does not wait for a trace.
     tracing = threading.Thread(target=trace, name="trace", daemon=True)
     tracing.start()
     while tracing.is_alive():
@@ -110,7 +110,7 @@ def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
 
 
 def _steps_in(space: xplane_pb2.XSpace) -> int:
-    """How many steps a trace of parameter servers is of: as often as they were counted in it."""
+    """Returns how many steps of parameter servers a trace holds: as often as they were counted in it."""
     events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
     found = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
     return max((times for (name, _), times in found.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
@@ -124,9 +124,9 @@ def _read(paths) -> xplane_pb2.XSpace:
 
 
 def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:
-    """A trace's ops, as `profile` returns them: TensorFlow's, and, where XLA compiled the loop, XLA's.
+    """Returns a trace's ops, as `profile` does: TensorFlow's, and, where XLA compiled the loop, XLA's.
 
-    Where there are devices besides the host it is their kernels, by the op that started them.
+    Where there are devices besides the host, these are their kernels, by the op that started them.
     """
     devices = [plane for plane in space.planes if plane.name.startswith("/device:") and plane.lines]
     planes = devices or [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
@@ -145,7 +145,7 @@ def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:
 
 
 def _own_times(plane, line, of_device: bool) -> Iterator[tuple[str, str, int]]:
-    """(name, type, picoseconds) of a line's ops, less those of the ops within them."""
+    """Yields (name, type, picoseconds) of a line's ops, without the time of the ops within them."""
     events = [(each.offset_ps, each.duration_ps, op) for each in line.events if (op := _op(plane, each, of_device))]
     events.sort(key=lambda each: (each[0], -each[1]))
     open_ops: list[list[Any]] = []  # [end, name and type, time of its own], each within the one before it
@@ -160,7 +160,7 @@ def _own_times(plane, line, of_device: bool) -> Iterator[tuple[str, str, int]]:
 
 
 def _op(plane, event, of_device: bool) -> tuple[str, str] | None:
-    """An event's op: (name, type); None for what is none."""
+    """Returns an event's op, (name, type); None for an event that is no op."""
     event_name = plane.event_metadata[event.metadata_id].name
     stats = {plane.stat_metadata[each.metadata_id].name: each for each in event.stats}
     if "tf_op" in stats and (found := _EXECUTED.fullmatch(_text(plane, stats["tf_op"]))):

@@ -1,4 +1,4 @@
-"""What comes before the first round: everything is compiled, calls have found their length, and the rate is known."""
+"""Warms up before the first round: everything is compiled, calls have found their length, the rate is known."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from crankshaft.engine.state import TrainState
 from crankshaft.launch.benchmark.measure.length import ENDLESS, Length
 
-_GROWS = 1.5  # a call this many times as long as any before it is still being paced; so are rates that differ so much
+_GROWS = 1.5  # a call this many times longer than all before is still being paced; so are rates that differ so
 _MAX_CALLS = 30
 _MAX_TRIALS = 5
 _TRIAL_SHARE = 0.1
 
 
 class WarmUp(NamedTuple):
-    """What came before the first round.
+    """The outcome of the warm-up.
 
     Attributes:
       first_step_seconds: the first call, until its steps were done: tracing and compiling, and its one step (or as many
@@ -68,9 +68,9 @@ def _settle(strategy, limit: int, clock) -> tuple[float, float]:
 
 
 def _try(strategy, state: TrainState, length: Length, steps_per_sec: float, clock) -> float:
-    """The rate of a short round, tried again until it takes about as long as the one before said that it would.
+    """Returns the rate of a short round, repeated until it takes about as long as the one before predicted.
 
-    Single calls do not say it: some are short, and some compile what a call before them did not need.
+    Single calls do not tell it: some are short, and some compile what a call before them did not need.
     """
     for _ in range(_MAX_TRIALS):
         expected, steps = steps_per_sec, length.agreed_steps(strategy, steps_per_sec, _TRIAL_SHARE)
@@ -78,7 +78,7 @@ def _try(strategy, state: TrainState, length: Length, steps_per_sec: float, cloc
         while state.step < first + steps:
             result = strategy.run_train_steps(first + steps - state.step)
         result.sums.read()
-        # More than asked for, where steps were under way already.
+        # More than asked for, where steps were in progress already.
         steps_per_sec = (state.step - first) / max(clock() - before, 1e-9)
         agree = expected / _GROWS <= steps_per_sec <= expected * _GROWS
         if strategy.exchange(int(agree))[0]:
@@ -87,9 +87,9 @@ def _try(strategy, state: TrainState, length: Length, steps_per_sec: float, cloc
 
 
 def _compile_last_batch(strategy, state: TrainState, round_steps: int, steps: int) -> None:
-    """Trains on an epoch's smaller last batch if the next `steps` may come to it, twice as many for safety's sake.
+    """Trains on an epoch's smaller last batch if the next `steps`, or for safety twice as many, may reach it.
 
-    It has a compiled program of its own, which is not to be made within a round.
+    It has a separately compiled program, which must not be made within a round.
     """
     order = strategy.train_order
     before_it = order.steps_per_epoch - 1 - state.step % order.steps_per_epoch
@@ -100,10 +100,11 @@ def _compile_last_batch(strategy, state: TrainState, round_steps: int, steps: in
 
 
 def _come_in_step(strategy, state: TrainState, round_steps: int) -> None:
-    """Ends what is under way, so that none of it counts in what is timed next; devices are idle afterwards.
+    """Ends the steps in progress, so that none of them counts in what is timed next; devices are idle afterwards.
 
-    Where replicas meet now and then, and within rounds of `round_steps`, that begins where they have met. By what they
-    meet in between, as they do where something is due, is compiled here: one of two steps ends there.
+    Where replicas meet now and then, and within rounds of `round_steps`, the timing begins where they have met. The
+    program by which they meet in between, as they do where something is due, is compiled here: one of two steps ends
+    there.
     """
     each = strategy.round_steps
     if each > 1:
