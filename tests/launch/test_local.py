@@ -37,7 +37,7 @@ def test_each_task_is_told_who_it_is_and_where_all_are(local):
 
 def test_a_task_finds_all_tasks_of_its_job_and_no_other_process(local):
     script = """
-from crankshaft.launch import guard
+from crankshaft.launch.cluster import guard
 while len(found := guard.job_of(os.environ)) < 2:
     time.sleep(0.01)
 print(json.dumps(found))

@@ -24,7 +24,7 @@ import errno, fcntl, os, sys
 def flock(*_):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 fcntl.flock = flock
-from crankshaft.launch import process
+from crankshaft.launch.host import process
 with process.lock(sys.argv[1]):
     print(os.getpid(), flush=True)
     sys.stdin.readline()

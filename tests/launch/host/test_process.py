@@ -116,7 +116,8 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
 
 def test_what_is_used_before_tensorflow_starts_does_not_start_it():
     """A start takes seconds, which a mistake on the command line is not to wait for."""
-    modules = ", ".join(f"crankshaft.{name}" for name in "launch.train launch.local engine.cpus engine.errors".split())
+    names = "launch.train launch.local engine.machine.cpus engine.internals.errors".split()
+    modules = ", ".join(f"crankshaft.{name}" for name in names)
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -165,7 +166,7 @@ def test_a_run_whose_terminal_closes_is_saved(inside, tmp_path):
 
 TWICE_AT_ONCE = """
 import signal
-from crankshaft.launch.process import Signals
+from crankshaft.launch.host.process import Signals
 
 with Signals(print):
     signal.raise_signal(signal.SIGTERM)
@@ -176,7 +177,7 @@ print("saved")
 # A second lock of a mutex: a compiled call that never returns, within which no handler runs.
 STUCK = """
 import ctypes
-from crankshaft.launch.process import Signals
+from crankshaft.launch.host.process import Signals
 
 mutex = ctypes.create_string_buffer(64)
 lock = ctypes.CDLL(None).pthread_mutex_lock
