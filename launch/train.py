@@ -231,14 +231,13 @@ def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
 
 def _work(session, hooks, held: process.Held | None) -> Done:
     from crankshaft.launch.benchmark import mode as benchmark_mode
-    from crankshaft.launch.run import modes
-    from crankshaft.launch.run.session import user_hooks
+    from crankshaft.launch.run import modes, user_hooks
 
     mode = session.config.mode
     if mode in ("train", "train_and_eval"):
         history = modes.make_history(session)
         holding = [modes.Holding(held.check)] if held else []
-        result, code = modes.train(session, [*holding, *user_hooks(hooks, session.config)], history)
+        result, code = modes.train(session, [*holding, *user_hooks.checked(hooks, session.config)], history)
         return Done(code, result, session, history.rows)
     if mode == "benchmark":
         result, code = benchmark_mode.benchmark(session, os.environ)

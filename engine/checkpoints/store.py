@@ -157,7 +157,7 @@ class Checkpoints:
         if comparison.missing or comparison.extra or comparison.reshaped:
             raise CheckpointError(
                 f"{manifest.name} in {self.directory} is of another model or optimizer; "
-                "use another --run_dir, or take its weights only with --init_from\n" + comparison.message()
+                "use another `run_dir`, or take its weights only with `init_from`\n" + comparison.message()
             )
         snapshot.to_restore(self.state).read(manifest.prefix).expect_partial()
         self._current_step = manifest.step
@@ -207,7 +207,7 @@ class Checkpoints:
             why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
             self._error = CheckpointError(
                 f"ckpt-{step} could not be written to {self.directory}: {why}; "
-                "make room or mend the directory, or use another --run_dir"
+                "make room or mend the directory, or use another `run_dir`"
             )
             self._error.__cause__ = error
             with contextlib.suppress(OSError):
@@ -306,7 +306,7 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     if comparison.missing or comparison.extra or comparison.reshaped or not comparison.matched:
         raise CheckpointError(
-            f"the weights in {prefix} do not fit this model; use the same --model and --model_arg as that run\n"
+            f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run\n"
             + comparison.message()
         )
     holder = target

@@ -9,26 +9,6 @@ import tensorflow as tf
 from crankshaft.engine.hooks.base import Moment, Windowed
 from crankshaft.engine.metrics.means import Sums
 
-# Callbacks that steer Keras's own loop, and what does the same here.
-_INSTEAD = {
-    "BackupAndRestore": "--run_dir with --checkpoint_every_steps",
-    "EarlyStopping": "--early_stopping_patience with --monitor",
-    "LearningRateScheduler": "--learning_rate_schedule",
-    "ModelCheckpoint": "--checkpoint_every_steps, and --monitor for the best",
-    "OrbaxCheckpoint": "--checkpoint_every_steps",
-    "ProgbarLogger": "--progress",
-    "ReduceLROnPlateau": "--reduce_lr_patience with --monitor",
-    "SwapEMAWeights": "--ema_decay",
-    "TensorBoard": "--run_dir with --summary_every_steps",
-    "TerminateOnNaN": "--on_nonfinite=raise, the default",
-}
-
-
-def instead_of(callback: tf.keras.callbacks.Callback) -> str | None:
-    """Returns the flags that replace a callback that needs Keras's own loop; None for one that only observes."""
-    kinds = {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
-    return next((cure for name, cure in _INSTEAD.items() if name in kinds), None)
-
 
 class KerasCallbacks(Windowed):
     """Calls Keras callbacks where `fit` would; of several workers, on the chief.
@@ -152,7 +132,7 @@ class _Optimizer:
 
     @learning_rate.setter
     def learning_rate(self, value) -> None:
-        raise ValueError("a Keras callback sets the learning rate, which the run does; use --learning_rate_schedule")
+        raise ValueError("a Keras callback sets the learning rate, which the run does; use `learning_rate_schedule`")
 
     def get_config(self) -> dict:
         return {"name": self.name, "learning_rate": float(self.learning_rate)}

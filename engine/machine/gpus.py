@@ -48,7 +48,7 @@ def choose(found: Sequence, numbers: Sequence[int] | None) -> list:
         return list(found)
     if missing := [number for number in numbers if number >= len(found)]:
         raise DeviceError(
-            f"--gpus={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds {len(found)}, "
+            f"`gpus`={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds {len(found)}, "
             f"{'number 0' if len(found) == 1 else f'numbers 0 to {len(found) - 1}'}; use those, or none"
         )
     return [gpu for number, gpu in enumerate(found) if number in numbers]

@@ -10,12 +10,14 @@ import traceback
 from crankshaft.engine.internals.errors import reason
 from crankshaft.input.splits import InputError
 from crankshaft.launch.cluster.tf_config import ClusterError
+from crankshaft.launch.command_line.groups import GROUPS
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs
+_PARAMETER = re.compile(r"`([a-z_]+)`")
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -26,9 +28,10 @@ def explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, ClusterError):
         return EXIT_FAILED, str(error)
     if "tensorflow" in sys.modules and (found := _by_engine(error)):
-        return found
+        code, line = found
+        return code, with_flags(line)
     if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):
-        return EXIT_USAGE, " ".join(str(error).split())
+        return EXIT_USAGE, with_flags(" ".join(str(error).split()))
     place = _users_place(error)
     what = f"{type(error).__name__}: {reason(error)}"
     if place is None:
@@ -37,6 +40,15 @@ def explain(error: Exception) -> tuple[int, str]:
     # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
     passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
     return EXIT_FAILED if passes else EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
+
+
+def with_flags(line: str) -> str:
+    """Returns an engine's message with flags, `--run_dir`, in the place of the parameters that it names in backquotes.
+
+    The engine knows no flags; a parameter of the engine that a user can set has the name of its flag.
+    """
+    names = {name for names in GROUPS.values() for name in names}
+    return _PARAMETER.sub(lambda found: f"--{found[1]}" if found[1] in names else found[0], line)
 
 
 def is_lost_peer(error: Exception) -> bool:

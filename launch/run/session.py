@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -15,8 +14,7 @@ from absl import logging
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.health import watchdog
-from crankshaft.engine.hooks import Hook, numerics
-from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks, instead_of
+from crankshaft.engine.hooks import numerics
 from crankshaft.engine.layers.embeddings import shards_in
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -330,21 +328,3 @@ def _checkpoints(config: Config, state: TrainState, strategy: Strategy, data: di
     folder, writes = os.path.join(config.run_dir, "best"), writes and config.writes_best
     best = Checkpoints(folder, state.checkpoint, keep=1, about=about, writes=writes)
     return checkpoints, best
-
-
-def user_hooks(hooks: Sequence, config: Config) -> list:
-    """Checks the user's hooks: each is an `engine.hooks.Hook`; Keras callbacks become one hook, the last."""
-    if not isinstance(hooks, Sequence):
-        raise UsageError(f"hooks={hooks!r} is no list; put hooks into one, hooks=[...]")
-    callbacks = [hook for hook in hooks if isinstance(hook, tf.keras.callbacks.Callback)]
-    for callback in callbacks:
-        if flags := instead_of(callback):
-            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; here {flags} does it")
-    others = [hook for hook in hooks if hook not in callbacks]
-    for hook in others:
-        if not isinstance(hook, Hook):
-            raise UsageError(
-                f"hook {hook!r} is no engine.hooks.Hook and no Keras callback; wrap a function by every_epoch or "
-                "every_steps"
-            )
-    return [*others, KerasCallbacks(callbacks, config.summary_every_steps)] if callbacks else others

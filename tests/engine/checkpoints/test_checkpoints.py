@@ -230,8 +230,8 @@ def test_another_model_is_told_in_one_message_and_nothing_is_changed(tmp_path):
     assert bits(state) == before
     message = str(caught.value)
     assert "ckpt-1" in message
-    assert "--run_dir" in message
-    assert "--init_from" in message
+    assert "`run_dir`" in message
+    assert "`init_from`" in message
     missing, extra, reshaped = message.splitlines()[1:]
     assert "missing in the checkpoint (11): extra[0] [] float32; " in missing
     assert missing.endswith("; and 3 more")

@@ -172,7 +172,7 @@ def test_a_directory_that_can_not_be_made_is_told_at_wait(tmp_path):
     (tmp_path / "file").write_text("in the way")
     checkpoints = make(tmp_path / "file" / "checkpoints", make_state())
     checkpoints.save(1, {})
-    with pytest.raises(CheckpointError, match=r"ckpt-1 could not be written to .*Not a directory.*--run_dir"):
+    with pytest.raises(CheckpointError, match=r"ckpt-1 could not be written to .*Not a directory.*`run_dir`"):
         checkpoints.wait()
     checkpoints.wait()  # told once
     (tmp_path / "file").unlink()

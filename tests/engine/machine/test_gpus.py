@@ -20,7 +20,7 @@ def test_a_number_that_no_gpu_has_is_named():
     with pytest.raises(gpus.DeviceError) as failed:
         gpus.choose(FOUND, (0, 3))
     assert str(failed.value) == (
-        "--gpus=0,3: there is no GPU 3; TensorFlow finds 3, numbers 0 to 2; use those, or none"
+        "`gpus`=0,3: there is no GPU 3; TensorFlow finds 3, numbers 0 to 2; use those, or none"
     )
 
 
