@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What each room may import besides itself and the standard library, by the longest name that is
 # still allowed: `absl.logging` lets in neither `absl` nor `absl.flags`.
 MAY_IMPORT = {
-    "engine": {"absl.logging", "numpy", "tensorboard", "tensorflow"},
+    "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
     "input": {"numpy", "tensorflow"},
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {

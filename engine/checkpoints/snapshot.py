@@ -11,6 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints.manifest import CheckpointError
+from crankshaft.engine.internals.keras import KEPT_IN_LISTS
+from crankshaft.engine.internals.tensorflow import TrackableNode, has_state_beside_variables
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import per_replica
 
@@ -20,8 +22,6 @@ _LISTED = 8
 COPIED_BYTES = 128 << 20
 SLICE_BYTES = 32 << 20
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
-# A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
-_KEPT_BY_KERAS = ("_layers", "_trainable_variables", "_non_trainable_variables")
 # TensorFlow's own entries, made by the first save: not a part of any state.
 _NOT_STATE = {"save_counter/" + _ATTRIBUTE, "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
@@ -70,7 +70,7 @@ class Rows:
             return self.variable.sparse_read(tf.range(first, stop))
 
 
-class _FirstRow(tf.__internal__.tracking.AutoTrackable):
+class _FirstRow(TrackableNode):
     """The stand-in of a `Rows` in the graph of a checkpoint that is written."""
 
     def __init__(self, rows: Rows):
@@ -178,7 +178,7 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
             elif not isinstance(part, dict):
                 made[id(part)] = part
             else:
-                node = made[id(part)] = tf.__internal__.tracking.AutoTrackable()
+                node = made[id(part)] = TrackableNode()
                 for name, child in part.items():
                     setattr(node, name, make(child))
         return made[id(part)]
@@ -311,7 +311,7 @@ def _held_by_keras(layer: tf.keras.layers.Layer, children: Iterable) -> list[tup
     Keras 3 hides the layers and variables in a layer's list or dictionary, and TensorFlow's checkpoints would silently
     leave out their weights.
     """
-    held = [(f"{store}_{n}", child) for store in _KEPT_BY_KERAS for n, child in enumerate(getattr(layer, store, ()))]
+    held = [(f"{store}_{n}", child) for store in KEPT_IN_LISTS for n, child in enumerate(getattr(layer, store, ()))]
     reached = {id(child): child for child in children}
     if all(id(child) in reached for _, child in held):
         return []
@@ -343,14 +343,11 @@ def _refuse_other_state(path, node) -> None:
     """
     if isinstance(node, tf.lookup.experimental.MutableHashTable) and not node.size():
         return
-    for kind in type(node).__mro__:
-        if "tensorflow.python.trackable.base" in kind.__module__:
-            return
-        if "_serialize_to_tensors" in vars(kind) and kind.__name__ != "AutoTrackable":
-            raise CheckpointError(
-                f"{_readable(path)} is a {type(node).__name__}, and only variables are saved; "
-                "keep its state in a tf.Variable, or in the host's state"
-            )
+    if has_state_beside_variables(node):
+        raise CheckpointError(
+            f"{_readable(path)} is a {type(node).__name__}, and only variables are saved; "
+            "keep its state in a tf.Variable, or in the host's state"
+        )
 
 
 def _key(path: tuple[str, ...]) -> str:

@@ -28,6 +28,7 @@ from crankshaft.engine.checkpoints import snapshot
 from crankshaft.engine.checkpoints.catalogue import Catalogue
 from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
 from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.internals.tensorflow import TrackableNode
 from crankshaft.engine.machine import environment, files
 
 # Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
@@ -311,7 +312,7 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
         )
     holder = target
     for part in reversed(at):
-        inner, holder = holder, tf.__internal__.tracking.AutoTrackable()
+        inner, holder = holder, TrackableNode()
         setattr(holder, part, inner)
     snapshot.to_restore(holder).read(prefix).expect_partial()
     return comparison.matched

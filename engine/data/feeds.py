@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import distribute
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.order import Order, SharedOrder, replica_part
 from crankshaft.engine.data.residency import as_kept, is_on_gpus, on_each_device, take
+from crankshaft.engine.internals.tensorflow import divide_by_files
 from crankshaft.engine.step.randomness import epoch_seed
 
 
@@ -307,7 +307,7 @@ def share_of_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.da
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
-    return distribute._AutoShardDataset(dataset.with_options(options), workers, worker)
+    return divide_by_files(dataset.with_options(options), workers, worker)
 
 
 class _Blocks:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.eager import context
 
 from crankshaft.engine.health import standstill
 from crankshaft.engine.health.peers import Peers
+from crankshaft.engine.internals import tensorflow
 from crankshaft.engine.internals.errors import one_line
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -335,7 +335,7 @@ def _tasks(message: str) -> set[int]:
 def abort_collectives(reason: str) -> None:
     """Makes all collectives of this process fail, both waiting and later ones."""
     with contextlib.suppress(tf.errors.OpError):  # they have failed already
-        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+        tensorflow.abort_collectives(reason)
 
 
 def end_process(line: str) -> None:

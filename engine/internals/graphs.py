@@ -6,6 +6,8 @@ from collections import Counter
 
 import tensorflow as tf
 
+from crankshaft.engine.internals.tensorflow import function_graph
+
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Ops of `tf.random` that draw from a state of the process.
 STATEFUL_RANDOM = {
@@ -23,7 +25,7 @@ STATEFUL_RANDOM = {
 
 def called(op: tf.Operation, name: str) -> tf.Graph:
     """Returns the graph of the function that an op knows by this name."""
-    return op.graph._get_function(name).graph
+    return function_graph(op.graph, name)
 
 
 def all_called(op: tf.Operation) -> list[tf.Graph]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from crankshaft.engine.internals import keras
+
 
 def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
     """Returns float variables that layers change in the forward pass, such as batch normalisation's mean and variance.
@@ -17,7 +19,7 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
     for layer in _parts(layers):
         constant = isinstance(layer, tf.keras.layers.Normalization)
         constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
-        for variable in () if constant else layer._non_trainable_variables:
+        for variable in () if constant else keras.own_untrained(layer):
             if variable.value.dtype.is_floating:
                 found[id(variable.value)] = variable.value
     return list(found.values())
@@ -42,7 +44,7 @@ def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> lis
 
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     """Returns scalars that layers added in the last traced forward pass: `add_loss`, activity regularizers."""
-    return list({id(loss): loss for layer in _parts(layers) for loss in layer._get_own_losses()}.values())
+    return list({id(loss): loss for layer in _parts(layers) for loss in keras.added_losses(layer)}.values())
 
 
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
@@ -52,4 +54,4 @@ def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
 
 
 def _parts(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
-    return [part for layer in layers for part in layer._flatten_layers()]
+    return [part for layer in layers for part in keras.parts(layer)]

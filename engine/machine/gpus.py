@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
+from crankshaft.engine.internals.tensorflow import session_config
+
 
 class DeviceError(Exception):
     """The devices that were asked for are not there. One line: what was asked, what was found, what to do."""
@@ -56,9 +58,7 @@ def choose(found: Sequence, numbers: Sequence[int] | None) -> list:
 
 def server_options() -> tf.compat.v1.ConfigProto:
     """Returns options by which a `tf.distribute.Server` of this process uses the GPUs that it took, as it took them."""
-    from tensorflow.python.eager import context
-
-    here, options = context.context().config, tf.compat.v1.ConfigProto()
+    here, options = session_config(), tf.compat.v1.ConfigProto()
     options.gpu_options.CopyFrom(here.gpu_options)
     options.device_count["GPU"] = here.device_count["GPU"]
     return options

@@ -5,6 +5,7 @@ Built on the host in a strategy's scope, applied in replica code.
 
 import tensorflow as tf
 
+from crankshaft.engine.internals import keras
 from crankshaft.engine.optimizers.base import Optimizer
 from crankshaft.engine.step.gradients import sum_duplicate_rows
 
@@ -57,30 +58,26 @@ class KerasOptimizer(Optimizer):
                     f"Keras optimizer {optimizer.name} has {option}={value}, which is the engine's "
                     f"to do; leave it out and {cure}"
                 )
-        if optimizer._distribution_strategy is not tf.distribute.get_strategy():
+        if not keras.is_of_this_strategy(optimizer):
             raise ValueError(
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
                 "make it in build_optimizer, or pass a function that makes it"
             )
-        if not isinstance(optimizer, _LocalUpdates):
-            optimizer.__class__ = type(type(optimizer).__name__, (type(optimizer), _LocalUpdates), {})
+        keras.update_here(optimizer)
         optimizer.build([target.given for target in targets])
         if self.weight_decay is None:
             self.weight_decay = optimizer.weight_decay or 0.0
         self.keras_optimizer = optimizer
 
     def _decays(self, target):
-        return super()._decays(target) and self.keras_optimizer._use_weight_decay(target.given)
+        return super()._decays(target) and keras.decays(self.keras_optimizer, target.given)
 
     def _update(self, pairs, learning_rate, iterations):
         # Keras squares the values of slices one by one: of a row that occurs twice it would take a sum of squares.
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
         rates = [target.rate(learning_rate) for _, target in pairs]
-        self.keras_optimizer._backend_update_step(gradients, variables, rates)
-        tf.raw_ops.AssignAddVariableOp(
-            resource=self.keras_optimizer._iterations.value.handle, value=tf.ones([], tf.int64)
-        )
+        keras.update(self.keras_optimizer, gradients, variables, rates)
 
 
 def _on_this_replica(variable):
@@ -90,15 +87,3 @@ def _on_this_replica(variable):
     """
     parts = tf.distribute.get_strategy().experimental_local_results(variable)
     return next((part for part in parts if part.handle is variable.handle), variable)
-
-
-class _LocalUpdates(tf.keras.optimizers.Optimizer):
-    """Stands between a Keras optimizer's class and Keras's base class, whose all-reduce it replaces.
-
-    What some rules do once a step (Nadam's product of momenta) is in their `_backend_update_step`, which ends in a call
-    of its super's: here that reaches the bare rule.
-    """
-
-    def _backend_update_step(self, gradients, variables, learning_rates):
-        for each in zip(gradients, variables, learning_rates, strict=True):
-            self.update_step(*each)

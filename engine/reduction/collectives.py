@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from crankshaft.engine.internals import tensorflow
+
 # Between CPUs, replicas that send no more than this together gather their values and add them up themselves.
 GATHERED_BYTES = 1 << 20
 
@@ -26,8 +28,7 @@ def all_gather(context, value: tf.Tensor) -> tf.Tensor:
         return context.all_gather(value[tf.newaxis], axis=0)
     # `all_gather` of TensorFlow first gathers the shapes, in messages of their own, and moves all values four times to
     # transpose, pad, cut and transpose them back. Where shapes are known and alike, the collective within is enough.
-    launcher = context.strategy.extended._cross_device_ops._launchers[context._replica_id]
-    gathered = launcher._all_gather(value[tf.newaxis], options=None)
+    gathered = tensorflow.gather(context, value[tf.newaxis])
     return tf.ensure_shape(gathered, [context.num_replicas_in_sync, *value.shape])
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from crankshaft.engine.internals.tensorflow import TrackableNode
 from crankshaft.engine.internals.variables import read_local, tf_variable
 from crankshaft.engine.reduction import collectives
 
@@ -63,7 +64,7 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
     return [strategy.experimental_local_results(each)[0] for each in rows]
 
 
-class Rows(tf.__internal__.tracking.AutoTrackable):
+class Rows(TrackableNode):
     """Stands for such a variable where a checkpoint is read: each replica takes its own row of the array.
 
     If the array has another number of rows than there are replicas, each replica takes the mean of all. What replicas

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
+from crankshaft.engine.internals import keras
 from crankshaft.engine.internals.variables import held
 from crankshaft.engine.layers import layer_state
 from crankshaft.engine.layers.embeddings import Embedding
@@ -22,7 +23,7 @@ class Holdings(tf.Module):
     def held_layers(self) -> dict[str, tf.keras.layers.Layer]:
         """The Keras layers, models too, among this object's attributes, by path; parts of others are left out."""
         found = held(self, tf.keras.layers.Layer)
-        parts = {id(part) for layer in found.values() for part in layer._flatten_layers(include_self=False)}
+        parts = {id(part) for layer in found.values() for part in keras.parts(layer, itself=False)}
         return {path: layer for path, layer in found.items() if id(layer) not in parts}
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from crankshaft.engine.internals import keras
 from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.step.context import StepContext
 
@@ -58,8 +59,8 @@ def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Ten
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list:
     """The Keras `SeedGenerator`s of layers and their parts, in the order of the layers, each once."""
-    parts = [part for layer in layers for part in layer._flatten_layers()]
-    found = {id(each): each for part in parts for each in getattr(part, "_seed_generators", [])}
+    parts = [part for layer in layers for part in keras.parts(layer)]
+    found = {id(each): each for part in parts for each in keras.own_generators(part)}
     return list(found.values())
 
 

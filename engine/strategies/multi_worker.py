@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from crankshaft.engine.data.residency import is_on_gpus
 from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
+from crankshaft.engine.internals.tensorflow import receive_in_chunks
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.reduction import collectives
 from crankshaft.engine.state import TrainState
@@ -179,10 +179,7 @@ def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWor
       communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).
     """
     # TensorFlow cuts each buffer into pieces of 4 KiB for the wire; larger ones double the rate of a ring over gRPC.
-    # Only the context's own configuration reaches the server, and TensorFlow 2 has no public setter for it.
-    configuration = context.context().config
-    configuration.experimental.recv_buf_max_chunk = _WIRE_CHUNK
-    context.context()._config = configuration
+    receive_in_chunks(_WIRE_CHUNK)
     implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
     return tf.distribute.MultiWorkerMirroredStrategy(
         tf.distribute.cluster_resolver.SimpleClusterResolver(

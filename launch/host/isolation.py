@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from tensorflow.python.eager import context
+
+from crankshaft.engine.internals import keras, tensorflow
 
 
 @contextlib.contextmanager
@@ -21,17 +20,14 @@ def isolated() -> Iterator[None]:
     of Python and NumPy; TensorFlow's global seed; and whether it checks numerics. Collectives of a `MirroredStrategy`
     made within get distinct keys: TensorFlow numbers each strategy's from the same one.
     """
-    keras, python = global_state.GLOBAL_STATE_TRACKER, random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002 - what `keras.utils.set_random_seed` seeds
-    eager = context.context()
-    tensorflow = {name: getattr(eager, name, None) for name in ("_seed", "_rng")}
-    global_state.GLOBAL_STATE_TRACKER = threading.local()  # as keras.backend.clear_session has it
-    tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what `keras.utils.set_random_seed` seeds
+    of_tensorflow, of_keras = tensorflow.random_state(), keras.new_state()
+    tensorflow.use_new_collective_keys()
     try:
         yield
     finally:
         tf.debugging.disable_check_numerics()
-        global_state.GLOBAL_STATE_TRACKER = keras
-        vars(eager).update(tensorflow)
+        keras.restore_state(of_keras)
+        tensorflow.restore_random_state(of_tensorflow)
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002

@@ -148,6 +148,7 @@ def inside(capfd, monkeypatch):
     `inside.script(path, *flags)`: a script that calls it."""
     import tensorflow as tf
 
+    from crankshaft.engine.internals.tensorflow import use_new_collective_keys
     from crankshaft.launch import train
     from tests.logical_cpus import make_four
 
@@ -157,7 +158,7 @@ def inside(capfd, monkeypatch):
         capfd.readouterr()
         logging.get_absl_handler().python_handler.setStream(sys.stderr)  # pytest's of now, not of the import
         # TensorFlow numbers each strategy's collectives from here; two strategies of one process must not share them.
-        tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
+        use_new_collective_keys()
         with flagsaver.flagsaver():
             for name in flags.FLAGS:
                 flags.FLAGS[name].unparse()

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import testing
 
+from crankshaft.engine.internals.tensorflow import sleep
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.parameter_server.pull import Pull
 
@@ -327,7 +327,7 @@ class UpdateLoop(ClosureLoop):
 
         def look_again(_, __, waited):
             pause = tf.clip_by_value(waited // 8, *_PAUSES)
-            with tf.control_dependencies([_sleep(pause)]):
+            with tf.control_dependencies([sleep(pause)]):
                 return board.read(), board.read_holding(), waited + pause
 
         return tf.while_loop(
@@ -336,11 +336,6 @@ class UpdateLoop(ClosureLoop):
             first,
             parallel_iterations=1,
         )[0]
-
-
-def _sleep(microseconds: tf.Tensor) -> tf.Tensor:
-    """Sleeps, and takes no core; int64, 0. TensorFlow has no other op that does."""
-    return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).reduce(tf.zeros([], tf.int64), tf.add)
 
 
 def _here(tensors):

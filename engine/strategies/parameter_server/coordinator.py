@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.executor import Executor
 
 from crankshaft.engine.health import answers
 from crankshaft.engine.health.peers import is_gone
 from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.internals.tensorflow import ends_executor
 from crankshaft.engine.strategies.parameter_server.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
 
 _PROBE_SECONDS = 0.5
@@ -335,7 +335,7 @@ def quiet_tensorflow() -> None:
 
     def report_others(raised) -> None:
         # A lost server's, which each thread that waits meets again as it lets go of its executor; the run says it once.
-        if not (raised.object is Executor.__del__ and isinstance(raised.exc_value, tf.errors.OpError)):
+        if not (ends_executor(raised.object) and isinstance(raised.exc_value, tf.errors.OpError)):
             report(raised)
 
     sys.unraisablehook = report_others

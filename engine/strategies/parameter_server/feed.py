@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.feeds import Run
 from crankshaft.engine.data.order import Order
+from crankshaft.engine.internals.tensorflow import wait_for_operations
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
 
@@ -81,5 +81,5 @@ def _sent(array) -> tf.Tensor:
             piece = tf.constant(array[first : first + rows])
             # A variable would be copied whole where it is read after an assignment of a part.
             tf.raw_ops.InplaceUpdate(x=whole, i=tf.range(first, first + len(piece)), v=piece)
-            context.context().executor.wait()  # or all pieces would be on their way at once
+            wait_for_operations()  # or all pieces would be on their way at once
     return tf.raw_ops.Identity(input=whole)  # on the device that computes

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.eager import context
-from tensorflow.python.ops import resource_variable_ops
+
+from crankshaft.engine.internals.tensorflow import current_device, variable_without_value
 
 _LISTED = 20  # variables, of a table for people
 # With less than both, what a server takes of a step's work is worth less than the messages that it costs.
@@ -114,7 +114,7 @@ class Placement:
     def _server_for(self, name: str, path: str, size: int) -> int:
         planned = self._planned.get((name, size))
         server = planned.pop(0) if planned else self.loads.index(min(self.loads))
-        asked = self._asked(context.context().device_name, path)
+        asked = self._asked(current_device(), path)
         return server if asked is None else asked
 
     def _asked(self, device: str | None, path: str) -> int | None:
@@ -202,8 +202,7 @@ class _Rehearsal:
         name, path = _name_and_path(keywords)
         shape, dtype = _shape_and_dtype(keywords)
         size = _bytes(shape, dtype)
-        given = {key: keywords.get(key) for key in ("name", "trainable")}
-        variable = resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, **given)
+        variable = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
         op = variable.handle.op
         (group,) = (name.decode().removeprefix("loc:@") for name in op.colocation_groups())
         if group == op.name:  # beside nothing

@@ -16,6 +16,7 @@ import tensorflow as tf
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.health import answers, standstill
 from crankshaft.engine.health.watchdog import LostPeerError
+from crankshaft.engine.internals.tensorflow import let_coordinator_compute
 from crankshaft.engine.metrics.means import LoopSums, Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import check_weighed
@@ -338,5 +339,5 @@ def connect(cluster: Cluster) -> tf.distribute.ParameterServerStrategy:
     )
     quiet_tensorflow()
     # TensorFlow would warn where the coordinator looks at a batch by itself, for TensorBoard.
-    distribution.extended._allow_run_without_coordinator = True
+    let_coordinator_compute(distribution)
     return distribution

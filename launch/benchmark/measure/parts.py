@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 
+from crankshaft.engine.internals.tensorflow import computed_whole
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.stand_in import with_stand_in
@@ -161,7 +161,7 @@ def shares(parts: Mapping[str, dict | None]) -> dict[str, float]:
 def used(tensors: Sequence[tf.Tensor], jit: bool) -> dict[str, Mean]:
     """Returns a metric that needs all of the tensors, whole, at almost no cost: else they would not be computed."""
     if jit and tensors:  # XLA would compute only what the metric reads
-        tensors = xla.optimization_barrier(*tensors)
+        tensors = computed_whole(tensors)
     looked_at = [tf.reshape(tensor, [-1])[0] for tensor in tensors]
     numbers = [tf.cast(tf.strings.length(x) if x.dtype == tf.string else x, tf.float32) for x in looked_at]
     return {"loss": Mean(tf.add_n([tf.zeros([]), *numbers]), tf.ones([]))}

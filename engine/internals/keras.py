@@ -1,0 +1,81 @@
+"""Keras's private functions, each behind a name that says what it is for; nothing else here calls one.
+
+What a new Keras lacks of them, `tests/engine/internals/test_private_names.py` says by name.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+# A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
+KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
+
+
+def parts(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:
+    """Returns a layer, if asked for, and all layers in it, at any depth."""
+    return list(layer._flatten_layers(include_self=itself))
+
+
+def own_generators(layer: tf.keras.layers.Layer) -> list[tf.keras.random.SeedGenerator]:
+    """Returns the seed generators that a layer holds itself, not those of layers in it."""
+    return list(getattr(layer, "_seed_generators", ()))
+
+
+def own_untrained(layer: tf.keras.layers.Layer) -> list[tf.keras.Variable]:
+    """Returns the variables that a layer itself has made as non-trainable; frozen ones are not among them."""
+    return list(layer._non_trainable_variables)
+
+
+def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
+    """Returns what a layer itself has added to the loss in the forward pass that was traced last."""
+    return list(layer._get_own_losses())
+
+
+def new_state() -> threading.local:
+    """Gives Keras its state as a new process has it (names, policy, seed), and returns what it had."""
+    before = global_state.GLOBAL_STATE_TRACKER
+    global_state.GLOBAL_STATE_TRACKER = threading.local()  # as keras.backend.clear_session has it
+    return before
+
+
+def restore_state(state: threading.local) -> None:
+    """Restores what `new_state` has returned."""
+    global_state.GLOBAL_STATE_TRACKER = state
+
+
+def is_of_this_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer was made in the scope of the strategy that is current now."""
+    return optimizer._distribution_strategy is tf.distribute.get_strategy()
+
+
+def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
+    """Whether an optimizer's weight decay applies to a variable (`exclude_from_weight_decay`)."""
+    return optimizer._use_weight_decay(variable)
+
+
+def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:
+    """Has an optimizer update this replica's variables alone, by `update`: Keras's own step would reduce first."""
+    if not isinstance(optimizer, _LocalUpdates):
+        optimizer.__class__ = type(type(optimizer).__name__, (type(optimizer), _LocalUpdates), {})
+
+
+def update(optimizer: tf.keras.optimizers.Optimizer, gradients: list, variables: list, rates: list) -> None:
+    """Applies an optimizer's rule, each variable at its own rate, and counts the step. Replica code."""
+    optimizer._backend_update_step(gradients, variables, rates)
+    tf.raw_ops.AssignAddVariableOp(resource=optimizer._iterations.value.handle, value=tf.ones([], tf.int64))
+
+
+class _LocalUpdates(tf.keras.optimizers.Optimizer):
+    """Stands between a Keras optimizer's class and Keras's base class, where the all-reduce is.
+
+    What some rules do once a step (Nadam's product of momenta) is in their `_backend_update_step`,
+    which ends in a call of its super's: here it arrives at the bare rule.
+    """
+
+    def _backend_update_step(self, gradients, variables, learning_rates):
+        for each in zip(gradients, variables, learning_rates, strict=True):
+            self.update_step(*each)

@@ -1,0 +1,116 @@
+"""TensorFlow's private functions, each behind a name that says what it is for; nothing else here calls one. Host code.
+
+What a new TensorFlow lacks of them, `tests/engine/internals/test_private_names.py` says by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.data.experimental.ops import distribute, testing
+from tensorflow.python.eager import context
+from tensorflow.python.eager.executor import Executor
+from tensorflow.python.ops import resource_variable_ops
+
+TrackableNode = tf.__internal__.tracking.AutoTrackable  # saves what is assigned to its attributes, and is no tf.Module
+_KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those that hold nothing by themselves
+
+
+def session_config() -> tf.compat.v1.ConfigProto:
+    """Returns the settings that this process's devices and servers start with, a copy."""
+    return context.context().config
+
+
+def receive_in_chunks(size_bytes: int) -> None:
+    """Has this process's server, which is not started yet, cut each tensor into chunks of this size for the wire."""
+    configuration = session_config()
+    configuration.experimental.recv_buf_max_chunk = size_bytes
+    context.context()._config = configuration  # TensorFlow 2 has no public setter for it
+
+
+def current_device() -> str:
+    """Returns the device that `tf.device` has set here; "" where there is none."""
+    return context.context().device_name
+
+
+def wait_for_operations() -> None:
+    """Waits until the operations that this thread has begun have ended."""
+    context.context().executor.wait()
+
+
+def abort_collectives(reason: str) -> None:
+    """Makes all collectives of this process fail, both waiting and later ones. Raises tf.errors.OpError if they did."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+
+
+def random_state() -> dict[str, Any]:
+    """Returns TensorFlow's global seed and the generator made of it, for `restore_random_state`."""
+    eager = context.context()
+    return {name: getattr(eager, name, None) for name in ("_seed", "_rng")}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restores what `random_state` has returned."""
+    vars(context.context()).update(state)
+
+
+def use_new_collective_keys() -> None:
+    """Gives the next `MirroredStrategy` keys of its own: each numbers its collectives from the same key on."""
+    tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
+
+
+def gather(replica: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor:
+    """Returns all replicas' values, joined along the first axis, by one collective; in `MultiWorkerMirroredStrategy`.
+
+    `ReplicaContext.all_gather` first gathers the shapes, which have to be alike here.
+    """
+    launcher = replica.strategy.extended._cross_device_ops._launchers[replica._replica_id]
+    return launcher._all_gather(value, options=None)
+
+
+def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:
+    """Returns a worker's part of a dataset by its own `auto_shard_policy`, which only a strategy applies by itself."""
+    return distribute._AutoShardDataset(dataset, workers, worker)
+
+
+def sleep(microseconds: tf.Tensor) -> tf.Tensor:
+    """Sleeps, and takes no core; int64, 0. TensorFlow has no other op that does."""
+    return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).reduce(tf.zeros([], tf.int64), tf.add)
+
+
+def variable_without_value(shape: Sequence[int], dtype: tf.DType, name: str, trainable: bool | None) -> tf.Variable:
+    """Makes a variable in a graph that takes no memory: its device and colocation are known, its value is not."""
+    return resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, name=name, trainable=trainable)
+
+
+def let_coordinator_compute(distribution: tf.distribute.ParameterServerStrategy) -> None:
+    """Lets the coordinator's own process call `distribution.run` without a warning."""
+    distribution.extended._allow_run_without_coordinator = True
+
+
+def ends_executor(function: Any) -> bool:
+    """Whether it is what lets go of a thread's executor, where errors of a lost server come up again."""
+    return function is Executor.__del__
+
+
+def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
+    """Returns the graph of the function that a graph knows by this name."""
+    return graph._get_function(name).graph
+
+
+def computed_whole(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the same tensors, of which XLA computes every element even where not all are looked at."""
+    return list(xla.optimization_barrier(*tensors))
+
+
+def has_state_beside_variables(node: Any) -> bool:
+    """Whether a trackable object saves more than the variables that are reached through it: a table, an iterator."""
+    for kind in type(node).__mro__:
+        if _KINDS_OF_TRACKABLE in kind.__module__:
+            return False
+        if "_serialize_to_tensors" in vars(kind) and kind.__name__ != "AutoTrackable":
+            return True
+    return False

@@ -1,0 +1,130 @@
+"""TensorFlow's and Keras's private names: each is still there, and none is used outside of engine/internals/."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pathlib
+
+import keras
+import pytest
+import tensorflow as tf
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+ROOM = ROOT / "engine" / "internals"
+_OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
+_CONTEXT = "tensorflow.python.eager.context.Context"
+_REDUCE = "tensorflow.python.distribute"
+# Attributes that engine/internals/ reads or sets, and whose they are.
+OWNERS = {
+    "_AutoShardDataset": "tensorflow.python.data.experimental.ops.distribute",
+    "_all_gather": f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher",
+    "_allow_run_without_coordinator": f"{_REDUCE}.parameter_server_strategy_v2.ParameterServerStrategyV2Extended",
+    "_backend_update_step": _OPTIMIZER,
+    "_collective_key_base": f"{_REDUCE}.mirrored_strategy.MirroredStrategy",
+    "_config": _CONTEXT,
+    "_cross_device_ops": f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended",
+    "_distribution_strategy": _OPTIMIZER,
+    "_flatten_layers": _LAYER,
+    "_get_function": "tensorflow.Graph",
+    "_get_own_losses": _LAYER,
+    "_iterations": _OPTIMIZER,
+    "_launchers": f"{_REDUCE}.cross_device_ops.CollectiveAllReduce",
+    "_layers": _LAYER,
+    "_non_trainable_variables": _LAYER,
+    "_replica_id": f"{_REDUCE}.distribute_lib.ReplicaContextBase",
+    "_rng": _CONTEXT,
+    "_seed": _CONTEXT,
+    "_seed_generators": _LAYER,
+    "_serialize_to_tensors": "tensorflow.python.trackable.base.Trackable",
+    "_trainable_variables": _LAYER,
+    "_use_weight_decay": _OPTIMIZER,
+    "abort_collective_ops": _CONTEXT,
+    "config": _CONTEXT,
+    "executor": _CONTEXT,
+    "device_name": _CONTEXT,
+    "optimization_barrier": "tensorflow.compiler.tf2xla.python.xla",
+    "sleep": "tensorflow.python.data.experimental.ops.testing",
+    "AutoTrackable": "tensorflow.__internal__.tracking",
+    "Executor": "tensorflow.python.eager.executor",
+    "GLOBAL_STATE_TRACKER": "keras.src.backend.common.global_state",
+    "UninitializedVariable": "tensorflow.python.ops.resource_variable_ops",
+    "backend": "keras.src.backend.config",  # of engine/__init__.py, which looks before Keras is imported
+}
+
+
+def found(owner: str):
+    """What a dotted name stands for, or None."""
+    parts = owner.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        for name in parts[cut:]:
+            thing = getattr(thing, name, None)
+        return thing
+    return None
+
+
+def has(owner, name: str) -> bool:
+    """Whether it has the attribute, or makes it in a method."""
+    if owner is None or hasattr(owner, name):
+        return owner is not None
+    kinds = [kind for kind in inspect.getmro(owner) if kind is not object] if inspect.isclass(owner) else []
+    return any(
+        f"self.{name} " in inspect.getsource(kind) or f"self.{name}:" in inspect.getsource(kind) for kind in kinds
+    )
+
+
+@pytest.mark.parametrize("name", sorted(OWNERS))
+def test_the_private_name_is_there(name):
+    versions = f"TensorFlow {tf.__version__} with Keras {keras.__version__}"
+    assert has(found(OWNERS[name]), name), (
+        f"{versions} has no {OWNERS[name]}.{name} any more; find what does its work now, and mend engine/internals/"
+    )
+
+
+def test_a_name_that_is_not_there_is_missed():
+    assert not has(found(_LAYER), "_flattened_layers")
+    assert not has(found("tensorflow.python.eager.contexts"), "context")
+    assert not has(found("tensorflow.python.eager.context.Contexts"), "config")
+
+
+def foreign(path: pathlib.Path) -> set[str]:
+    """Private attributes that a file takes from what is not its own, and the private modules that it imports from."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("tensorflow.python", "keras.src")):
+            names |= {alias.name for alias in node.names if not inspect.ismodule(found(f"{node.module}.{alias.name}"))}
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names |= set() if is_own else {node.attr}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("_"):
+            names |= {node.value} if node.value.isidentifier() and not node.value.startswith("__") else set()
+    return names
+
+
+def test_each_private_name_of_the_room_has_its_owner_here():
+    missing = foreign(ROOM / "tensorflow.py") | foreign(ROOM / "keras.py")
+    assert sorted(missing - OWNERS.keys()) == []
+
+
+def test_no_other_room_uses_a_private_name_or_imports_a_private_module():
+    private = {name for name in OWNERS if name.startswith("_")} - {"_config", "_seed", "_layers"}  # names of our own
+    astray = []
+    for path in (path for room in ("engine", "launch", "models", "input") for path in (ROOT / room).rglob("*.py")):
+        if path.parent == ROOM and path.name in ("tensorflow.py", "keras.py"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        shown = path.relative_to(ROOT).as_posix()
+        astray += [f"{shown}: {name}" for name in sorted(foreign(path) & private)]
+        astray += [
+            f"{shown}: {line.strip()}"
+            for line in text.splitlines()
+            if line.lstrip().startswith(("from ", "import "))
+            and any(module in line for module in ("tensorflow.python", "tensorflow.compiler", "keras.src"))
+        ]
+    assert astray == []
