@@ -52,10 +52,18 @@ class Pace:
         self._calls += 1
         # One much shorter than asked for says little, unless it was too long; the first compiles, as one step may.
         tells = 2 * result.steps >= self.steps or (result.steps > 1 and seconds > self._target_seconds)
-        if not self._fixed and self._calls > 1 and tells:
-            wanted = result.steps * self._target_seconds / max(seconds, 1e-6)
-            self.steps = max(1, min(round(wanted), 8 * self.steps))
+        if self._calls > 1 and tells:
+            self.fit(result.steps, seconds)
         return result
+
+    def fit(self, steps: int, seconds: float) -> None:
+        """Fits `steps` to the target by a call of so many steps that took so long; at most to 8 times as many.
+
+        A fixed number stays.
+        """
+        if not self._fixed:
+            wanted = steps * self._target_seconds / max(seconds, 1e-6)
+            self.steps = max(1, min(round(wanted), 8 * self.steps))
 
     def _steps_from(self, step: int, left: int, limit: int) -> int:
         steps = min(left, self._fixed or math.ceil(left / max(1, round(left / self.steps))))

@@ -23,6 +23,7 @@ from crankshaft.engine.step.batches import check_weighed
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import LoopResult
+from crankshaft.engine.strategies.pacing import Pace
 from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, Staleness, UpdateLoop
 from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
 from crankshaft.engine.strategies.parameter_server.feed import RepeatedWorkersFeed, WorkersFeed
@@ -97,7 +98,7 @@ class ParameterServer(Measured):
         self._coordinator = None
         self._closures = None
         self._steps_per_loop = steps_per_loop
-        self._closure_steps = steps_per_loop or 1
+        self._pace = self._new_pace()
         self._next_step = 0  # the first that is not handed out
         self._ending = False
 
@@ -205,7 +206,7 @@ class ParameterServer(Measured):
         """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
         self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
         self._train_loop = None
-        self._closure_steps = self._steps_per_loop or 1
+        self._pace = self._new_pace()
         self._leases_before = self._closures.ledger.scheduled if self._closures else 0
         options, trainer = self.options, state.trainer
         self._closures = self._closures or Closures(
@@ -275,26 +276,28 @@ class ParameterServer(Measured):
                 break
         for each in done:
             self.staleness.add(each.returned.staleness)
-            self._pace(each)
+            self._fit_closures(each)
         steps = sum(each.lease.stop - each.lease.first for each in done)
         self._state.advance(steps)
         return LoopResult(_summed(self._train_loop.names, done), steps, 0.0)
 
-    def _pace(self, done: Done) -> None:
-        """Fits the length of closures to a time, where it is not fixed."""
+    def _new_pace(self) -> Pace:
+        seconds = _CLOSURE_SECONDS * max(1.0, len(self.cluster.workers) / _WORKERS_AT_THAT)
+        return Pace(self._steps_per_loop, target_seconds=seconds)
+
+    def _fit_closures(self, done: Done) -> None:
+        """Fits the length of the next closures by one that has come back, of the newest length and compiled before."""
         steps = done.lease.stop - done.lease.first
         is_first = done.lease.number <= self._leases_before + len(self.cluster.workers)  # those are compiled
-        if not self._steps_per_loop and steps == self._closure_steps and not is_first:
-            seconds = _CLOSURE_SECONDS * max(1.0, len(self.cluster.workers) / _WORKERS_AT_THAT)
-            wanted = round(steps * seconds / max(done.returned.seconds, 1e-6))
-            self._closure_steps = max(1, min(wanted, 8 * steps))
+        if steps == self._pace.steps and not is_first:
+            self._pace.fit(steps, done.returned.seconds)
 
     def _fill(self, end: int) -> None:
         """Hands out steps up to `end` while there is room."""
         while self._closures.has_room and self._next_step < end:
             # Towards the end in smaller parts, so that nobody is waited for long.
             part = -(-(end - self._next_step) // len(self.cluster.workers))
-            stop = self._next_step + min(self._closure_steps, part)
+            stop = self._next_step + min(self._pace.steps, part)
             self._closures.hand_out(self._train_loop, self.train_feed.operands, self._next_step, stop)
             self._next_step = stop
 

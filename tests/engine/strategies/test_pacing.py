@@ -138,3 +138,14 @@ def test_the_host_is_one_call_ahead_of_the_device_and_no_more():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
     run(Pace(5, clock=device.clock), device, 4)
     assert device.read == [0, 1, 2]  # each is awaited once the next is queued
+
+
+def test_what_was_timed_elsewhere_is_fitted_by_the_same_rule():
+    pace, fixed = Pace(0, target_seconds=1.0), Pace(5, target_seconds=1.0)
+    found = []
+    for steps, seconds in [(1, 0.001), (8, 0.8), (10, 100.0)]:
+        pace.fit(steps, seconds)
+        fixed.fit(steps, seconds)
+        found.append(pace.steps)
+    assert found == [8, 10, 1]  # at most 8 times as many, then as many as take the target
+    assert fixed.steps == 5

@@ -50,6 +50,6 @@ def test_of_many_workers_each_closure_lasts_longer(workers, steps):
     strategy = ParameterServer(None, ServerOptions(cluster))
     strategy._leases_before = 0
     for number in range(workers + 1, workers + 20):
-        lease = Lease(number, 0, 0, 0, 0, strategy._closure_steps)
-        strategy._pace(Done(lease, Returned(None, None, None, seconds=0.001 * strategy._closure_steps)))
-    assert strategy._closure_steps == steps
+        lease = Lease(number, 0, 0, 0, 0, strategy._pace.steps)
+        strategy._fit_closures(Done(lease, Returned(None, None, None, seconds=0.001 * strategy._pace.steps)))
+    assert strategy._pace.steps == steps
