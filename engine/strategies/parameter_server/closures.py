@@ -169,8 +169,8 @@ class ClosureLoop(InnerLoop):
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Step `step` as a worker has it, traced: to be looked at, not run."""
-        operands, start, _ = self._feed.take(step, 1)
-        return self._traced(operands, tf.constant(start, tf.int64), tf.constant(step, tf.int64), *self._told())[0]
+        step = tf.constant(step, tf.int64)
+        return self._traced(self._feed.operand_specs, step, step, *self._told())[0]
 
     def _told(self) -> tuple:
         """Specs of what a step is given besides its batch, its number and whether it is observed."""

@@ -33,8 +33,13 @@ class WorkersFeed:
             # have a public name for it, would hold the arrays in their graph, and take none of 2 GiB.
             self._resident = self._coordinator._create_per_worker_resources(self._send)
             for each in self._resident._values:  # which TensorFlow knows of compiled functions only
-                each._type_spec = tf.nest.map_structure(_spec, self._arrays)
+                (each._type_spec,) = self.operand_specs
         return (self._resident,)
+
+    @property
+    def operand_specs(self):
+        """What `operands` look like to a worker."""
+        return (tf.nest.map_structure(_spec, self._arrays),)
 
     def _send(self):
         """The arrays on the worker whose devices are in scope, in the thread that serves it."""
