@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from typing import Any
 
 import tensorflow as tf
 
@@ -69,8 +70,9 @@ class Trainer(Holdings):
         )
 
     def learning_rate_multiplier(self, variable) -> float:
-        """Returns what a variable's learning rate is multiplied by, and its weight decay with it, as in PyTorch's
-        parameter groups; 0 freezes it: no gradient, no update, no slots. Host code; `variable.path` names a layer's.
+        """Returns what a variable's learning rate, and its weight decay with it, is multiplied by. Host code.
+
+        As in PyTorch's parameter groups; 0 freezes it: no gradient, update, or slots. `variable.path` names a layer's.
 
         Batch normalisation's moving statistics are frozen by `layer.trainable = False` in `build_model`, as in Keras.
         """
@@ -204,7 +206,7 @@ class Trainer(Holdings):
             raise ValueError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum up "
                 "statistics over replicas of one process; leave one of them out, or use a process for each replica "
-                "(--strategy=multi_worker)"
+                "(`strategy`=multi_worker)"
             )
         return [*added, *layer_state.regularization(layers)]
 
@@ -222,7 +224,7 @@ class Trainer(Holdings):
         weights = batches.parts(batch).weights
         return as_loss(loss, f"{type(self).__name__}.loss", weights, check_values=self.options.debug)
 
-    def _with_metrics(self, loss: Mean, outputs, batch) -> dict[str, Mean]:
+    def _with_metrics(self, loss: Mean, outputs, batch) -> dict[str, Any]:
         found = self.metrics(outputs, batches.without_weights(batch))
         return {"loss": loss, **checked(found, f"{type(self).__name__}.metrics", batches.parts(batch).weights)}
 
@@ -243,8 +245,10 @@ class Trainer(Holdings):
         return tf.math.is_finite(norm) if self.may_skip else None
 
     def clip(self, gradients, variables, norm: tf.Tensor) -> Gradients:
-        """Clips gradients of the mean over all replicas as `options` say, whose global norm is `norm`: by that, by each
-        variable's norm, or each value. A table in shards is one variable."""
+        """Clips gradients of the mean over all replicas, whose global norm is `norm`, as `options` say.
+
+        By that norm, by each variable's norm, or each value. A table in shards is one variable.
+        """
         if self.options.clip_value:
             return Gradients(gradients).clipped_by_value(self.options.clip_value)
         if self.options.clip_variable_norm:

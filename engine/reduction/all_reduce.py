@@ -184,9 +184,12 @@ class Reduction(tf.Module):
         return [self._sum_halves(piece, item) for piece, item in zip(pieces, pack, strict=False)]
 
     def _all_gather_in_pieces(self, context, item: Item, most: int) -> tf.Tensor:
-        """The sum of one large item, of which `most` values are gathered at once: each replica's piece is summed before
-        the next travels."""
-        size, sums = item.value.shape.num_elements(), []
+        """Sums one large item, of which `most` values are gathered at once.
+
+        Each replica's piece is summed before the next travels.
+        """
+        size = item.value.shape.num_elements()
+        sums: list[tf.Tensor] = []
         flat = tf.reshape(item.value, [-1])
         for first in range(0, size, most):
             with tf.control_dependencies(sums[-1:]):

@@ -1,5 +1,6 @@
-"""Variables whose value differs by replica: made in a strategy's scope, changed in replica code by raw ops on `handle`,
-saved as one array with a row for each replica. Host code.
+"""Variables whose value differs by replica, saved as one array with a row for each replica. Host code.
+
+They are made in a strategy's scope, and changed in replica code by raw ops on `handle`.
 
 They are TensorFlow's variables that synchronise on read, of the first replica's value. Nothing else in the engine is.
 """

@@ -1,4 +1,5 @@
-"""Tensors as they travel, between replicas or between workers and parameter servers: many as one, in 16 bits if asked.
+"""Tensors as they travel, between replicas or workers and parameter servers: many as one, in 16 bits if asked.
+
 Device code.
 """
 
@@ -121,7 +122,7 @@ class Packs:
 
     def split(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The vectors that `join` was given, where this is called."""
-        parts = [[] for _ in self._shapes]
+        parts: list[list[tf.Tensor]] = [[] for _ in self._shapes]
         for pack, pieces in zip(packs, self._packs, strict=True):
             sizes = [self._size(p.place) if p.whole else p.stop - p.first for p in pieces]
             for piece, part in zip(pieces, tf.split(pack, sizes, num=len(sizes)), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -67,7 +68,7 @@ def side_by_side(compute: Callable, batch, parts: int):
         parts = max(1, min(parts, size))
     if parts == 1:
         return compute(batch)
-    traced = []
+    traced: list[Any] = []
 
     def sums():
         traced[:] = [compute(_cut(batch, size, i, parts)) for i in range(parts)]
@@ -137,5 +138,5 @@ def _present(sums) -> list:
 
 
 def _restored(template, flat: list):
-    flat = iter(flat)
-    return tf.nest.map_structure(lambda x: None if x is None else next(flat), template)
+    rest = iter(flat)
+    return tf.nest.map_structure(lambda x: None if x is None else next(rest), template)

@@ -21,9 +21,11 @@ def check(trainer, outputs, batch) -> None:
 
     Args:
       trainer: whose `loss` and `metrics` they are.
-      outputs, batch: what these are given, tensors, as they are being traced.
+      outputs: what these are given, tensors, as they are being traced.
+      batch: likewise.
 
-    Raises: ValueError, with the shapes, for a mean over pairs of examples.
+    Raises:
+      ValueError: a mean is over pairs of examples; says the shapes.
     """
     given = tf.nest.flatten((outputs, batch))
     if not all(isinstance(x, tf.Tensor) for x in given):

@@ -21,10 +21,9 @@ class Gradients(Sequence):
     """
 
     def __init__(self, values: Sequence, factors: tuple[tf.Tensor, ...] = ()):
+        self.values, self.factors = values, factors
         if isinstance(values, Gradients):
-            values, factors = values.values, (*values.factors, *factors)
-        self.values = values
-        self.factors = factors
+            self.values, self.factors = values.values, (*values.factors, *factors)
 
     def times(self, factor: tf.Tensor) -> Gradients:
         return Gradients(self.values, (*self.factors, factor))

@@ -39,8 +39,9 @@ class Interval:
         """Whether a value is a number of the interval; nan is of none."""
         if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
             return False
-        above = value > self.above if self.lower is None else value >= self.lower
-        return bool(above and (value < self.below if self.upper is None else value <= self.upper))
+        number: Any = value  # a type checker does not know that `numbers.Real` compares
+        above = number > self.above if self.lower is None else number >= self.lower
+        return bool(above and (number < self.below if self.upper is None else number <= self.upper))
 
     def __str__(self) -> str:
         """E.g. "a number from 0 to below 1", "an integer from 1 to 8"."""

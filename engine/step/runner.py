@@ -27,8 +27,10 @@ class StepRunner:
         """Within it `train_step` may be traced: layers draw what they are to draw at this step, on this replica.
 
         Args:
-          step, observed, present: see `StepContext`.
-          known: more of its attributes.
+          step: see `StepContext`.
+          observed: see `StepContext`.
+          present: see `StepContext`.
+          **known: more of its attributes.
         """
         trainer, replica = self.trainer, this_replica()
         scale = trainer.loss_scale.read()

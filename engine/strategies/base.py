@@ -150,8 +150,10 @@ class Strategy(Processes, abc.ABC):
 
     @property
     def in_step(self) -> bool:
-        """Whether all updates are applied, and all replicas hold the same weights: only then may anybody read them, or
-        end the run."""
+        """Whether all updates are applied, and all replicas hold the same weights.
+
+        Only then may anybody read them, or end the run.
+        """
         return True
 
     def wind_up(self) -> None:
@@ -189,7 +191,7 @@ class Strategy(Processes, abc.ABC):
     @property
     def why_no_jit(self) -> str | None:
         """Why the training loop cannot be one XLA program, or None if it can."""
-        return f"--strategy={self.name} does not say how its steps are compiled"
+        return f"`strategy`={self.name} does not say how its steps are compiled"
 
     def describe(self) -> dict:
         """name, replicas, devices and hosts, for a run's first line and its result."""

@@ -37,7 +37,7 @@ def create(name: str, **asked: Any) -> Strategy:
     options = StrategyOptions(**asked)
     gpus = () if name == "parameter_server" and options.gpus is None else options.gpus
     graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None, options.gpu_memory_growth)
-    made = (_BUILT_IN | registry.registered())[name](options)
+    made = {**_BUILT_IN, **registry.registered()}[name](options)
     if not isinstance(made, Strategy):
         raise TypeError(f"what was registered as the strategy {name} makes a {type(made).__name__}; make a Strategy")
     return made
@@ -109,8 +109,8 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
         devices = devices[:num_virtual_devices]
     if kind == "CPU" and not num_virtual_devices:
         raise DeviceError(
-            "--strategy=mirrored found no GPU; use --num_virtual_devices=N for N replicas on the CPU, "
-            "or --strategy=one_device"
+            "`strategy`=mirrored found no GPU; use `num_virtual_devices`=N for N replicas on the CPU, "
+            "or `strategy`=one_device"
         )
     return tf.distribute.MirroredStrategy(devices)
 
@@ -119,7 +119,7 @@ def split(kind: str, parts: int) -> None:
     """Splits the machine's one physical device of a kind into equal logical ones."""
     physical = tf.config.get_visible_devices(kind)
     if len(physical) > 1:
-        raise DeviceError(f"--num_virtual_devices={parts} splits one {kind}, and there are {len(physical)}; omit it")
+        raise DeviceError(f"`num_virtual_devices`={parts} splits one {kind}, and there are {len(physical)}; omit it")
     existing = tf.config.get_logical_device_configuration(physical[0])
     if existing and len(existing) >= parts:
         return
@@ -132,7 +132,7 @@ def split(kind: str, parts: int) -> None:
         tf.config.set_logical_device_configuration(physical[0], [each] * parts)
     except RuntimeError:
         raise DeviceError(
-            f"--num_virtual_devices={parts} came too late: this process has used TensorFlow's devices by now; ask for "
+            f"`num_virtual_devices`={parts} came too late: this process has used TensorFlow's devices by now; ask for "
             "as many in its first run, or move what uses them into build_model or the data function"
         ) from None
 
@@ -154,8 +154,8 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = (getattr(error, "stderr", None) or "").strip().split("\n")[0] or reason(error)
         raise DeviceError(
-            f"--num_virtual_devices: {command[0]} did not say how much memory the GPU has free ({said}); "
-            "install it, or leave --num_virtual_devices out"
+            f"`num_virtual_devices`: {command[0]} did not say how much memory the GPU has free ({said}); "
+            "install it, or leave `num_virtual_devices` out"
         ) from None
 
 
@@ -177,8 +177,8 @@ def _find_tpu(address: str) -> tf.distribute.Strategy:
     except (ValueError, RuntimeError, tf.errors.OpError, OSError) as error:
         found = reason(error).split(". ")[0]
         raise DeviceError(
-            f"--strategy=tpu found no TPU at {address or 'this host'} ({found}); "
-            "run on a TPU host, give its --tpu_address, or use --strategy=one_device or mirrored"
+            f"`strategy`=tpu found no TPU at {address or 'this host'} ({found}); "
+            "run on a TPU host, give its `tpu_address`, or use `strategy`=one_device or mirrored"
         ) from None
 
 

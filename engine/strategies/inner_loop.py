@@ -34,8 +34,10 @@ def _arguments(operands, step: int, start: int, stop: int, due: int | None, told
 
 
 class LoopResult(NamedTuple):
-    """What one call did: its metrics (unread), its steps, the seconds that the host waited for input, and, where there
-    are several workers, what each of them told (`engine.strategies.workers.WorkerRows`)."""
+    """What one call did: its metrics (unread), its steps, the seconds that the host waited for input.
+
+    And, where there are several workers, what each of them told (`engine.strategies.workers.WorkerRows`).
+    """
 
     sums: LoopSums
     steps: int
@@ -87,7 +89,7 @@ class InnerLoop:
         self._step_graph = None
         # An XLA program is on one device, which has the whole loop.
         self._hosted = is_on_gpus(strategy) and not jit
-        self._taken = None
+        self._taken: tuple | None = None
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
         self._programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
@@ -95,8 +97,9 @@ class InnerLoop:
         """Runs at most `limit` steps from global step `step` on; fewer where the operands end.
 
         Args:
-          step, limit: above.
-          told: for loops that tell something more: arguments of `_loop`.
+          step: the global step of the first one.
+          limit: the most steps to run.
+          *told: for loops that tell something more: arguments of `_loop`.
           due: the step after which somebody looks at the metrics, if that is known.
         """
         before = time.perf_counter()
@@ -112,8 +115,10 @@ class InnerLoop:
         self._taken = (step, limit), (operands, start, stop)
 
     def _take(self, step: int, limit: int):
-        """What the feed gives for these steps; of a call that was only traced, what it gave then: a dataset's iterator
-        is opened once."""
+        """Takes from the feed for these steps, or what it gave when the call was only traced.
+
+        So a dataset's iterator is opened once.
+        """
         taken, self._taken = self._taken, None
         return taken[1] if taken and taken[0] == (step, limit) else self._feed.take(step, limit)
 
@@ -269,7 +274,7 @@ class InnerLoop:
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
             metrics = self._step(self._feed.batch(*batch), step, observed, *more)
-            self._names = row_names(metrics)
+            self._names = [*row_names(metrics)]
             return stack(metrics, self._sums_dtype)
 
         return self._strategy.run(run, args=batch)

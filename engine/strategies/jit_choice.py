@@ -1,5 +1,7 @@
-"""`jit=auto`: both ways of running the training loop, measured. XLA wins on some dense layers and loses on others, by
-far either way, so only a measurement tells. Host code."""
+"""Chooses for `jit=auto` by measuring both ways of running the training loop. Host code.
+
+XLA wins on some dense layers and loses on others, by far either way, so only a measurement tells.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from absl import logging
 from crankshaft.engine.internals import graphs
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
 _MOST_OPERATIONS = 2_000  # of a step: the more, the longer XLA compiles, and it can't be interrupted
@@ -27,14 +30,15 @@ _NOT_COMPILABLE = (
 )
 
 
-def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[bool, tuple[float, object]], str]:
+def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[bool, tuple[float, InnerLoop]], str]:
     """Times a training loop with and without XLA, and puts every variable back as it was.
 
     Returns:
       ({jit: (steps per second, the better of two times; loop)}, why there is no entry True, if there is none): XLA
       cannot compile the step, or is known to be slow there.
     """
-    measured, why_not = {}, ""
+    measured: dict[bool, tuple[float, InnerLoop]] = {}
+    why_not = ""
     for jit in (False, True):
         # Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times
         # as long, one of resnet20 88 times as much of the CPU (11 s), and a trial would keep a run waiting for minutes.
@@ -66,7 +70,7 @@ def _is_clear(some: float, other: float) -> bool:
     return max(some, other) > _CLEAR * min(some, other)
 
 
-def choose(measured: dict[bool, tuple[float, object]]) -> bool:
+def choose(measured: dict[bool, tuple[float, InnerLoop]]) -> bool:
     """Whether XLA is to be used."""
     return True in measured and measured[True][0] > _WORTH_IT * measured[False][0]
 

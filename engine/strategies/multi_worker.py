@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -67,7 +68,7 @@ class MultiWorker(Replicated):
         self._is_asked = False  # whether any worker does, once all know
         self._before: LoopResult | None = None
         self._steps = self._pace.steps  # of the next call, agreed
-        self._exchange = None
+        self._exchange: Callable | None = None
         self._arrivals = Arrivals()
         self._watchdog = Watchdog(
             place.worker,
@@ -156,10 +157,15 @@ class MultiWorker(Replicated):
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
 
     def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None, counter=None) -> InnerLoop:
-        workers = {"worker": self.host, "num_workers": self.num_hosts}
-        watching = {"arrivals": self._arrivals, "watchdog": self._watchdog}
         return WorkersLoop(
-            *(self.distribution, step, feed), jit=jit, rounds=rounds, counter=counter, **workers, **watching
+            *(self.distribution, step, feed),
+            jit=jit,
+            rounds=rounds,
+            counter=counter,
+            worker=self.host,
+            num_workers=self.num_hosts,
+            arrivals=self._arrivals,
+            watchdog=self._watchdog,
         )
 
 

@@ -70,7 +70,7 @@ _own: dict[str, Maker] = {}
 
 
 def register(name: str, maker: Maker) -> None:
-    """Makes a strategy of a script's own one that --strategy takes; before the script calls `crankshaft.main` or `run`.
+    """Registers a strategy of a script's own under a name; before the script calls `crankshaft.main` or `run`.
 
     Args:
       name: lower-case letters, digits and _; of none that comes with Crankshaft. One's own may be registered anew.
@@ -92,5 +92,5 @@ def registered() -> Mapping[str, Maker]:
 
 
 def names() -> tuple[str, ...]:
-    """What --strategy takes."""
+    """Returns the names of all strategies."""
     return (*BUILT_IN, *_own)

@@ -30,9 +30,12 @@ class WorkerRows:
         self._rows: list[dict[str, float]] | None = None
 
     def read(self) -> list[dict[str, float]]:
-        """A dictionary for each worker, in their order: `TOLD`; `seconds` (but on GPUs, which work behind the clock's
-        back) and `steps` of the call; `input_seconds`, the part of it spent waiting for data; and, in training,
-        `engine.reduction.Reduction.figures` over its steps."""
+        """Returns a dictionary for each worker, in their order.
+
+        It has `TOLD`; `seconds` (but on GPUs, which work behind the clock's back) and `steps` of the call;
+        `input_seconds`, the part of it spent waiting for data; and, in training, `engine.reduction.Reduction.figures`
+        over its steps.
+        """
         if self._rows is None:
             array = np.asarray(self._tensor, np.float64)
             self._rows = [dict(zip(self._names, map(float, row), strict=True)) for row in array]
@@ -125,7 +128,7 @@ class WorkersLoop(InnerLoop):
         rows = WorkerRows([*TOLD, *self._measured, *own], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
-    def _loop(self, operands, first_step, start, stop, observed, told):
+    def _loop(self, operands, first_step, start, stop, observed, told):  # type: ignore[override]
         began = tf.timestamp()
         waited_before = self._arrivals.waited()
         with tf.control_dependencies([began, waited_before]):

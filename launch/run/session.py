@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 from absl import logging
@@ -22,7 +22,7 @@ from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step import batches, whole_numbers
 from crankshaft.engine.strategies import FeedOptions, devices, jit_choice
-from crankshaft.engine.strategies.base import Strategy
+from crankshaft.engine.strategies.base import Measured, Strategy
 from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
 from crankshaft.engine.strategies.parameter_server.placement import Rule
@@ -31,6 +31,7 @@ from crankshaft.launch.command_line import checks
 from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_rounds
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import threads
+from crankshaft.launch.host.explanations import with_flags
 from crankshaft.launch.run import agreement, fingerprints
 from crankshaft.launch.run import splits as datasplits
 from crankshaft.launch.run.keras_weights import load_keras_weights
@@ -115,9 +116,9 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
 
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Strategy) -> Session:
     """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
-    *both, num_classes, vocabulary, ids = splits
+    train, evaluation, num_classes, vocabulary, ids = splits
     trainer_class = trainer_class or config.named_class
-    train, evaluation, said = datasplits.prepare(*both, config.validation_split)
+    train, evaluation, said = datasplits.prepare(train, evaluation, config.validation_split)
     _check_data(config, trainer_class, train, evaluation, num_classes)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
@@ -238,7 +239,7 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
 def choose_jit(session: Session) -> str:
     """Decides `state.jit`, measuring where that is asked for and undecided, and returns a line with the reason."""
     config, state, strategy = session.config, session.state, session.strategy
-    if reason := config.why_no_jit or strategy.why_no_jit:
+    if reason := config.why_no_jit or with_flags(strategy.why_no_jit or ""):
         if config.jit == "on":
             raise UsageError(f"--jit=on: {reason}; use --jit=auto or off")
         strategy.without_jit = True
@@ -253,7 +254,7 @@ def choose_jit(session: Session) -> str:
     session.say("timing steps with XLA and without: seconds, more where the machine is busy")
     measured, why_not = jit_choice.measure(strategy, state)
     state.jit = jit_choice.choose(measured)
-    strategy.use_loop(measured[state.jit][1])
+    cast(Measured, strategy).use_loop(measured[state.jit][1])  # the others say why XLA is not for them
     rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
     with_xla = f"{rates[True]} with it" if True in rates else why_not
     return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"
@@ -262,7 +263,8 @@ def choose_jit(session: Session) -> str:
 def _place(config: Config) -> Place | None:
     if config.strategy != "multi_worker":
         return None
-    return Place(config.cluster.index, *zip(*config.cluster.addresses, strict=True), config.cluster.secret)
+    names, addresses = zip(*config.cluster.addresses, strict=True)
+    return Place(config.cluster.index, names, addresses, config.cluster.secret)
 
 
 def _servers(config: Config) -> ServerOptions | None:

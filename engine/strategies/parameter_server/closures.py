@@ -181,7 +181,7 @@ class ClosureLoop(InnerLoop):
         """Of the metrics, in the order of a closure's sums; known once it was traced."""
         return self._names
 
-    def _loop(self, operands, lease):
+    def _loop(self, operands, lease):  # type: ignore[override]
         """A closure. Returns a `Returned` as one vector: the coordinator asks for each tensor by itself."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
@@ -209,8 +209,9 @@ class ClosureLoop(InnerLoop):
 
 
 class UpdateLoop(ClosureLoop):
-    """Runs a lease's steps, which are updates: each is counted on the board, and a closure that is run again goes on
-    where the board says that the one before it stopped.
+    """Runs a lease's steps, which are updates, and counts each on the board.
+
+    A closure that is run again goes on where the board says that the one before it stopped.
 
     A step ends by pulling what the next one computes with: the answer to its push, where a pull at the next one's
     start would have to be asked for. Only a worker that waits for others pulls when it has waited.
@@ -278,8 +279,10 @@ class UpdateLoop(ClosureLoop):
         return tf.equal((place if self._waits else place + 1) % self._pull_every_steps, 0)
 
     def _replicated_step(self, batch, step, observed, pulled, context: LeasedStep):
-        """(a step's metrics, what the next one computes with, the board's counts with the one before, and when it had
-        waited).
+        """Runs one step.
+
+        Returns (a step's metrics, what the next one computes with, the board's counts with the one before, and when it
+        had waited).
 
         The one before is counted only now, when it is applied on all servers: what is in doubt is done again, never
         left out. And as this one begins, so that the way to the board and back takes no time of its own.
@@ -339,8 +342,10 @@ class UpdateLoop(ClosureLoop):
 
 
 def _here(tensors):
-    """The same, on the worker. Else TensorFlow keeps what a loop carries where it was made, on a server, and every step
-    sends it there and back."""
+    """Copies tensors to the worker.
+
+    Else TensorFlow keeps what a loop carries where it was made, on a server, and every step sends it there and back.
+    """
     with tf.device("/job:worker"):
         return tf.nest.map_structure(tf.identity, tensors)
 
@@ -378,7 +383,7 @@ class Staleness:
         self._counts += counted
 
     def describe(self) -> dict[str, float]:
-        """mean and p99; above 63 the latter is the lower end of a power of two. {} before any update."""
+        """Returns mean and p99; above 63 the latter is the lower end of a power of two. {} before any update."""
         buckets, total = self._counts[:-1], self._counts[-1]
         if not buckets.sum():
             return {}

@@ -165,7 +165,8 @@ class Closures:
           ClosureError: a lease has failed too often.
           LostPeerError: a parameter server is lost, or nothing moves.
         """
-        done, failed = [], []
+        done: list[Done] = []
+        failed: list = []
         end = time.monotonic() + seconds
         while not done and not failed and self._open and (left := end - time.monotonic()) > 0:
             self._take(done, failed, min(left, _PROBE_SECONDS))
@@ -272,7 +273,7 @@ class Closures:
             parts.append(f"{self._named(worker)} does not answer")
         times = "" if self._patience == 1.0 else f"{self._patience:g} times "  # while workers build a graph
         return (
-            f"no update for {times}--step_timeout_seconds={self._timeout_seconds:g}: "
+            f"no update for {times}`step_timeout_seconds`={self._timeout_seconds:g}: "
             f"{'; '.join(parts) or 'no worker has taken what was handed out'}"
         )
 
@@ -288,10 +289,10 @@ class Closures:
         what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
             f"{where} failed {times} time{'s' * (times > 1)} on {self._describe(lease, step)}: "
-            f"{what}; correct the model or the data, or raise --max_closure_retries"
+            f"{what}; correct the model or the data, or raise `max_closure_retries`"
         )
 
-    def explain_lost_server(self, error: Exception) -> str | None:
+    def explain_lost_server(self, error: BaseException) -> str | None:
         """One line, if an error says that a parameter server is lost."""
         if not is_server_lost(error):
             return None
@@ -308,7 +309,7 @@ class Closures:
         )
 
 
-def is_server_lost(error: Exception) -> bool:
+def is_server_lost(error: BaseException) -> bool:
     """Whether a closure's or an operation's error is a parameter server's death."""
     text = str(error)
     return isinstance(error, _LOST[:2]) and "/job:ps" in text
@@ -320,7 +321,7 @@ class _InOneLine(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         message = str(record.msg)
         if message.startswith("Worker %s failed with"):
-            place = str(record.args[0]).rpartition(":")[2]
+            place = str(next(iter(record.args))).rpartition(":")[2]
             record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (place,)
             return True
         # The last: each checkpoint is written by a function of its own, once.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
@@ -24,7 +26,7 @@ class WorkersFeed:
         self.order = order
         self._coordinator = coordinator
         self._arrays = arrays
-        self._resident = None
+        self._resident: Any = None
 
     @property
     def operands(self):

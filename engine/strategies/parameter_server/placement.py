@@ -78,8 +78,10 @@ class Placement:
         return tf.variable_creator_scope(self._create)
 
     def lines(self) -> list[str]:
-        """The table for people: bytes, path, shards and servers of each variable, the biggest first; slots are in the
-        sums."""
+        """Formats the table for people: bytes, path, shards and servers of each variable, the biggest first.
+
+        Slots are in the sums.
+        """
         whole: dict[str, list[Placed]] = {}
         for each in self.table:
             if not each.beside:
@@ -125,8 +127,9 @@ class Placement:
 
 
 def biggest_first(weights: Sequence[int], asked: Sequence[int | None], num_servers: int) -> list[int]:
-    """A server for each weight, in bytes: the one that is asked for, the rest from the heaviest on to the least loaded
-    (Graham 1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best).
+    """Chooses a server for each weight, in bytes: the one asked for, or, from the heaviest on, the least loaded.
+
+    Graham 1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best.
 
     A server that would get next to nothing so gets nothing, unless it is asked for.
     """

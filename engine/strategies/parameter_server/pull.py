@@ -1,9 +1,12 @@
-"""What a worker computes with instead of reading each variable from its server: one tensor of each server. Worker code,
-but for what `Pull` learns beforehand of the variables."""
+"""What a worker computes with instead of reading each variable from its server: one tensor of each server.
+
+Worker code, but for what `Pull` learns beforehand of the variables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,8 +19,9 @@ PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lan
 
 
 class Pull:
-    """Reads Keras variables from their servers, all that one server has as one vector, or a few where one message can't
-    hold it (`wire.Packs`), and how far optimizers are.
+    """Reads Keras variables from their servers, and how far optimizers are.
+
+    All that one server has travels as one vector, or a few where one message can't hold it (`wire.Packs`).
 
     Args:
       variables: Keras variables; those that are on no server are left out.
@@ -49,7 +53,7 @@ class Pull:
             self._aboard.setdefault(group, []).append(optimizer)
         self._layouts = {group: self._layout(group, pack_bytes) for group in self._groups}
 
-    def _layout(self, group: tuple[str, tf.DType], pack_bytes: int) -> wire.Layout | wire.Packs:
+    def _layout(self, group: tuple[str, tf.DType], pack_bytes: int) -> Any:
         shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
         if group[1] == tf.float32:
             return wire.Layout([PROGRESS] * len(self._aboard.get(group, ())), shapes, self._dtype, pack_bytes)
@@ -61,7 +65,7 @@ class Pull:
 
     def packs(self) -> list[tf.Tensor]:
         """The variables as they are now: vectors for each server and dtype, with the progress that goes with it."""
-        packs = []
+        packs: list[tf.Tensor] = []
         for group, variables in self._groups.items():
             server, dtype = group
             with tf.device(server):
@@ -75,7 +79,8 @@ class Pull:
 
     def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
         """The variables' values in `packs`, and the optimizers' progress, there or in what `progress` gave."""
-        pairs, known = [], dict(zip(map(id, self._alone), progress, strict=bool(progress)))
+        pairs: list[tuple] = []
+        known = dict(zip(map(id, self._alone), progress, strict=bool(progress)))
         packs = list(packs)
         for group, variables in self._groups.items():
             layout = self._layouts[group]

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -95,15 +96,15 @@ class ParameterServer(Measured):
         self.feed_options = feed_options or FeedOptions()
         self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
         self.staleness = Staleness()
-        self._coordinator = None
-        self._closures = None
+        self._coordinator: Any = None
+        self._closures: Closures | None = None
         self._steps_per_loop = steps_per_loop
         self._pace = self._new_pace()
         self._next_step = 0  # the first that is not handed out
         self._ending = False
 
     @property
-    def num_servers(self) -> int:
+    def num_servers(self) -> int:  # type: ignore[override]
         return len(self.cluster.servers)
 
     @property
@@ -176,14 +177,14 @@ class ParameterServer(Measured):
     def feed(self, source, global_batch_size: int, seed: int | None) -> WorkersFeed:
         if isinstance(source, tf.data.Dataset):
             raise ValueError(
-                "--strategy=parameter_server takes arrays, whose order its leases are made of, and the data is a "
-                "tf.data.Dataset; return NumPy arrays, or use another --strategy"
+                "`strategy`=parameter_server takes arrays, whose order its leases are made of, and the data is a "
+                "tf.data.Dataset; return NumPy arrays, or use another `strategy`"
             )
         order = Order(len(tf.nest.flatten(source)[0]), global_batch_size, 1, seed)
         return WorkersFeed(self.coordinator, source, order)
 
     @property
-    def computing_tasks(self) -> tuple[str, ...]:
+    def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*self.cluster.workers, *self.cluster.servers)
 
     @property
@@ -205,7 +206,7 @@ class ParameterServer(Measured):
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
         self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
-        self._train_loop = None
+        self._train_loop: Any = None
         self._pace = self._new_pace()
         self._leases_before = self._closures.ledger.scheduled if self._closures else 0
         options, trainer = self.options, state.trainer
@@ -242,8 +243,10 @@ class ParameterServer(Measured):
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)
 
     def loop(self, step, jit: bool = False) -> ClosureLoop:
-        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics. Updates that it makes are
-        not counted, and made again where a worker dies; variables are not pulled."""
+        """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics.
+
+        Updates that it makes are not counted, and made again where a worker dies; variables are not pulled.
+        """
         trainer, runner = self._state.trainer, self._runner
         dtype = trainer.reduction.wire_dtype
         pull = Pull((), tf.float32, list(trainer.optimizers.values()))
@@ -260,8 +263,10 @@ class ParameterServer(Measured):
         return not (self._closures and self._closures.num_open)
 
     def run_train_steps(self, limit: int) -> LoopResult:
-        """Trains for at most `limit` steps, and at least one, which may not be the next ones: all are done once it has
-        come to `limit`. Returns what has come back after about a tenth of a second."""
+        """Trains for at most `limit` steps, and at least one, and returns what came back after some 0.1 s.
+
+        Those may not be the next steps: all are done once it has come to `limit`.
+        """
         began = time.monotonic()
         step = self._state.step
         self._train_loop = self._train_loop or self.train_loop()

@@ -76,12 +76,12 @@ def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_buil
     may_return[0].set()
     assert len(closures.collect(30)) == 1
     closures.hand_out(loops[0], (), 1, 2)
-    with pytest.raises(LostPeerError, match="no update for --step_timeout_seconds=1: no worker has taken"):
+    with pytest.raises(LostPeerError, match="no update for `step_timeout_seconds`=1: no worker has taken"):
         closures.collect(30)
     may_return[1].set()
     assert len(closures.collect(30)) == 1
     closures.hand_out(loops[1], (), 2, 3)
-    with pytest.raises(LostPeerError, match="no update for 5 times --step_timeout_seconds=1: no worker has taken"):
+    with pytest.raises(LostPeerError, match="no update for 5 times `step_timeout_seconds`=1: no worker has taken"):
         closures.collect(30)
 
 
