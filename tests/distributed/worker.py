@@ -126,14 +126,20 @@ def evaluated(strategy: MultiWorker) -> dict:
     return [strategy.evaluate().values() for _ in range(2)]
 
 
-def curve(strategy: MultiWorker, trainer: Trainer, steps: int) -> list[float]:
-    """The loss of each step. By seed 1: by seed 0 rounding decides a tie of the CNN's pooling at step 17."""
+def bound(strategy: MultiWorker, trainer: Trainer, seed: int = 0) -> TrainState:
+    """The state of a trainer that is about to train on pictures."""
     with strategy.scope():
         state = TrainState(trainer)
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), pictures())
-        trainer.prepare(StepOptions(seed=1), Reduction(), example, 4)
+        trainer.prepare(StepOptions(seed=seed), Reduction(), example, 4)
         state.build()
-    strategy.bind(state, strategy.feed(pictures(), 12, 1))
+    strategy.bind(state, strategy.feed(pictures(), 12, seed))
+    return state
+
+
+def curve(strategy: MultiWorker, trainer: Trainer, steps: int) -> list[float]:
+    """The loss of each step. By seed 1: by seed 0 rounding decides a tie of the CNN's pooling at step 17."""
+    state = bound(strategy, trainer, seed=1)
     values = []
     while state.step < steps:
         total, count = strategy.run_train_steps(1).sums.read()["loss"]
@@ -176,7 +182,7 @@ def pictures(examples=254, size=12):
 
 def agreement(strategy: MultiWorker) -> list:
     """Of ten calls, the last worker wants to stop from the fourth on: which steps each call took, and who knew what."""
-    strategy.bind(strategy._state, strategy.feed(pictures(), 12, 0))
+    bound(strategy, Mlp((32,)))
     told = []
     for call in range(10):
         wish = "SIGTERM" if call >= 3 and strategy.host == strategy.num_hosts - 1 else None
@@ -202,11 +208,7 @@ class Slowed(Mlp):
 
 def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
     """Trains for a while with the last worker slowed: what each worker's figures are, and who is warned of."""
-    with strategy.scope():
-        state = TrainState(Slowed(strategy.host == strategy.num_hosts - 1))
-        state.trainer.prepare(StepOptions(), Reduction(), (pictures()[0][:1], pictures()[1][:1]), 4)
-        state.build()
-    strategy.bind(state, strategy.feed(pictures(), 12, 0))
+    state = bound(strategy, Slowed(strategy.host == strategy.num_hosts - 1))
     window = WorkerWindow()
     hook = Stragglers(strategy.host_names, window_seconds=0.3, windows=2)
     warnings = []
@@ -218,7 +220,7 @@ def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
 
 def out_of_step(strategy: MultiWorker) -> str:
     """A value of one worker's copy is changed by one bit: what comparing says before and after."""
-    state = strategy._state
+    state = bound(strategy, Mlp((32,)))
     moment = hooks.Moment(state.step, 1000, 0, 0, 10, None, 0.0, 0.0, state, strategy)
     check = SyncCheck(1, strategy.replica_names)
     check.begin(moment)
