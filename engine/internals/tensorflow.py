@@ -5,7 +5,7 @@ What a new TensorFlow lacks of them, `tests/engine/internals/test_private_names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -89,6 +89,25 @@ def variable_without_value(shape: Sequence[int], dtype: tf.DType, name: str, tra
 def let_coordinator_compute(distribution: tf.distribute.ParameterServerStrategy) -> None:
     """Lets the coordinator's own process call `distribution.run` without a warning."""
     distribution.extended._allow_run_without_coordinator = True
+
+
+def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, make: Callable[[], Any], specs: Any):
+    """Calls `make` for each worker, with its devices in scope, and again for one that comes back.
+
+    Datasets, which have a public name for it, would hold arrays in their graph, and take none of 2 GiB.
+
+    Args:
+      coordinator: of the workers.
+      make: returns a nest of tensors.
+      specs: of these.
+
+    Returns:
+      An argument of what is scheduled, for which each worker gets its own.
+    """
+    made = coordinator._create_per_worker_resources(make)
+    for value in made._values:
+        value._type_spec = specs  # which TensorFlow knows of compiled functions only
+    return made
 
 
 def ends_executor(function: Any) -> bool:

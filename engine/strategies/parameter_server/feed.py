@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.feeds import Run
 from crankshaft.engine.data.order import Order
-from crankshaft.engine.internals.tensorflow import wait_for_operations
+from crankshaft.engine.internals.tensorflow import on_each_worker, wait_for_operations
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
 
@@ -31,11 +31,7 @@ class WorkersFeed:
     @property
     def operands(self):
         if self._resident is None:
-            # The one way to keep a value on each worker that is made again where a worker comes back; datasets, which
-            # have a public name for it, would hold the arrays in their graph, and take none of 2 GiB.
-            self._resident = self._coordinator._create_per_worker_resources(self._send)
-            for each in self._resident._values:  # which TensorFlow knows of compiled functions only
-                (each._type_spec,) = self.operand_specs
+            self._resident = on_each_worker(self._coordinator, self._send, *self.operand_specs)
         return (self._resident,)
 
     @property
