@@ -52,7 +52,7 @@ def train(
 
 
 def _agree_to_stop(moment: Moment, together: bool) -> None:
-    """Turns a hook's wish to stop, in this process, into what all processes do at the same step.
+    """Turns a hook's reason to stop, in this process, into what all processes do at the same step.
 
     `together`: all of them stand at this step, since something is due at it.
     """

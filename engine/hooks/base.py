@@ -173,23 +173,23 @@ class StopRequest(Hook):
     """Ends the run at the next moment after a request. `request` may be called in a signal handler or a thread.
 
     Attributes:
-      wish: why this process wants the run to end; None before.
+      reason: why this process wants the run to end; None before.
     """
 
     name = "stop_request"
 
     def __init__(self):
-        self.wish: str | None = None
+        self.reason: str | None = None
 
     def request(self, reason: str) -> None:
         """Requests the end; the first reason stays."""
-        self.wish = self.wish or reason
+        self.reason = self.reason or reason
 
     def begin(self, moment: Moment) -> None:
         self(moment)
 
     def __call__(self, moment: Moment) -> None:
-        moment.stop = moment.stop or self.wish
+        moment.stop = moment.stop or self.reason
 
 
 class _Every(Windowed):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-_EACH_ONCE = "crankshaft_rows_each_once"  # a graph's collection
+_UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
 
 class Gradients(Sequence):
@@ -114,7 +114,7 @@ def sum_duplicate_rows(slices):
     """UniqueSlices equal to `slices`; indices in order of first occurrence."""
     if isinstance(slices, UniqueSlices):
         return slices
-    if _is_each_once(slices.indices):
+    if _is_marked_unique(slices.indices):
         return UniqueSlices(slices.values, slices.indices, slices.dense_shape)
     indices, positions = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
@@ -126,22 +126,22 @@ def _unique(gradient):
     return sum_duplicate_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def each_once(rows: tf.Tensor) -> tf.Tensor:
-    """Notes of rows [n] about to be gathered that none occurs twice, and returns them.
+def mark_unique(rows: tf.Tensor) -> tf.Tensor:
+    """Marks rows [n] that are about to be gathered as unique, and returns them.
 
-    The gradient of that gather then needs no search for duplicates. That of several gathers does: a tape strings their
+    The gradient of that gather then needs no search for duplicates. That of several gathers does: a tape joins their
     rows together, which makes another tensor of them.
     """
     if tf.is_symbolic_tensor(rows):
-        rows.graph.add_to_collection(_EACH_ONCE, rows)
+        rows.graph.add_to_collection(_UNIQUE, rows)
     return rows
 
 
-def _is_each_once(indices: tf.Tensor) -> bool:
-    """Whether `indices` are, but for their shape, what `each_once` was told of in this graph."""
+def _is_marked_unique(indices: tf.Tensor) -> bool:
+    """Returns whether `indices`, apart from their shape, were marked by `mark_unique` in this graph."""
     if not tf.is_symbolic_tensor(indices):
         return False
-    noted = indices.graph.get_collection(_EACH_ONCE)
+    noted = indices.graph.get_collection(_UNIQUE)
     while indices.op.type in ("Reshape", "Identity"):  # a gather's gradient has its rows reshaped
         indices = indices.op.inputs[0]
     return any(indices is rows for rows in noted)

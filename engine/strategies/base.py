@@ -68,17 +68,17 @@ class Processes:
         """
         return contextlib.nullcontext()
 
-    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
+    def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
         """Why the run is to end, as all processes know it at the same step; None while nobody wants it to.
 
-        A wish stays, whenever it is acted on.
+        A reason stays, whenever it is acted on.
 
         Args:
-          wish: why this process wants it to end, or None.
+          reason: why this process wants it to end, or None.
           together: whether all processes make this very call at this step. Wishes are then heard at once; otherwise
             they are told with the next call of the inner loop.
         """
-        return Stop(wish) if wish else None
+        return Stop(reason) if reason else None
 
 
 class Strategy(Processes, abc.ABC):

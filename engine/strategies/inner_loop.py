@@ -27,16 +27,16 @@ _DRAWS = (
 )
 
 
-def _arguments(operands, step: int, start: int, stop: int, due: int | None, told: tuple) -> tuple:
+def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
     """Of `InnerLoop._loop`, which marks the last step as observed where somebody looks at it."""
     places = (step, start, stop, stop - 1 if step + stop - start == due else -1)
-    return operands, *(tf.constant(place, tf.int64) for place in places), *told
+    return operands, *(tf.constant(place, tf.int64) for place in places), *extra
 
 
 class LoopResult(NamedTuple):
     """What one call did: its metrics (unread), its steps, the seconds that the host waited for input.
 
-    And, where there are several workers, what each of them told (`engine.strategies.workers.WorkerRows`).
+    And, where there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`).
     """
 
     sums: LoopSums
@@ -93,25 +93,25 @@ class InnerLoop:
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
         self._programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
-    def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
+    def __call__(self, step: int, limit: int, *extra, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer where the operands end.
 
         Args:
           step: the global step of the first one.
           limit: the most steps to run.
-          *told: for loops that tell something more: arguments of `_loop`.
+          *extra: for loops that take more: arguments of `_loop`.
           due: the step after which somebody looks at the metrics, if that is known.
         """
         before = time.perf_counter()
         operands, start, stop = self._take(step, limit)
         input_seconds = time.perf_counter() - before
-        arguments = _arguments(operands, step, start, stop, due, told)
+        arguments = _arguments(operands, step, start, stop, due, extra)
         return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
 
-    def trace(self, step: int, limit: int, *told) -> None:
+    def trace(self, step: int, limit: int, *extra) -> None:
         """Compiles what the call with these arguments will run, without running it. That has to be the next call."""
         operands, start, stop = self._take(step, limit)
-        self._program(_arguments(operands, step, start, stop, None, told))
+        self._program(_arguments(operands, step, start, stop, None, extra))
         self._taken = (step, limit), (operands, start, stop)
 
     def _take(self, step: int, limit: int):

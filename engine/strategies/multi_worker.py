@@ -64,7 +64,7 @@ class MultiWorker(Replicated):
         super().__init__("multi_worker", distribution, feed_options, steps_per_loop)
         self.host, self.host_names = place.worker, place.names
         self._stop: Stop | None = None
-        self._wish = ""  # why this worker wants to stop
+        self._stop_reason = ""  # why this worker wants to stop
         self._is_asked = False  # whether any worker does, once all know
         self._before: LoopResult | None = None
         self._steps = self._pace.steps  # of the next call, agreed
@@ -119,35 +119,35 @@ class MultiWorker(Replicated):
                     raise LostPeerError(line) from error
                 raise
 
-    def agree_to_stop(self, wish: str | None, together: bool = False) -> Stop | None:
-        self._wish = self._wish or wish or ""
+    def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
+        self._stop_reason = self._stop_reason or reason or ""
         if self._stop is None and (together or self._is_asked):
-            wishes = self.exchange_text(self._wish)
-            if any(wishes):
-                first = next(worker for worker, wish in enumerate(wishes) if wish)
-                is_shared = len(set(wishes)) == 1
-                self._stop = Stop(wishes[first], "" if is_shared else self.host_names[first])
+            reasons = self.exchange_text(self._stop_reason)
+            if any(reasons):
+                first = next(worker for worker, each in enumerate(reasons) if each)
+                is_shared = len(set(reasons)) == 1
+                self._stop = Stop(reasons[first], "" if is_shared else self.host_names[first])
         return self._stop
 
     def run_train_steps(self, limit: int) -> LoopResult:
         if self._train_loop is None:
             self._train_loop = self.train_loop(jit=False)
-        told = tf.constant([bool(self._wish), self._pace.steps], tf.float64)
+        told = tf.constant([bool(self._stop_reason), self._pace.steps], tf.float64)
         self._pace.steps = self._steps
         result = self._run(limit, told)
         if self._before is not None:
-            self._heed(self._before.workers.read())
+            self._take_orders(self._before.workers.read())
         self._before = result
         return result
 
-    def _heed(self, rows: list[dict[str, float]]) -> None:
+    def _take_orders(self, rows: list[dict[str, float]]) -> None:
         self._steps = int(rows[0]["next_steps"])  # the chief's clock paces all
         self._is_asked = any(row["stop"] for row in rows)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
         self._steps, self._before = self._pace.steps, None
-        self._wish, self._is_asked, self._stop = "", False, None
+        self._stop_reason, self._is_asked, self._stop = "", False, None
         self._watched = watched_on(self.distribution)
 
     def _own_figures(self, context: StepContext) -> dict:

@@ -41,7 +41,7 @@ def watch(session: Session) -> int:
     done = -1
     with Signals(request.request):
         while True:
-            asked = request.wish or coordinator.is_gone()  # asked first: what was saved by then is found below
+            asked = request.reason or coordinator.is_gone()  # asked first: what was saved by then is found below
             for manifest in _restored(session, newer_than=done):
                 if done < 0:
                     files.open(manifest.step - 1)
@@ -52,7 +52,7 @@ def watch(session: Session) -> int:
             time.sleep(_POLL_SECONDS)
     files.close()
     session.best.wait()
-    return EXIT_CODES.get(request.wish, 0)
+    return EXIT_CODES.get(request.reason, 0)
 
 
 def _restored(session: Session, newer_than: int) -> Iterator[Manifest]:

@@ -133,7 +133,7 @@ def test_a_gpu_is_split_by_what_the_driver_says_is_free(prints, says):
     with pytest.raises(devices.DeviceError) as failed:
         devices.free_gpu_memory_mb(("no-such-program",) if prints is None else ("printf", prints))
     assert says in str(failed.value)
-    assert "leave --num_virtual_devices out" in str(failed.value)
+    assert "leave `num_virtual_devices` out" in str(failed.value)
 
 
 def test_an_evaluation_batch_of_one_shape_divides_over_the_replicas():

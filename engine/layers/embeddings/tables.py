@@ -18,7 +18,7 @@ from crankshaft.engine.layers.embeddings.admission import Admission
 from crankshaft.engine.layers.embeddings.combiners import COMBINERS, Leaf, combine, flat_values, pairs
 from crankshaft.engine.reduction.wire import fetch
 from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import each_once
+from crankshaft.engine.step.gradients import mark_unique
 
 _PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
 UNKNOWN = ("row_0", "error")
@@ -293,7 +293,7 @@ class Embedding(tf.Module):
         unique, positions = tf.unique(rows)
         return _expand(self._gather(unique), positions)
 
-    def _gather(self, rows: tf.Tensor, note: Callable = each_once) -> tf.Tensor:
+    def _gather(self, rows: tf.Tensor, note: Callable = mark_unique) -> tf.Tensor:
         """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
         number = len(self.shards)
 

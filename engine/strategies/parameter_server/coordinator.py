@@ -236,7 +236,7 @@ class Closures:
         for worker in gone:
             self.board.holding.scatter_update(tf.IndexedSlices(tf.constant(DEAD, tf.int64), worker))
         counts = self.board.counts.numpy()
-        self._look_for_vain(counts)
+        self._check_hidden_retries(counts)
         updates = int(counts[0])
         now = time.monotonic()
         if updates != self._moved[0]:
@@ -248,8 +248,11 @@ class Closures:
     def _patience(self) -> float:
         return 1.0 if all(loop in self._built for loop, _, _ in self._open.values()) else FIRST_CALL_FACTOR
 
-    def _look_for_vain(self, counts: np.ndarray) -> None:
-        """TensorFlow runs a closure again, and does not say so, where it takes an error for another's consequence."""
+    def _check_hidden_retries(self, counts: np.ndarray) -> None:
+        """Raises ClosureError where a closure has silently been run again too often.
+
+        TensorFlow does so where it takes an error for the consequence of another.
+        """
         for _, _, lease in self._open.values():
             steps, starts = counts[self.board.steps_at(lease.slot)], counts[self.board.starts_at(lease.slot)]
             before = self._begun.get(lease.number)
