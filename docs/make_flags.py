@@ -1,9 +1,10 @@
-"""Writes docs/flags.md from the flags, models and inputs that there are: `python docs/make_flags.py`."""
+"""Writes docs/flags.md, or the file that is named, from the flags, models and inputs: `python docs/make_flags.py`."""
 
 from __future__ import annotations
 
 import pathlib
 import re
+import sys
 
 from absl import flags
 
@@ -77,4 +78,4 @@ def _table(rows: list[list[str]], heads=("flag", "takes", "default", "what it is
 
 
 if __name__ == "__main__":
-    PATH.write_text(text(), encoding="utf-8")
+    pathlib.Path(*sys.argv[1:] or [PATH]).write_text(text(), encoding="utf-8")

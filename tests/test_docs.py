@@ -1,10 +1,9 @@
-"""The pages agree with the project: docs/flags.md is current, links lead somewhere, and flags that are named exist.
+"""The pages agree with the project: links lead somewhere, flags that are named exist, and every flag has its row.
 
 Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
@@ -50,13 +49,6 @@ def unknown(line: list[str]) -> list[str]:
 
 def known(name: str, names: set[str]) -> bool:
     return name in names or name.removeprefix("no") in names
-
-
-def test_flags_page_is_current():
-    spec = importlib.util.spec_from_file_location("make_flags", ROOT / "docs" / "make_flags.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "flags.md").read_text() == module.text(), "run `python docs/make_flags.py`"
 
 
 def test_flags_page_has_every_flag():
