@@ -79,7 +79,7 @@ class Trainer(Holdings):
         return 1.0
 
     def forward(self, features, training: bool):
-        """The model's outputs for a batch of features. Override it to look up embeddings before `self.model`."""
+        """Returns the model's outputs for a batch of features. Override it to look up embeddings first."""
         return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:
@@ -98,12 +98,12 @@ class Trainer(Holdings):
         return {}
 
     def training_loss(self, outputs, batch) -> Mean:
-        """What training minimizes, and shows as its `loss`; evaluation has `loss` itself."""
+        """Returns what training minimizes, and shows as its `loss`; evaluation has `loss` itself."""
         return self.loss(outputs, batch)
 
     @classmethod
     def splits_batch(cls, **arguments) -> bool:
-        """Whether a CPU's cores may take a part of each batch each, for a trainer made with these arguments.
+        """Returns whether each of a CPU's cores may take a part of a batch, for a trainer made with these arguments.
 
         Return True if no example's outputs or loss depend on another's (as batch normalisation makes them), and the
         layers are faster so: convolutions and embeddings are; large dense ones are bound by memory, small ones are
@@ -119,7 +119,7 @@ class Trainer(Holdings):
         self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
 
     def train_step(self, batch) -> dict[str, Mean]:
-        """One update from one batch, in the form of the data, this replica's part of it. Replica code."""
+        """Makes one update from one batch, in the form of the data, this replica's part of it. Replica code."""
         variables = self.trainable_variables
         gradients, metrics = self.summed_gradients(batch)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, self.moving_statistics, variables)
@@ -133,7 +133,7 @@ class Trainer(Holdings):
         return self.step_metrics(metrics, norm, finite)
 
     def eval_step(self, batch) -> dict[str, Mean]:
-        """The metrics of one batch, this replica's part of it. Replica code."""
+        """Returns the metrics of one batch, this replica's part of it. Replica code."""
         return side_by_side(self.compute_metrics, batch, self.options.batch_parts)
 
     # -- the pieces of a step, for those who write their own ----------------------------------------------------------
@@ -160,16 +160,16 @@ class Trainer(Holdings):
             table.build(self.options.seed, self.num_servers)
 
     def compute_metrics(self, batch) -> dict[str, Mean]:
-        """The loss and the metrics of one batch, as in evaluation."""
+        """Returns the loss and the metrics of one batch, as in evaluation."""
         outputs = self._outputs(batches.features(batch), training=False)
         return self._with_metrics(self.checked_loss(outputs, batch), outputs, batch)
 
     def summed_gradients(self, batch):
-        """`compute_gradients` of this replica's whole batch, by as many micro-batches and parts as `options` say."""
+        """Runs `compute_gradients` on this replica's whole batch, in the micro-batches and parts of `options`."""
         return accumulate(self.compute_gradients, batch, self.options.accumulate_steps, self.options.batch_parts)
 
     def compute_gradients(self, batch):
-        """Gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics.
+        """Computes gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics.
 
         What layers add to the loss (Keras's regularizers and `add_loss`; not of layers that another step trains) is
         added to the mean over the global batch, once: here times this replica's count, which the division by the global
@@ -211,7 +211,7 @@ class Trainer(Holdings):
         return [*added, *layer_state.regularization(layers)]
 
     def checked_loss(self, outputs, batch, training: bool = False) -> Mean:
-        """`loss`, or in training `training_loss`, weighed by the examples' weights if the batch has them.
+        """Returns `loss`, or in training `training_loss`, weighed by the examples' weights if the batch has them.
 
         It has to be a (total, count) pair, not over pairs of examples; its values are checked where `options.debug`
         asks for it.
@@ -229,11 +229,11 @@ class Trainer(Holdings):
         return {"loss": loss, **checked(found, f"{type(self).__name__}.metrics", batches.parts(batch).weights)}
 
     def divide(self, gradients, count: tf.Tensor) -> Gradients:
-        """Gradients of the mean from those of the sum over `count` examples; zeros where nothing was counted."""
+        """Divides gradients of the sum by `count` examples: those of the mean; zeros where nothing was counted."""
         return Gradients(gradients).over(count)
 
     def global_norm(self, gradients) -> tf.Tensor:
-        """sqrt(sum of squares) over all gradients, float32; 0 at a step where neither options nor anyone asks."""
+        """Returns sqrt(sum of squares) over all gradients, float32; 0 at a step where nothing asks for it."""
         gradients = Gradients(gradients)
         if self._needs_norm:
             return gradients.norm()
@@ -241,7 +241,7 @@ class Trainer(Holdings):
         return tf.cond(step_context().observed, gradients.norm, lambda: 0.0)
 
     def check_finite(self, norm: tf.Tensor) -> tf.Tensor | None:
-        """Whether every gradient is finite, the same on all replicas; None where a step is applied regardless."""
+        """Returns whether every gradient is finite, the same on all replicas; None where a step is always applied."""
         return tf.math.is_finite(norm) if self.may_skip else None
 
     def clip(self, gradients, variables, norm: tf.Tensor) -> Gradients:
@@ -278,7 +278,7 @@ class Trainer(Holdings):
             tf.cond(finite, update, lambda: None)
 
     def end_update(self, finite: tf.Tensor | None) -> None:
-        """Once a step, after its updates: the loss scale learns, and a step left out gives back moving statistics."""
+        """Ends a step's updates: the loss scale learns, and a step left out gives back moving statistics."""
         if finite is None:
             return
         self.loss_scale.update(finite)
@@ -291,7 +291,7 @@ class Trainer(Holdings):
         tf.cond(finite, lambda: None, restore)
 
     def step_metrics(self, metrics: dict[str, Mean], norm: tf.Tensor, finite: tf.Tensor | None) -> dict[str, Mean]:
-        """The step's metrics with `gradient_norm` and, where steps may be left out, the share that was, `skipped`.
+        """Returns the step's metrics with `gradient_norm` and, where steps may be left out, their share, `skipped`.
 
         The norm counts at the steps that computed it. A step left out counts in no other metric.
         """
@@ -303,7 +303,7 @@ class Trainer(Holdings):
         return {**applied, "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
 
     def stateless_seed(self, salt: int = 0) -> tf.Tensor:
-        """A [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt.
+        """Returns a [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt.
 
         In evaluation it differs by batch in place of step: each evaluation draws the same, and none what training does.
         """

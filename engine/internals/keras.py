@@ -48,12 +48,12 @@ def restore_state(state: threading.local) -> None:
 
 
 def is_of_this_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
-    """Whether an optimizer was made in the scope of the strategy that is current now."""
+    """Returns whether an optimizer was made in the scope of the strategy that is current now."""
     return optimizer._distribution_strategy is tf.distribute.get_strategy()
 
 
 def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Whether an optimizer's weight decay applies to a variable (`exclude_from_weight_decay`)."""
+    """Returns whether an optimizer's weight decay applies to a variable (`exclude_from_weight_decay`)."""
     return optimizer._use_weight_decay(variable)
 
 

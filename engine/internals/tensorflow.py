@@ -111,7 +111,7 @@ def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, ma
 
 
 def ends_executor(function: Any) -> bool:
-    """Whether it is what lets go of a thread's executor, where errors of a lost server come up again."""
+    """Returns whether it releases a thread's executor, where errors of a lost server come up again."""
     return function is Executor.__del__
 
 
@@ -126,7 +126,7 @@ def computed_whole(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def has_state_beside_variables(node: Any) -> bool:
-    """Whether a trackable object saves more than the variables that are reached through it: a table, an iterator."""
+    """Returns whether a trackable object saves more than the variables reached through it: a table, an iterator."""
     for kind in type(node).__mro__:
         if _KINDS_OF_TRACKABLE in kind.__module__:
             return False

@@ -50,7 +50,7 @@ class Reduction(tf.Module):
         self.pack_bytes = pack_bytes
 
     def slot_scope(self):
-        """The context in which an optimizer's variables are made, within the strategy's scope. Host code."""
+        """Returns the context in which an optimizer's variables are made, within the strategy's scope. Host code."""
         return contextlib.nullcontext()
 
     def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
@@ -62,7 +62,7 @@ class Reduction(tf.Module):
         """
 
     def alone(self) -> bool:
-        """Whether an update is made of a replica's own gradients. Replica code."""
+        """Returns whether an update is made of a replica's own gradients. Replica code."""
         return tf.distribute.get_replica_context().num_replicas_in_sync == 1
 
     def sum(
@@ -97,11 +97,11 @@ class Reduction(tf.Module):
         return summed, sums[-1]
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor):
-        """The true sums, for looking at them: what is kept from step to step stays as it is."""
+        """Returns the true sums, for looking at them; what is kept from step to step stays unchanged."""
         return Reduction.sum(self, gradients, count)
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum of what a layer has measured of its examples, over the replicas that make an update together.
+        """Sums what a layer has measured of its examples, over the replicas that make an update together.
 
         For the midst of a forward pass, such as batch normalisation's moments over the global batch: its gradient is
         summed likewise, as it has to be where the loss is the sum of all replicas'. A replica without examples adds
@@ -135,12 +135,12 @@ class Reduction(tf.Module):
         step.found["gradient_norm"] = tf.cond(step.observed, norm, lambda: 0.0)
 
     def _counted(self, count: tf.Tensor) -> tf.Tensor:
-        """How many examples count on this replica: none of those that stand in where it has no examples."""
+        """Returns how many examples count on this replica: none of those that stand in where it has no examples."""
         present = step_context().present
         return count if present is None else tf.where(present, count, 0.0)
 
     def _sum_packed(self, context, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
-        """The items' sums over replicas, in the items' order: one collective a pack.
+        """Returns the items' sums over replicas, in the items' order: one collective a pack.
 
         `meanwhile` is what this replica still computes while they travel: until then nothing waits for them.
         """
@@ -220,12 +220,12 @@ class Reduction(tf.Module):
 
 
 def _most_gathered(context) -> int:
-    """How many values, of 16 bits, a replica may send at once."""
+    """Returns how many values, of 16 bits, a replica may send at once."""
     return max(1, GATHERED_BYTES // (2 * context.num_replicas_in_sync))
 
 
 def weighted(averages: Sequence[tf.Variable], count: tf.Tensor) -> list[Item]:
-    """This replica's share of each average, times its examples."""
+    """Returns this replica's share of each average, times its examples."""
     return [Item(tf.where(count > 0, tf.cast(v, tf.float32) * count, 0.0), exact=True) for v in averages]
 
 
@@ -236,13 +236,13 @@ def assign_means(averages: Sequence[tf.Variable], totals: Sequence[tf.Tensor], c
 
 
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The host's clock, in seconds, once all of these are computed."""
+    """Returns the host's clock, in seconds, once all of these are computed."""
     with tf.control_dependencies(tensors):
         return tf.timestamp()
 
 
 def of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """The gradient; zeros where this replica counts nothing, since batch normalisation of no examples gives NaN."""
+    """Returns the gradient, or zeros where this replica has no examples, whose batch normalisation gives NaN."""
     known = tf.get_static_value(count)
     if known is not None and known > 0:
         return gradient
@@ -257,7 +257,7 @@ class Item(NamedTuple):
 
 
 def _packs(items: list[Item], pack_size: int) -> list[list[int]]:
-    """The items' places, in order, in packs of about `pack_size` values; one pack if that is 0.
+    """Returns the items' places, in order, in packs of about `pack_size` values; one pack if that is 0.
 
     An item as large as a pack travels by itself, as it stands: packing would copy it twice. Packs stand in the order in
     which they are whole, since each waits for the one before it.

@@ -11,7 +11,7 @@ GATHERED_BYTES = 1 << 20
 
 
 def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
-    """The sum over replicas, the same bits on each.
+    """Returns the sum over replicas, the same bits on each.
 
     Of n replicas a ring makes each wait for 2 (n - 1) messages of 1/n of the bytes, one after the other, and gathering
     for n - 1 with all of them. A message takes 0.3 ms between two processes on a CPU before it has a byte, so a small
@@ -23,7 +23,7 @@ def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
 
 
 def all_gather(context, value: tf.Tensor) -> tf.Tensor:
-    """[replicas, ...]: each replica's value, of one static shape on all, in the order of the replicas."""
+    """Returns each replica's value, of one static shape on all, in the order of the replicas: [replicas, ...]."""
     if not _between_hosts(context):
         return context.all_gather(value[tf.newaxis], axis=0)
     # `all_gather` of TensorFlow first gathers the shapes, in messages of their own, and moves all values four times to

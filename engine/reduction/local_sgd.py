@@ -107,24 +107,24 @@ class _Round:
         self._targets = [Target(variable, place) for place, variable in enumerate(variables)]
 
     def pairs(self):
-        """(what the round began with, the variable as it is), of each."""
+        """Returns (what the round began with, the variable as it is), of each."""
         return zip(self.starts, self._targets, strict=True)
 
     def begin(self) -> None:
-        """The first round: it begins with the weights as they are."""
+        """Begins the first round with the weights as they are."""
         for start, target in self.pairs():
             assign_local(start, target.read())
         assign_local(self.examples, tf.constant(0.0))
 
     def go_on(self) -> None:
-        """The next round: the weights are what it begins with."""
+        """Begins the next round with the weights as they are."""
         for start, target in self.pairs():
             assign_local(target.variable, tf.identity(start))
         assign_local(self.examples, tf.constant(0.0))
 
 
 def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:
-    """The gradients, or zeros; they pass through a condition untouched, where a choice by value would read them all."""
+    """Returns the gradients, or zeros; a condition passes them untouched; a choice by value would read them all."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     given = [value for value in values if value is not None]
     chosen = iter(tf.cond(present, lambda: given, lambda: [tf.zeros_like(value) for value in given]))

@@ -26,14 +26,14 @@ def variable(initial_value, name: str) -> tf.Variable:
 
 
 def create(next_creator, **keywords) -> tf.Variable:
-    """A creator, for `tf.variable_creator_scope`: within it, all variables are of this kind."""
+    """Creates a variable of this kind, for `tf.variable_creator_scope`: all variables within it are."""
     keywords["synchronization"] = tf.VariableSynchronization.ON_READ
     keywords["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
     return next_creator(**keywords)
 
 
 def differs(variable) -> bool:
-    """Whether a variable, Keras's or TensorFlow's, is one of these."""
+    """Returns whether a variable, Keras's or TensorFlow's, is one of these."""
     variable = tf_variable(variable)
     return (
         isinstance(variable, tf.Variable)
@@ -43,7 +43,7 @@ def differs(variable) -> bool:
 
 
 def gather(variables: Sequence) -> list[tf.Tensor]:
-    """Of each variable [replicas, ...]: each replica's value, in the order of the replicas, on the host.
+    """Gathers each replica's value of each variable, [replicas, ...], in the order of the replicas, on the host.
 
     A collective where replicas live in several processes: all of them have to call it, for the same variables in the
     same order.
@@ -99,5 +99,5 @@ def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
 
 
 def parts(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """What the replicas in this process hold of any variable, in their order; a plain one is its only part."""
+    """Returns what the replicas in this process hold of any variable, in their order; a plain one is its only part."""
     return _strategy(variable).experimental_local_results(variable)

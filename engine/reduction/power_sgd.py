@@ -102,7 +102,7 @@ class PowerSgd(Reduction):
         return self._finish(matrices, keys, products, Gradients(summed, given.factors), count), count
 
     def _sum_products(self, context, matrices: dict, keys: dict, others: list[Item]):
-        """Algorithm 1. Returns ({place: its products}, the sums of `others`, which travel with the first of them)."""
+        """Runs algorithm 1. Returns ({place: products}, the sums of `others`, which travel with the first of them)."""
         p = [Item(tf.matmul(m, self.q[keys[place]], transpose_b=True), exact=False) for place, m in matrices.items()]
         sums = self._sum_packed(context, p + others)
         # Householder's: orthonormal even where P has a lower rank (a batch of few examples), as Gram-Schmidt is not.
@@ -142,11 +142,11 @@ class PowerSgd(Reduction):
         return Gradients(values, (count,) if scale is None else (count, scale))
 
     def _as_it_travels(self, value: tf.Tensor) -> tf.Tensor:
-        """Rounded as it is on the wire, so that the memory holds what that lost too."""
+        """Rounds a value as it is on the wire, so that the memory holds what that lost too."""
         return tf.cast(tf.cast(value, self.wire_dtype), tf.float32)
 
     def _keys_of(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
-        """{place in the list: key of its memory} of the gradients that are compressed."""
+        """Returns {place in the list: key of its memory} of the gradients that are compressed."""
         if not variables:
             return {}
         return {
@@ -178,12 +178,12 @@ class _Keys:
 
 
 def _matrix_shape(shape: tf.TensorShape) -> tuple[int, int]:
-    """(rows, columns) of a tensor as a matrix: its last axis is the columns. A vector is one of one row."""
+    """Returns (rows, columns) of a tensor as a matrix: its last axis is the columns. A vector is one row."""
     columns = shape[-1] if shape.rank else 1
     return shape.num_elements() // max(1, columns), columns
 
 
 def _mean(gradients: Gradients, count: tf.Tensor, scale: tf.Tensor | None) -> Gradients:
-    """Of the true loss over `count` examples, from sums of the scaled ones."""
+    """Returns gradients of the true loss over `count` examples, from sums of the scaled ones."""
     mean = gradients.over(count)
     return mean if scale is None else mean.times(1.0 / scale)

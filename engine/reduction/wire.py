@@ -14,12 +14,12 @@ PACK_BYTES = 1 << 30  # of a message: half of what gRPC and protocol buffers tak
 
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """A tensor's values in `dtype`, float32 or one of 16 bits, as a vector of uint16: one each, or two."""
+    """Converts a tensor's values in `dtype`, float32 or 16 bits, to a vector of uint16: one each, or two."""
     return tf.reshape(tf.bitcast(tf.cast(value, dtype), tf.uint16), [-1])
 
 
 def from_halves(halves: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """float32 values [..., n] of what `to_halves` made of them, along the last axis."""
+    """Converts what `to_halves` made, along the last axis, back to float32 values [..., n]."""
     if dtype == tf.float32:
         return tf.bitcast(tf.reshape(halves, [*halves.shape[:-1], -1, 2]), tf.float32)
     return tf.cast(tf.bitcast(halves, dtype), tf.float32)
@@ -67,14 +67,14 @@ class Layout:
         return self._packs.num_packs
 
     def pack(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
-        """The tensors as vectors."""
+        """Packs the tensors into vectors."""
         tensors = [*exact, *rounded]
         if self._dtype == tf.float32:
             return self._packs.join([tf.reshape(tensor, [-1]) for tensor in tensors])
         return self._packs.join([to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)])
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> tuple[list, list]:
-        """What `pack` was given, (exact, rounded), float32, where this is called."""
+        """Unpacks what `pack` was given, (exact, rounded), float32, on the device where this is called."""
         parts = self._packs.split(packs)
         if self._dtype != tf.float32:
             parts = [from_halves(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
@@ -114,14 +114,14 @@ class Packs:
         return len(self._packs)
 
     def join(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The vectors, each of a tensor, as packs."""
+        """Joins the vectors, each of a tensor, into packs."""
         return [
             tf.concat([vectors[p.place] if p.whole else vectors[p.place][p.first : p.stop] for p in pack], 0)
             for pack in self._packs
         ]
 
     def split(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The vectors that `join` was given, where this is called."""
+        """Splits packs into the vectors that `join` was given, on the device where this is called."""
         parts: list[list[tf.Tensor]] = [[] for _ in self._shapes]
         for pack, pieces in zip(packs, self._packs, strict=True):
             sizes = [self._size(p.place) if p.whole else p.stop - p.first for p in pieces]
@@ -148,7 +148,7 @@ class _Piece(NamedTuple):
 
 
 def fetch(rows: tf.Tensor, server: str, dtype: tf.DType) -> tf.Tensor:
-    """float32 values that a server has computed, brought here in `dtype`; their gradient is not rounded by it."""
+    """Brings float32 values that a server has computed here in `dtype`, which does not round their gradient."""
     if dtype == tf.float32:
         return rows
 

@@ -79,7 +79,7 @@ def side_by_side(compute: Callable, batch, parts: int):
 
 
 def _looped(part_sums: Callable, firsts: list, parts) -> list:
-    """The sums of the parts' tensors, in the order of `firsts`, those of the first part; slices are strung together."""
+    """Sums the parts' tensors, in the order of `firsts`, those of the first part; slices are joined."""
 
     def strung(x: tf.IndexedSlices) -> list[tf.TensorArray]:
         return [
@@ -105,13 +105,13 @@ def _looped(part_sums: Callable, firsts: list, parts) -> list:
 
 
 def _size(batch):
-    """How many examples: an int if that is known when it is traced, else a scalar int32."""
+    """Returns how many examples there are: an int if that is known when it is traced, else a scalar int32."""
     first = tf.nest.flatten(batch)[0]
     return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
 
 
 def _cut(batch, size, i, parts):
-    """The batch's part `i` of `parts`, of a static shape where all are of one."""
+    """Returns the batch's part `i` of `parts`, of a static shape where all are of one."""
     start, end = i * size // parts, (i + 1) * size // parts
     even = isinstance(size, int) and isinstance(parts, int) and size % parts == 0
     length = size // parts if even else end - start
@@ -133,7 +133,7 @@ def _sum(parts: Sequence):
 
 
 def _present(sums) -> list:
-    """The tensors of a nest, without its Nones (gradients of variables that the loss does not reach)."""
+    """Returns the tensors of a nest, without its Nones (gradients of variables that the loss does not reach)."""
     return [x for x in tf.nest.flatten(sums) if x is not None]
 
 

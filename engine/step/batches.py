@@ -23,14 +23,14 @@ class Parts(NamedTuple):
     weights: Any = None
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Each array with its name for messages: `features['city']`, `labels`, `weights`."""
+        """Yields each array with its name for messages: `features['city']`, `labels`, `weights`."""
         for name, part in self._asdict().items():
             if part is not None:
                 yield from _named(name, part)
 
 
 def parts(batch) -> Parts:
-    """The parts of a batch, of a split or of what has their structure."""
+    """Returns the parts of a batch, of a split or of what has their structure."""
     if not isinstance(batch, tuple):
         return Parts(batch)
     features, labels, weights = (*batch, None, None)[:3]
@@ -38,12 +38,12 @@ def parts(batch) -> Parts:
 
 
 def features(batch):
-    """The features of a batch, of a split or of what has their structure."""
+    """Returns the features of a batch, of a split or of what has their structure."""
     return parts(batch).features
 
 
 def without_weights(batch):
-    """A batch as losses and metrics see it: (features, labels), or the features alone."""
+    """Returns a batch as losses and metrics see it: (features, labels), or the features alone."""
     found = parts(batch)
     if found.labels is None:
         return found.features
@@ -51,7 +51,7 @@ def without_weights(batch):
 
 
 def text_parts(batch) -> list[str]:
-    """The names of the features and labels that are strings, which XLA does not take."""
+    """Returns the names of the features and labels that are strings, which XLA does not take."""
     return [name for name, array in parts(batch).named() if tf.as_dtype(array.dtype) == tf.string]
 
 
@@ -115,7 +115,7 @@ def build(model, features, trainer) -> None:
 
 
 def check_weighed(metrics: dict, batch, trainer) -> dict:
-    """The metrics, or ValueError: what a step of a user's own returns does not count the examples' weights."""
+    """Returns the metrics; raises ValueError where a user's own step does not count the examples' weights."""
     forgotten = [n for n, pair in metrics.items() if getattr(pair, "weigh", None) and not pair.has_weights]
     if forgotten and parts(batch).weights is not None:
         raise ValueError(

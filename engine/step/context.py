@@ -18,7 +18,7 @@ _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("s
 
 
 def step_context() -> StepContext:
-    """The context of the step that is being traced in this thread; outside of steps one that knows nothing."""
+    """Returns the context of the step that is being traced in this thread; outside of steps an empty one."""
     return _entered.get() or StepContext()
 
 
@@ -72,5 +72,5 @@ class StepContext:
         self.before = [(variable, tf.identity(variable)) for variable in variables]
 
     def figures(self) -> dict[str, tf.Tensor]:
-        """What was `found` of what is `watched`; 0 of what the step had no cause to find."""
+        """Returns what was `found` of what is `watched`; 0 of what the step had no cause to find."""
         return {name: tf.cast(self.found.get(name, 0.0), tf.float32) for name in self.watched}

@@ -57,7 +57,7 @@ def _specs(nest, size: int | None, n: int):
 
 
 def _summed(trainer, outputs, batch) -> list[tuple[str, tf.TensorShape]]:
-    """The method ("loss", "metrics") and the shape of what each `mean` in it sums up, where that is known."""
+    """Returns the method ("loss", "metrics") and the shape of what each `mean` in it sums up, where that is known."""
 
     def run(outputs, batch):
         for method in (trainer.loss, trainer.metrics):
@@ -80,7 +80,7 @@ def _summed(trainer, outputs, batch) -> list[tuple[str, tf.TensorShape]]:
 
 
 def _shape(nest, size: int | None):
-    """Of each tensor of a nest, with n for the examples."""
+    """Returns the shape of each tensor of a nest, with n for the examples."""
     shapes = tf.nest.map_structure(lambda x: _named(x.shape, size), nest)
     return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")
 

@@ -29,26 +29,26 @@ class Gradients(Sequence):
         return Gradients(self.values, (*self.factors, factor))
 
     def over(self, count: tf.Tensor) -> Gradients:
-        """Divided by a count, zeros where that is 0. A factor that is this very count is taken away instead."""
+        """Divides by a count, giving zeros where it is 0. If a factor is this very count, it is taken away instead."""
         rest = tuple(factor for factor in self.factors if factor is not count)
         if len(rest) < len(self.factors):
             return Gradients(self.values, rest)
         return self.times(tf.math.divide_no_nan(1.0, count))
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
-        """(the gradients before the factors, the factors' product)."""
+        """Returns (the gradients before the factors, the factors' product)."""
         return Gradients(self.values), self._product(tf.constant(1.0))
 
     def norm(self) -> tf.Tensor:
-        """sqrt(sum of squares) over all gradients, scalar float32. Rows that occur more than once are one row."""
+        """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are one row."""
         return self._product(tf.linalg.global_norm([_unique(gradient) for gradient in self.values]))
 
     def clipped_by_value(self, limit: float) -> Gradients:
-        """Each value within [-limit, limit]; of a row that occurs more than once, those of its sum."""
+        """Clips each value to [-limit, limit]; of a row that occurs more than once, those of its sum."""
         return self._changed(lambda values, _: tf.clip_by_value(values, -limit, limit))
 
     def clipped_by_norms(self, limit: float, wholes: Sequence[int]) -> Gradients:
-        """Each variable's gradient of a norm of `limit` at most.
+        """Clips each variable's gradient to a norm of `limit` at most.
 
         Args:
           limit: above 0.
@@ -62,7 +62,7 @@ class Gradients(Sequence):
         return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
     def _changed(self, change) -> Gradients:
-        """The gradients after the factors, by `change(values, place)`. Rows that occur more than once are one row."""
+        """Changes the gradients after the factors by `change(values, place)`. Repeated rows are one row."""
 
         def changed(gradient, i):
             if isinstance(gradient, tf.IndexedSlices):
@@ -111,7 +111,7 @@ def check_reached(gradients: Sequence, owner: str) -> None:
 
 
 def sum_duplicate_rows(slices):
-    """UniqueSlices equal to `slices`; indices in order of first occurrence."""
+    """Returns UniqueSlices equal to `slices`; indices in order of first occurrence."""
     if isinstance(slices, UniqueSlices):
         return slices
     if _is_marked_unique(slices.indices):

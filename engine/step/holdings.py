@@ -32,7 +32,7 @@ class Holdings(tf.Module):
         return held(self, Embedding)
 
     def table_figures(self) -> dict[str, tf.Tensor]:
-        """Of embeddings with `admit_after`: NAME/rows_given, and NAME/turned_away, how often an id found none free."""
+        """Returns, of embeddings with `admit_after`, NAME/rows_given and NAME/turned_away (ids without a free row)."""
         return {
             f"{table.name}/{figure}": value
             for table in self.embedding_tables.values()
@@ -50,7 +50,7 @@ class Holdings(tf.Module):
         return [shard for table in self.embedding_tables.values() for shard in table.variables_for_gradients]
 
     def _averaged(self, variables) -> list:
-        """Those that a moving average is of: not tables, all of whose rows each step would have to read and write."""
+        """Returns those that a moving average is of: not tables, all of whose rows each step would read and write."""
         shards = {id(shard) for shard in self._shards}
         return [variable for variable in variables if id(variable) not in shards]
 

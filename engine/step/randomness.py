@@ -23,7 +23,7 @@ _FIRST_SALT_OF_EVALUATION = -(1 << 20)
 
 
 def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> tf.Tensor:
-    """A seed for `tf.random.stateless_*` ops and Keras's generators.
+    """Returns a seed for `tf.random.stateless_*` ops and Keras's generators.
 
     Args:
       seed: the run's seed, below 2^31: higher bits change nothing.
@@ -41,14 +41,14 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> 
 
 
 def users_seed(seed: int, context: StepContext, salt: int) -> tf.Tensor:
-    """The seed of what a user's step or evaluation draws, [2] int64: that of evaluation goes by the batch's number."""
+    """Returns the seed of what a user's step or evaluation draws, [2] int64; in evaluation it goes by the batch."""
     if context.batch_number is None:
         return step_seed(seed, context.step, context.replica, _FIRST_SALT_OF_TRAINING - salt)
     return step_seed(seed, context.batch_number, context.replica, _FIRST_SALT_OF_EVALUATION - salt)
 
 
 def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:
-    """A seed for an epoch's shuffle, int64 of any shape: neighbouring seeds' epochs have none in common.
+    """Returns a seed for an epoch's shuffle, int64 of any shape: neighbouring seeds' epochs have none in common.
 
     `epoch` is a scalar int64. Each bit hangs on all bits of both (Philox: Salmon et al., Parallel random numbers: as
     easy as 1, 2, 3, SC 2011).
@@ -58,14 +58,14 @@ def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Ten
 
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list:
-    """The Keras `SeedGenerator`s of layers and their parts, in the order of the layers, each once."""
+    """Returns the Keras `SeedGenerator`s of layers and their parts, in the order of the layers, each once."""
     parts = [part for layer in layers for part in keras.parts(layer)]
     found = {id(each): each for part in parts for each in keras.own_generators(part)}
     return list(found.values())
 
 
 def reseed(generators: list, seed: int, step: tf.Tensor, replica: tf.Tensor) -> None:
-    """Replica code: sets each generator for this step. Generators differ by their place in the list."""
+    """Sets each generator for this step. Generators differ by their place in the list. Replica code."""
     for salt, generator in enumerate(generators):
         state = generator.state.value
         assign_local(state, step_seed(seed, step, replica, salt + 1))

@@ -36,7 +36,7 @@ class Interval:
             raise TypeError(f"{self} needs one lower end and one upper end")
 
     def __contains__(self, value: Any) -> bool:
-        """Whether a value is a number of the interval; nan is of none."""
+        """Returns whether a value is a number of the interval; nan is of none."""
         if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
             return False
         number: Any = value  # a type checker does not know that `numbers.Real` compares
@@ -44,7 +44,7 @@ class Interval:
         return bool(above and (number < self.below if self.upper is None else number <= self.upper))
 
     def __str__(self) -> str:
-        """E.g. "a number from 0 to below 1", "an integer from 1 to 8"."""
+        """Describes the interval: "a number from 0 to below 1", "an integer from 1 to 8"."""
         shown = str if self.whole else "{:g}".format
         low = f"from {shown(self.lower)}" if self.above is None else f"above {shown(self.above)}"
         high = f"to {shown(self.upper)}" if self.below is None else f"to below {shown(self.below)}"
@@ -78,7 +78,7 @@ SCHEDULE_ARGUMENTS = {
 
 
 def outside(intervals: Mapping[str, Interval], name: str, value: Any) -> str | None:
-    """What is wrong with an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
+    """Returns what is wrong with an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
 
     Args:
       intervals: those of the arguments that have one.

@@ -24,7 +24,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def training(self, step: tf.Tensor, observed: tf.Tensor, present=None, **known) -> Iterator[StepContext]:
-        """Within it `train_step` may be traced: layers draw what they are to draw at this step, on this replica.
+        """Sets what `train_step` needs while it is traced within: layers draw by this step, on this replica.
 
         Args:
           step: see `StepContext`.
@@ -44,12 +44,12 @@ class StepRunner:
     def evaluation(
         self, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, present=None, **known
     ) -> Iterator[StepContext]:
-        """Within it `eval_step` may be traced. See `StepContext`."""
+        """Sets what `eval_step` needs while it is traced within. See `StepContext`."""
         context = StepContext(step, this_replica(), present, observed, batch_number, **known)
         with context, context.values.in_use():
             yield context
 
 
 def this_replica() -> tf.Tensor:
-    """Scalar int32, this replica's id in the whole strategy."""
+    """Returns this replica's id in the whole strategy, scalar int32."""
     return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)

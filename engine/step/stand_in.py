@@ -12,7 +12,7 @@ from crankshaft.engine.metrics.means import Mean
 
 
 def with_stand_in(batch):
-    """(batch, whether it holds examples): an empty batch becomes one of a single example of zeros.
+    """Returns (batch, whether it holds examples): an empty batch becomes one of a single example of zeros.
 
     Args:
       batch: nest of tensors whose first axis is examples.
@@ -33,7 +33,7 @@ def with_stand_in(batch):
 
 
 def only_if(present: tf.Tensor | None, metrics: dict[str, Mean]) -> dict[str, Mean]:
-    """The metrics where examples were present; otherwise zeros, even for what is not finite."""
+    """Returns the metrics where examples were present; otherwise zeros, even for what is not finite."""
     if present is None:
         return metrics
     return tf.nest.map_structure(lambda x: tf.where(present, x, tf.zeros_like(x)), metrics)

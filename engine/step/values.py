@@ -23,12 +23,12 @@ class Values:
         self._progress = dict(progress or {})
 
     def take_progress(self, optimizer) -> tf.Tensor | None:
-        """An optimizer's progress, if it is here: once, since its first update changes it."""
+        """Returns an optimizer's progress, if it is here: once, since its first update changes it."""
         return self._progress.pop(id(optimizer), None)
 
     @contextlib.contextmanager
     def in_use(self, variables: Sequence = (), tape: tf.GradientTape | None = None):
-        """Within, Keras layers compute with the values. What they assign is assigned in the end.
+        """Makes Keras layers compute with the values, within. What they assign is assigned in the end.
 
         Yields:
           What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.

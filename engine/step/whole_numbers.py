@@ -17,7 +17,7 @@ _OF_ALL = {"ConcatV2", "Pack"}
 
 
 def rounded(trainer, features) -> dict[str, int]:
-    """The largest value of each feature that the model casts from integers to floats, and that is not exact there.
+    """Returns each feature's largest value that the model casts from integers to floats inexactly.
 
     Ids stay whole numbers, and are in no way concerned. Traces `forward` where there are so large numbers.
 

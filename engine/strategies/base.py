@@ -211,7 +211,7 @@ class Strategy(Processes, abc.ABC):
         return {}
 
     def report(self) -> dict:
-        """What a run's result says of the strategy's own doings: plain JSON."""
+        """Returns what a run's result says of the strategy: plain JSON."""
         return {}
 
 
@@ -225,11 +225,11 @@ class Measured(Strategy):
 
     @abc.abstractmethod
     def train_loop(self, jit: bool) -> Any:
-        """A training loop over the bound feed, as `run_train_steps` makes one for itself."""
+        """Makes a training loop over the bound feed, as `run_train_steps` makes one for itself."""
 
     @abc.abstractmethod
     def loop(self, step: Callable, jit: bool = False) -> Any:
-        """A loop over the bound feed of any replica code, (batch, step, observed) -> metrics."""
+        """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics."""
 
     def use_loop(self, loop: Any) -> None:
         """Has `run_train_steps` run a loop that `train_loop` or `loop` has made, until something else is bound."""
@@ -237,8 +237,8 @@ class Measured(Strategy):
 
     @abc.abstractmethod
     def repeated(self, arrays, batch_size: int) -> Any:
-        """A feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
+        """Makes a feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
 
     @abc.abstractmethod
     def repeated_batch(self) -> Any:
-        """A feed that gives each step one batch of the bound data, of full size."""
+        """Makes a feed that gives each step one batch of the bound data, of full size."""

@@ -138,7 +138,7 @@ def split(kind: str, parts: int) -> None:
 
 
 def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
-    """MiB that are free on the machine's GPU, of several the fullest, by the driver's own program.
+    """Returns the MiB that are free on the machine's GPU, of several the fullest, by the driver's own program.
 
     TensorFlow tells only once its context is there, and then a device can't be split any more.
 

@@ -28,7 +28,7 @@ _DRAWS = (
 
 
 def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
-    """Of `InnerLoop._loop`, which marks the last step as observed where somebody looks at it."""
+    """Returns the arguments of `InnerLoop._loop`; marks the last step as observed where its metrics are read."""
     places = (step, start, stop, stop - 1 if step + stop - start == due else -1)
     return operands, *(tf.constant(place, tf.int64) for place in places), *extra
 
@@ -123,18 +123,18 @@ class InnerLoop:
         return taken[1] if taken and taken[0] == (step, limit) else self._feed.take(step, limit)
 
     def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
-        """The compiled loop for operands of these shapes: to find it is most of what calling a `tf.function` takes."""
+        """Returns the compiled loop for operands of these shapes: finding it is most of a `tf.function` call's time."""
         shapes = tuple(x.shape for x in tf.nest.flatten(arguments[0], expand_composites=True))
         if shapes not in self._programs:
             self._programs[shapes] = self._compiled.get_concrete_function(*arguments)
         return self._programs[shapes]
 
     def reach(self, step: int, limit: int) -> int:
-        """How many of `limit` steps from `step` on a call could take."""
+        """Returns how many of `limit` steps from `step` on a call could take."""
         return self._feed.reach(step, limit)
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
-        """Global step `step` on all of this host's replicas, traced as the loop has it: to be looked at, not run."""
+        """Traces global step `step` on all of this host's replicas, as the loop has it: to be looked at, not run."""
         operands, start, _ = self._feed.take(step, 1)
         place, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._traced(operands, place, step)[0]
@@ -153,7 +153,7 @@ class InnerLoop:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
     def _loop(self, operands, first_step, start, stop, observed):
-        """What a call computes: the sums of its metrics over this host's replicas, [rows, 2].
+        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2].
 
         `observed` is the place of the step whose costly figures are looked at, -1 for none.
         """
@@ -197,7 +197,7 @@ class InnerLoop:
         return tf.add_n(sums)
 
     def _while(self, goes_on, body, place, sums):
-        """(place, sums) after as many iterations of `body` as `goes_on(place)` lets begin, one after the other."""
+        """Returns (place, sums) after as many iterations of `body` as `goes_on(place)` lets begin, one by one."""
 
         def condition(place, _):
             with self._on_host():
@@ -206,16 +206,16 @@ class InnerLoop:
         return tf.while_loop(condition, body, (place, sums), parallel_iterations=1)
 
     def _on_host(self):
-        """The context of the loop's own arithmetic."""
+        """Returns the context of the loop's own arithmetic."""
         return tf.device("CPU:0") if self._hosted else contextlib.nullcontext()
 
     def _on_replicas(self) -> list:
-        """For each of this host's replicas the context of what it keeps from step to step."""
+        """Returns, for each of this host's replicas, the context of what it keeps from step to step."""
         devices = self._strategy.extended.worker_devices
         return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
 
     def _added(self, sums: list[tf.Tensor], result) -> list[tf.Tensor]:
-        """Each replica's sums and what its step has given, on its own device."""
+        """Adds what each replica's step has given to its sums, on its own device."""
         added, local = [], self._strategy.experimental_local_results(result)
         for here, a, b in zip(self._on_replicas(), sums, local, strict=True):
             with here:
@@ -223,7 +223,7 @@ class InnerLoop:
         return added
 
     def _traced(self, operands, place, step, *more):
-        """A step, and zeros of its metrics. One trace serves both, and to be called in a loop of single steps.
+        """Traces a step, and zeros of its metrics. One trace serves both, and calls in a loop of single steps.
 
         `more` are specs of what a step is given besides its batch, its number and whether it is observed.
         """
@@ -242,11 +242,11 @@ class InnerLoop:
         return one_step, zeros
 
     def _sums(self, outputs):
-        """The metrics among what `_replicated_step` returns."""
+        """Returns the metrics among what `_replicated_step` returns."""
         return outputs
 
     def _in_rounds(self, run_until, first_step, start, stop, zeros):
-        """The same steps, with a sum over replicas at the end of each round; `first_step` is the one at `start`.
+        """Runs the same steps, with a sum over replicas at the end of each round; `first_step` is the one at `start`.
 
         A loop of loops, since such a sum may stand in a loop around `strategy.run`, but not in a condition.
         """
@@ -268,7 +268,7 @@ class InnerLoop:
         return run_until(stop, place, sums)[1]
 
     def _batch(self, operands, place):
-        """What one step's `strategy.run` is given."""
+        """Returns what one step's `strategy.run` is given."""
         return self._feed.next_operands(operands, place)
 
     def _replicated_step(self, batch, step, observed, *more):

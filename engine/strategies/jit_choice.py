@@ -71,7 +71,7 @@ def _is_clear(some: float, other: float) -> bool:
 
 
 def choose(measured: dict[bool, tuple[float, InnerLoop]]) -> bool:
-    """Whether XLA is to be used."""
+    """Returns whether XLA is to be used."""
     return True in measured and measured[True][0] > _WORTH_IT * measured[False][0]
 
 
@@ -80,7 +80,7 @@ def _on_cpus(strategy) -> bool:
 
 
 def _steps_per_second(loop, step: int, clock) -> float:
-    """The rate of the loop from `step` on, over about a quarter of a second, compilation apart."""
+    """Returns the rate of the loop from `step` on, over about a quarter of a second, without compilation."""
     loop(step, 1).sums.read()
     steps, seconds = 1, 0.0
     for _ in range(2):  # one step says how many fill the time

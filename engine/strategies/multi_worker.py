@@ -97,7 +97,7 @@ class MultiWorker(Replicated):
         return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
     def _exchanged(self, values: list[int]) -> list[list[int]]:
-        """What each worker has brought, as many values each."""
+        """Exchanges values between workers: returns those of each worker, as many each."""
         if self._exchange is None:
 
             def share(values):
@@ -170,7 +170,7 @@ class MultiWorker(Replicated):
 
 
 def watched_on(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
-    """The figures of its own part in a step that each replica finds: see `StepContext`.
+    """Returns the figures of its own part in a step that each replica finds: see `StepContext`.
 
     A host's clock does not see when a GPU's sums are there, only when they were asked for: of GPUs no times are told.
     """

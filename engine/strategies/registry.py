@@ -87,7 +87,7 @@ def register(name: str, maker: Maker) -> None:
 
 
 def registered() -> Mapping[str, Maker]:
-    """The makers of a script's own strategies, by name."""
+    """Returns the makers of a script's own strategies, by name."""
     return MappingProxyType(_own)
 
 

@@ -154,7 +154,7 @@ class Replicated(Measured):
         return RepeatedFeed(on_each_device(self.distribution, arrays), batch_size)
 
     def repeated_batch(self) -> RepeatedFeed:
-        """A feed that gives each step the batch of the next epoch's first one, which is of full size.
+        """Makes a feed that gives each step the batch of the next epoch's first one, which is of full size.
 
         Training goes on from there, or binds a feed anew.
         """
@@ -219,7 +219,7 @@ class Replicated(Measured):
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:
-    """The largest batch up to `limit` that divides over the replicas and leaves no smaller last batch.
+    """Returns the largest batch up to `limit` that divides over the replicas and leaves no smaller last batch.
 
     For devices that want one shape for all batches, and an evaluation that is to see each example. If there is none,
     the largest that divides over the replicas: then the last, smaller batch is left out, and a warning says so.
@@ -239,7 +239,7 @@ def largest_divisor(examples: int, limit: int, replicas: int) -> int:
 
 
 def count_examples(dataset: tf.data.Dataset) -> int:
-    """A dataset's length; one that does not know it is read once from end to end."""
+    """Returns a dataset's length; one that does not know it is read once from end to end."""
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY:
         raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch)")

@@ -33,7 +33,7 @@ class Rounds:
             self._begun = True
 
     def after_call(self, step: int, due: bool) -> None:
-        """At `step`, where something is `due` or not."""
+        """Acts at `step`, where something is `due` or not."""
         at_end = step % self.steps == 0
         if due and not at_end:
             self.sync()

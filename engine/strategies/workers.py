@@ -68,7 +68,7 @@ class WorkerWindow:
         del self._unread[: max(0, done)]
 
     def take(self) -> list[dict[str, float]]:
-        """What the window holds; it is empty afterwards. Waits for the calls that were added.
+        """Returns what the window holds; it is empty afterwards. Waits for the calls that were added.
 
         Returns:
           A dictionary for each worker, none if no call was added: milliseconds a step `step_ms` (all of it), `own_ms`
@@ -149,7 +149,7 @@ class WorkersLoop(InnerLoop):
         return batch
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
-        """([metrics, 2] summed over workers, [workers, figures])."""
+        """Returns ([metrics, 2] summed over workers, [workers, figures])."""
         sums.set_shape([sum(not name.startswith(OWN) for name in self._names), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])

@@ -104,7 +104,7 @@ class Board:
             self.takers = tf.Variable(tf.zeros([slots], tf.int64), trainable=False, name="takers")
 
     def ones_at(self, *places: tf.Tensor) -> tf.Tensor:
-        """As many int64 as there are counts: 1 at some places, else 0."""
+        """Returns as many int64 as there are counts: 1 at some places, else 0."""
         return tf.add_n([tf.one_hot(place, self._size, dtype=tf.int64) for place in places])
 
     def add(self, amounts: tf.Tensor) -> tf.Tensor:
@@ -126,7 +126,7 @@ class Board:
         _put(self.holding, worker, tf.constant(0, tf.int64))
 
     def let_go(self) -> None:
-        """Nobody is at anything, where no closure runs. Coordinator's code."""
+        """Clears every live worker's lease, while no closure runs; dead workers stay marked dead."""
         holding = self.holding.read_value()
         self.holding.assign(tf.where(holding == DEAD, holding, tf.zeros_like(holding)))
 
@@ -140,7 +140,7 @@ class Board:
         return 1 + 2 * self.slots + worker
 
     def updates_ahead(self, counts: tf.Tensor, holding: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
-        """By how many updates a worker is ahead of the slowest that is at work."""
+        """Returns by how many updates a worker is ahead of the slowest that is at work."""
         clocks = counts[self.clock_at(0) :]
         return clocks[worker] - tf.reduce_min(tf.where(holding > 0, clocks, clocks[worker]))
 
@@ -168,7 +168,7 @@ class ClosureLoop(InnerLoop):
         return self._compiled
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
-        """Step `step` as a worker has it, traced: to be looked at, not run."""
+        """Traces step `step` as a worker has it: to be looked at, not run."""
         step = tf.constant(step, tf.int64)
         return self._traced(self._feed.operand_specs, step, step, *self._told())[0]
 
@@ -182,7 +182,7 @@ class ClosureLoop(InnerLoop):
         return self._names
 
     def _loop(self, operands, lease):  # type: ignore[override]
-        """A closure. Returns a `Returned` as one vector: the coordinator asks for each tensor by itself."""
+        """Runs a closure. Returns a `Returned` as one vector: the coordinator asks for each tensor by itself."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
@@ -270,12 +270,12 @@ class UpdateLoop(ClosureLoop):
         return _specs(self._pulled()), _specs(LeasedStep(marks, marks[0], one, one))
 
     def _staleness_if(self, done, worker, counts, pulled_at):
-        """Of the step before this one, if it is `done`: one more in its bucket."""
+        """Counts the staleness of the step before this one, if it is `done`: one more in its bucket."""
         since = counts - pulled_at
         return tf.cast(done, tf.int64) * _bucketed(since[0] - since[self._board.clock_at(worker)])
 
     def _pull_is_due(self, place):
-        """Whether the step of this place in the closure is one that pulls: for itself, or for the next one."""
+        """Returns whether the step of this place in the closure pulls: for itself, or for the next one."""
         return tf.equal((place if self._waits else place + 1) % self._pull_every_steps, 0)
 
     def _replicated_step(self, batch, step, observed, pulled, context: LeasedStep):
@@ -299,7 +299,7 @@ class UpdateLoop(ClosureLoop):
         return sums, pulled if self._waits else self._pulled(context.pulls, pulled), counted, begun
 
     def _pulled(self, due=None, before: Pulled | None = None) -> Pulled:
-        """What servers have now; of variables, what was pulled `before` where that is not `due`."""
+        """Returns what servers have now; of variables, what was pulled `before` where no pull is `due`."""
         if before is None or self._pull_every_steps == 1:
             return Pulled(self._pull.packs(), self._pull.progress())
         return Pulled(tf.cond(due, self._pull.packs, lambda: before.packs), self._pull.progress())
@@ -319,7 +319,7 @@ class UpdateLoop(ClosureLoop):
             return board.add(board.ones_at(board.starts_at(lease.slot)))
 
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
-        """The board's counts once this worker may go on.
+        """Waits until this worker may go on; returns the board's counts then.
 
         It looks at the board again after an eighth of the time that it has waited: it waits no more than that for
         nothing, and the first server, which answers all workers, is asked the more seldom the longer it takes.
@@ -355,7 +355,7 @@ def _specs(tensors):
 
 
 def _slack(board: Board, holding: tf.Tensor, worker) -> tf.Tensor:
-    """A worker's updates, less those of the slowest other that is at work; 0 if none is."""
+    """Returns a worker's updates, less those of the slowest other that is at work; 0 if none is."""
     counts = board.read()
     clocks = counts[board.clock_at(0) :]
     others = tf.logical_and(holding > 0, tf.range(board.workers, dtype=tf.int64) != worker)
@@ -364,7 +364,7 @@ def _slack(board: Board, holding: tf.Tensor, worker) -> tf.Tensor:
 
 
 def _bucketed(staleness: tf.Tensor) -> tf.Tensor:
-    """[buckets + 1] int64: a one in the value's bucket, and the value itself last."""
+    """Returns [buckets + 1] int64: a one in the value's bucket, and the value itself last."""
     power = tf.cast(tf.math.log(tf.maximum(tf.cast(staleness, tf.float64), 1.0)) / np.log(2.0), tf.int64)
     bucket = tf.where(staleness < _EXACT, staleness, tf.minimum(_EXACT + power - 6, _BUCKETS - 1))
     return tf.concat([tf.one_hot(bucket, _BUCKETS, dtype=tf.int64), staleness[tf.newaxis]], 0)

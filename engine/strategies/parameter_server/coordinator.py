@@ -159,7 +159,7 @@ class Closures:
             self._arrived.put((lease, None, error))
 
     def collect(self, seconds: float) -> list[Done]:
-        """What comes back within so many seconds, as soon as anything has; [] if nothing does.
+        """Returns what comes back within so many seconds, as soon as anything has; [] if nothing does.
 
         Raises:
           ClosureError: a lease has failed too often.
@@ -208,7 +208,7 @@ class Closures:
         return Done(lease, returned)
 
     def _recover(self, done: list[Done], failed: list) -> None:
-        """After an error: all that is out is called back, and what is not done handed out again."""
+        """Recovers from an error: calls back all that is out, and hands out again what is not done."""
         with contextlib.suppress(Exception):  # the one that we have
             self._coordinator.join()  # TensorFlow cancels the others, and forgets the error
         while len(failed) < len(self._open):
@@ -228,7 +228,7 @@ class Closures:
             self._schedule(loop, operands, lease)
 
     def _look_after(self) -> None:
-        """While nothing comes back: lets nobody wait for a dead worker, and does not wait for ever."""
+        """Frees workers from waiting for a dead one, and gives up in the end, while nothing comes back."""
         gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
         lost = [server for server, address in enumerate(self._cluster.servers) if is_gone(address)]
         if lost:
@@ -296,7 +296,7 @@ class Closures:
         )
 
     def explain_lost_server(self, error: BaseException) -> str | None:
-        """One line, if an error says that a parameter server is lost."""
+        """Returns one line, if an error says that a parameter server is lost."""
         if not is_server_lost(error):
             return None
         time.sleep(_PROBE_SECONDS)  # its port may be open for a moment yet
@@ -313,7 +313,7 @@ class Closures:
 
 
 def is_server_lost(error: BaseException) -> bool:
-    """Whether a closure's or an operation's error is a parameter server's death."""
+    """Returns whether a closure's or an operation's error is a parameter server's death."""
     text = str(error)
     return isinstance(error, _LOST[:2]) and "/job:ps" in text
 

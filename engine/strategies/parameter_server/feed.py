@@ -40,14 +40,14 @@ class WorkersFeed:
         return (tf.nest.map_structure(_spec, self._arrays),)
 
     def _send(self):
-        """The arrays on the worker whose devices are in scope, in the thread that serves it."""
+        """Sends the arrays to the worker whose devices are in scope, in the thread that serves it."""
         return tf.nest.map_structure(_sent, self._arrays)
 
     def reach(self, step: int, limit: int) -> int:
         return limit
 
     def take(self, step: int, limit: int) -> Run:
-        """The operands of steps for the coordinator itself, as the other feeds have them."""
+        """Returns the operands of steps for the coordinator itself, as the other feeds do."""
         with tf.device("CPU:0"):
             return Run((tf.nest.map_structure(host_arrays.as_tensor, self._arrays),), step, step + limit)
 
@@ -74,7 +74,7 @@ def _spec(array) -> tf.TensorSpec:
 
 
 def _sent(array) -> tf.Tensor:
-    """An array, read and sent piece by piece, so that neither process holds much more of it than the worker keeps."""
+    """Sends an array piece by piece, so that neither process holds much more of it than the worker keeps."""
     if not array.ndim or array.nbytes <= _PIECE_BYTES:
         return tf.identity(array)
     rows, spec = max(1, int(len(array) * _PIECE_BYTES / array.nbytes)), _spec(array)

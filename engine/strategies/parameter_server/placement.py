@@ -66,7 +66,7 @@ class Placement:
         self._anchors = sorted(made, key=lambda variable: _server_of(variable.device))
 
     def plan(self, make: Callable[[], Any]) -> None:
-        """Before `make` makes variables: finds out how large they will be, and which server is to have each."""
+        """Finds out, before `make` makes variables, how large they will be, and which server is to have each."""
         variables = rehearsed(make)
         asked = [self._asked(each.device, each.path) for each in variables]
         servers = biggest_first([each.weight for each in variables], asked, len(self.loads))
@@ -74,7 +74,7 @@ class Placement:
             self._planned.setdefault((each.name, each.bytes), []).append(server)
 
     def creator_scope(self):
-        """The context in which variables are placed, within the strategy's scope."""
+        """Returns the context in which variables are placed, within the strategy's scope."""
         return tf.variable_creator_scope(self._create)
 
     def lines(self) -> list[str]:
@@ -120,7 +120,7 @@ class Placement:
         return server if asked is None else asked
 
     def _asked(self, device: str | None, path: str) -> int | None:
-        """The server that the user wants for a variable."""
+        """Returns the server that the user wants for a variable."""
         if (there := _server_of(device)) is not None:
             return there
         return next((server for pattern, server in self._rules if pattern.search(path)), None)
@@ -140,7 +140,7 @@ def biggest_first(weights: Sequence[int], asked: Sequence[int | None], num_serve
 
 
 def _spread(weights: Sequence[int], asked: Sequence[int | None], among: Sequence[int]) -> tuple[list[int], dict]:
-    """(a server for each weight, the servers' loads)."""
+    """Returns (a server for each weight, the servers' loads)."""
     servers, loads = list(asked), dict.fromkeys(among, 0)
     for weight, server in zip(weights, asked, strict=True):
         if server is not None:
@@ -171,7 +171,7 @@ class Rehearsed:
 
 
 def rehearsed(make: Callable[[], Any]) -> list[Rehearsed]:
-    """The variables that `make` makes which are beside no other, in their order; [] if that can't be known beforehand.
+    """Returns the variables that `make` makes beside no other, in their order; [] if that can't be known.
 
     It is called in a graph that is never run, so nothing is as large as a variable. And in a thread of its own, where
     Keras counts layers anew. A `make` that asks for values (of a variable, say) fails there.
@@ -226,7 +226,7 @@ def _name_and_path(keywords: dict) -> tuple[str, str]:
 
 
 def _shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
-    """Of the variable that is to be made. A function that gives the initial value is traced, not run."""
+    """Returns shape and dtype of the variable to be made. A function for the initial value is traced, not run."""
     value, shape, dtype = keywords.get("initial_value"), keywords.get("shape"), keywords.get("dtype")
     if shape is None or dtype is None:
         if callable(value):
@@ -241,5 +241,5 @@ def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
 
 
 def _size_of(row: tuple[str, list[Placed], int]) -> int:
-    """To sort by: the biggest first."""
+    """Returns a sort key: the biggest first."""
     return -row[-1]

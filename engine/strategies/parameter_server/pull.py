@@ -60,11 +60,11 @@ class Pull:
         return wire.Packs(shapes, [1] * len(shapes), group[1], pack_bytes)
 
     def progress(self) -> list[tf.Tensor]:
-        """How far the optimizers are now that are not in `packs`, each: `Optimizer.read_progress`."""
+        """Reads how far the optimizers are now that are not in `packs`, each: `Optimizer.read_progress`."""
         return [optimizer.read_progress() for optimizer in self._alone]
 
     def packs(self) -> list[tf.Tensor]:
-        """The variables as they are now: vectors for each server and dtype, with the progress that goes with it."""
+        """Reads the variables as they are now: vectors for each server and dtype, with the progress of it."""
         packs: list[tf.Tensor] = []
         for group, variables in self._groups.items():
             server, dtype = group
@@ -78,7 +78,7 @@ class Pull:
         return packs
 
     def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
-        """The variables' values in `packs`, and the optimizers' progress, there or in what `progress` gave."""
+        """Returns the variables' values in `packs`, and the optimizers' progress, there or in `progress`."""
         pairs: list[tuple] = []
         known = dict(zip(map(id, self._alone), progress, strict=bool(progress)))
         packs = list(packs)

@@ -121,16 +121,16 @@ class ParameterServer(Measured):
         }
 
     def about(self) -> list[str]:
-        """Where the variables are, a line each."""
+        """Describes where the variables are, a line each."""
         return self.placement.lines()
 
     def figures(self) -> dict[str, float]:
-        """For TensorBoard: the counts of closures, and the staleness of updates, so far."""
+        """Returns figures for TensorBoard: the counts of closures, and the staleness of updates, so far."""
         closures = {f"closures/{name}": value for name, value in dataclasses.asdict(self._closures.ledger).items()}
         return closures | {f"staleness/{name}": value for name, value in self.staleness.describe().items()}
 
     def report(self) -> dict:
-        """What a run's result says of it: closures, staleness in updates, bytes on each server."""
+        """Returns what a run's result says of it: closures, staleness in updates, bytes on each server."""
         return {
             "closures": dataclasses.asdict(self._closures.ledger),
             "staleness": self.staleness.describe(),
@@ -198,7 +198,7 @@ class ParameterServer(Measured):
         return RepeatedWorkersFeed(self.coordinator, arrays, batch_size)
 
     def repeated_batch(self) -> RepeatedWorkersFeed:
-        """A feed that gives each step the first batch, which is of full size."""
+        """Makes a feed that gives each step the first batch, which is of full size."""
         (arrays,), first, _ = self.train_feed.take(0, 1)
         batch = tf.nest.map_structure(np.asarray, self.train_feed.batch(arrays, tf.constant(first, tf.int64)))
         return self.repeated(batch, self.train_order.batch_size)
@@ -311,7 +311,7 @@ class ParameterServer(Measured):
         self._eval_loop.one_step(0)
 
     def evaluate(self) -> Sums:
-        """The metrics' sums over the whole evaluation set, each example once, by all workers."""
+        """Sums the metrics over the whole evaluation set, each example once, by all workers."""
         steps, sums, first = self._eval_feed.order.steps_per_epoch, Sums(), 0
         part = max(1, -(-steps // (2 * len(self.cluster.workers))))
         while first < steps or not self.in_step:
