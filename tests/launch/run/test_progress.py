@@ -95,7 +95,7 @@ METRICS = {"loss": 0.5, "accuracy": 0.25, "auc": 0.75, "precision": 0.125, "reca
 def test_a_bar_of_80_columns_holds_five_metrics_and_what_else_there_is_room_for(bound, terminal, monkeypatch):
     file, read = terminal
     fcntl.ioctl(file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    monkeypatch.setattr("crankshaft.engine.metrics.Sums.means", lambda sums: METRICS)
+    monkeypatch.setattr("crankshaft.engine.metrics.means.Sums.means", lambda sums: METRICS)
     run(bound, [Steps(2, 1.0), Progress("bar", file=file)], 8)
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"[\r\n]+", read())]
     shown = [line for line in lines if "loss" in line]
