@@ -77,7 +77,7 @@ def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.d
 
 
 def sleep(microseconds: tf.Tensor) -> tf.Tensor:
-    """Sleeps, and takes no core; int64, 0. TensorFlow has no other op that does."""
+    """Sleeps without taking a core; returns int64 0. TensorFlow has no other op that does."""
     return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).reduce(tf.zeros([], tf.int64), tf.add)
 
 

@@ -49,7 +49,7 @@ class KerasMetric:
         self._kind = type("KerasSums", (KerasSums,), {"value": lambda sums: self._value(sums)})
 
     def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:
-        """What this batch adds to the metric's state. Replica code; arguments as those of Keras's `update_state`.
+        """Returns what this batch adds to the metric's state. Replica code; arguments as Keras's `update_state`.
 
         Raises: ValueError for a metric whose state is not made of sums.
         """

@@ -93,7 +93,7 @@ class Rows(TrackableNode):
 
 
 def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
-    """The strategy whose replicas hold it; where there is one replica it is a plain variable, and any will do."""
+    """Returns the strategy whose replicas hold it; a plain variable, of one replica, is held by any."""
     distributed = isinstance(variable, tf.distribute.DistributedValues)
     return variable.distribute_strategy if distributed else tf.distribute.get_strategy()
 

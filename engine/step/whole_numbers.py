@@ -44,7 +44,7 @@ def rounded(trainer, features) -> dict[str, int]:
 
 
 def _largest(array) -> int:
-    """The largest magnitude of an array of integers; 0 of anything else."""
+    """Returns the largest magnitude of an array of integers; 0 of anything else."""
     if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
         return 0
     step = max(1, _PIECE_BYTES * len(array) // array.nbytes)
@@ -53,7 +53,7 @@ def _largest(array) -> int:
 
 
 def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """The ops by which a tensor's own values become floats."""
+    """Yields the ops by which a tensor's own values become floats."""
     queue = [tensor]
     for each in queue:
         for op in each.consumers():

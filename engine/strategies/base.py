@@ -53,15 +53,15 @@ class Processes:
         return self.host == 0
 
     def exchange(self, value: int) -> list[int]:
-        """The value that each process that trains has brought, in their order; all have to come."""
+        """Returns the values that all processes bring, in their order; every process that trains has to call it."""
         return [value]
 
     def exchange_text(self, text: str) -> list[str]:
-        """As `exchange`."""
+        """Exchanges texts, as `exchange` does numbers."""
         return [text]
 
     def watch(self) -> contextlib.AbstractContextManager:
-        """A context for all that processes do together. One that waits in vain for another says for whom, and ends.
+        """Returns a context for all that processes do together, which ends one that waits for another in vain.
 
         Raises:
           LostPeerError: another process is lost.
@@ -69,7 +69,7 @@ class Processes:
         return contextlib.nullcontext()
 
     def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
-        """Why the run is to end, as all processes know it at the same step; None while nobody wants it to.
+        """Returns why the run is to end, as all processes know it at the same step; None while none wants it to.
 
         A reason stays, whenever it is acted on.
 
@@ -116,12 +116,12 @@ class Strategy(Processes, abc.ABC):
             return make()
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """The context in which variables are made."""
+        """Returns the context in which variables are made."""
         return self.distribution.scope()
 
     @abc.abstractmethod
     def feed(self, source, global_batch_size: int, seed: int | None):
-        """The feed (`engine.data.feeds.Feed`) for a split of the data.
+        """Makes the feed (`engine.data.feeds.Feed`) for a split of the data.
 
         Args:
           source: (features, labels), nests of arrays whose first axis is examples, or a `tf.data.Dataset` of single
@@ -157,11 +157,11 @@ class Strategy(Processes, abc.ABC):
         return True
 
     def wind_up(self) -> None:
-        """The run is to end as soon as all is in step: nothing that can wait is begun any more."""
+        """Ends the run as soon as all is in step: begins nothing more that can wait."""
 
     @abc.abstractmethod
     def evaluate(self) -> Sums:
-        """The metrics' sums over the whole evaluation set, each example once."""
+        """Sums the metrics over the whole evaluation set, each example once."""
 
     def trace_evaluation(self) -> None:
         """Traces a step of the evaluation, if it can be had before: mistakes in it show now."""
@@ -194,7 +194,7 @@ class Strategy(Processes, abc.ABC):
         return f"`strategy`={self.name} does not say how its steps are compiled"
 
     def describe(self) -> dict:
-        """name, replicas, devices and hosts, for a run's first line and its result."""
+        """Returns name, replicas, devices and hosts, for a run's first line and its result."""
         return {
             "name": self.name,
             "replicas": self.num_replicas,
@@ -207,7 +207,7 @@ class Strategy(Processes, abc.ABC):
         return []
 
     def figures(self) -> dict[str, float]:
-        """The strategy's own figures for TensorBoard, by name."""
+        """Returns the strategy's own figures for TensorBoard, by name."""
         return {}
 
     def report(self) -> dict:

@@ -61,7 +61,7 @@ def _parameter_server(options: StrategyOptions) -> Strategy:
 
 
 def a_thread_each(parts: int) -> int:
-    """One thread for each of so many parts of a batch, which the CPU computes side by side: operations share none.
+    """Gives each of so many parts of a batch, which the CPU computes in parallel, one thread.
 
     Returns:
       How many parts there are to be: 1 where there is a GPU, or where TensorFlow's threads were there already.

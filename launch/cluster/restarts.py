@@ -168,7 +168,7 @@ class Synchronous:
         return self._failed(cause)
 
     def _final(self, ending: Ending) -> tuple[int, str] | None:
-        """The supervisor's exit code, and why the same would come of it again; None if it might not."""
+        """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
         if self._compares and ending.code == EXIT_SLOWER:
             return EXIT_SLOWER, "the benchmark is slower than --fail_below allows"
         return (EXIT_USAGE, ending.mistake) if ending.mistake else None

@@ -83,7 +83,7 @@ class Task:
             os.killpg(self._pid, signal.SIGKILL)
 
     def bury(self) -> Ending:
-        """Once it is dead: takes what is left of its output. Kills it, and waits for its death, if need be."""
+        """Takes a dead task's remaining output; returns how it ended. Kills it, and waits for its death, if need be."""
         self.kill()
         code = self._keeper.wait()
         return Ending(self.name, code, self._output.finish())

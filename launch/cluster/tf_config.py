@@ -85,7 +85,7 @@ class Cluster:
         return self.job(self.kind).index(self.address)
 
     def job(self, kind: str) -> tuple[str, ...]:
-        """The addresses of the tasks of a type, in their order."""
+        """Returns the addresses of the tasks of a type, in their order."""
         return tuple(address for name, address in self.addresses if name.split()[0] == kind)
 
     @property

@@ -47,7 +47,7 @@ def expanded(arguments: list[str]) -> list[str]:
 
 
 def files(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """(path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does."""
+    """Yields (path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does."""
     has_folder = any(word.lstrip("-").partition("=")[0] == "run_dir" for word in arguments if word.startswith("-"))
     for place, word in enumerate(arguments):
         name, separator, path = word.lstrip("-").partition("=")

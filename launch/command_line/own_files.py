@@ -20,22 +20,22 @@ _CURES = {
 
 
 def is_path(name: str | None) -> bool:
-    """Whether a flag gives a file rather than the name of a module that comes with Crankshaft."""
+    """Returns whether a flag gives a file rather than the name of a module that comes with Crankshaft."""
     return name is not None and (name.endswith(".py") or os.sep in name)
 
 
 def absolute(name: str | None) -> str | None:
-    """A path from the root, so that a later call in another folder finds the file too; a name as it is."""
+    """Returns a path from the root, so that a later call in another folder finds the file too; a name as it is."""
     return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
 
 
 def name_of(given: str | None) -> str | None:
-    """What a run calls a model or input: a file by its name, without its folder, which may differ between hosts."""
+    """Names a model or input: a file by its name, without its folder, which may differ between hosts."""
     return os.path.basename(given) if is_path(given) else given
 
 
 def parse(kind: str, path: str) -> ast.Module:
-    """The file's source, parsed. Raises `UsageError` where it is not there, can't be read, or is no Python.
+    """Parses the file's source. Raises `UsageError` where it is not there, can't be read, or is no Python.
 
     Args:
       kind: the flag, model or input.
@@ -56,12 +56,12 @@ def parse(kind: str, path: str) -> ast.Module:
 
 
 def lacking(kind: str, path: str, found: str = "") -> UsageError:
-    """What says that a file has no `Model` or `load`, or one that can't be used."""
+    """Returns the error that a file has no `Model` or `load`, or one that can't be used."""
     return UsageError(f"--{kind}={path} has {found or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
 
 
 def module(kind: str, given: str) -> ModuleType:
-    """The module of --model or --input, imported. A file runs anew, as a script would, where another run has used it.
+    """Imports the module of --model or --input. A file that another run has used runs anew, as a script would.
 
     Its folder joins the end of the search path, so that a file may import those beside it.
 
@@ -84,7 +84,7 @@ def module(kind: str, given: str) -> ModuleType:
 
 
 def model_class(given: str) -> type:
-    """The class that --model names, which needs TensorFlow. Raises `UsageError` where it is no Trainer."""
+    """Returns the class that --model names, which needs TensorFlow. Raises `UsageError` where it is no Trainer."""
     from crankshaft.engine import Trainer
 
     found = module("model", given).Model

@@ -72,7 +72,7 @@ def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
 
 
 def of_file(kind: str, path: str) -> Entry:
-    """The entry of a file of the user's own. Raises `UsageError` for one that is no model or input."""
+    """Makes the entry of a file of the user's own. Raises `UsageError` for one that is no model or input."""
     tree = own_files.parse(kind, path)
     arguments = (_model_arguments if kind == "model" else _load_arguments)(tree)
     if arguments is None:
@@ -199,7 +199,7 @@ def _has_tables(tree: ast.Module, folder: pathlib.Path) -> bool:
 
 
 def _model_arguments(tree: ast.Module, name: str = "Model") -> ast.arguments | None:
-    """The arguments of a class's constructor, which it may have from a base; None where there is no such class."""
+    """Returns the arguments of a class's constructor, maybe a base's; None where there is no such class."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             for item in node.body:

@@ -324,7 +324,7 @@ class ParameterServer(Measured):
         return sums
 
     def _describe_lease(self, lease: Lease, step: int) -> str:
-        """A lease for a message, and, if it is one of it, the step at which it stands: the last may not be counted."""
+        """Describes a lease for a message, and, if it contains `step`, the step at which it stands."""
         order = self.train_feed.order
         found = f"steps {lease.first} to {lease.stop - 1}"
         if lease.first <= step < lease.stop:
