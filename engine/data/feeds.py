@@ -1,36 +1,24 @@
-"""Feeds: how a step's batch reaches each replica.
+"""Feeds that come with the engine: arrays kept on the device, arrays streamed from the host, a `tf.data.Dataset`.
 
-A feed has a host side (`take`: what the next call of the inner loop gets, `reach`: how far it can go), a side in the
-compiled loop (`next_operands`: what a step is given of it, `most_steps`: how many steps there can be) and a replica
-side (`batch`: one step's batch). Three kinds: arrays kept on the device, arrays streamed from the host, and a user's
-`tf.data.Dataset`. Those of arrays have `random_access`: any step's batch can be computed without those before it, and
-an epoch's smaller last batch has a separately compiled program.
+Those of arrays have `random_access`, and an epoch's smaller last batch has a separately compiled program.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
+from crankshaft.engine.data.base import Feed, Run
 from crankshaft.engine.data.order import Order, SharedOrder, replica_part
 from crankshaft.engine.data.residency import as_kept, is_on_gpus, on_each_device, take
 from crankshaft.engine.internals.tensorflow import divide_by_files
 from crankshaft.engine.step.randomness import epoch_seed
 
 
-class Run(NamedTuple):
-    """The input of one call of the inner loop: steps `start` to `stop` of `operands`."""
-
-    operands: Any
-    start: int
-    stop: int
-
-
-class ResidentFeed:
+class ResidentFeed(Feed):
     """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
 
     Only blocks of indices travel, computed ahead by a `tf.data` thread; to GPUs each block once.
@@ -54,11 +42,9 @@ class ResidentFeed:
         self._blocks = _Blocks(order, lambda first: iter(self._indices(first)), brought)
 
     def reach(self, step: int, limit: int) -> int:
-        """Returns how many of `limit` steps from `step` on one call can take."""
         return self._blocks.reach(step, limit)
 
     def take(self, step: int, limit: int) -> Run:
-        """Returns the operands for at most `limit` steps from `step` on. Host code."""
         if self._resident is None:
             kept = tf.nest.map_structure(lambda array: as_kept(array, self._on_gpus), self._arrays)
             self._resident = on_each_device(self._strategy, kept)
@@ -66,15 +52,12 @@ class ResidentFeed:
         return Run((self._resident, indices), start, stop)
 
     def most_steps(self, operands) -> float:
-        """Returns how many steps a call with operands of this shape has at most."""
         return operands[1].shape[0]
 
     def next_operands(self, operands, place: tf.Tensor):
-        """Returns what one step's `strategy.run` is given. In the compiled loop, outside replicas."""
         return (*operands, place)
 
     def batch(self, arrays, indices: tf.Tensor, place: tf.Tensor):
-        """Returns this replica's part of a batch. Replica code."""
         context = tf.distribute.get_replica_context()
         mine = indices[place]
         if context.num_replicas_in_sync > 1:
@@ -92,7 +75,7 @@ class ResidentFeed:
         return _untuned(tf.data.Dataset.counter(first_block).map(self.order.examples).prefetch(2))
 
 
-class StreamedFeed:
+class StreamedFeed(Feed):
     """Arrays too large to keep on a device: each replica's part of a block is gathered on the host, ahead.
 
     Goes through `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
@@ -158,7 +141,7 @@ class StreamedFeed:
         return _untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
 
 
-class RepeatedFeed:
+class RepeatedFeed(Feed):
     """The same values, given to every step: no input at all. For measuring what steps take without it.
 
     Args:
@@ -188,7 +171,7 @@ class RepeatedFeed:
         return values
 
 
-class DatasetFeed:
+class DatasetFeed(Feed):
     """A user's `tf.data.Dataset` of single examples, by `experimental_distribute_dataset`.
 
     An epoch is shuffled and batched; the position is the step: a resumed run reads and skips the batches before it.
@@ -200,9 +183,6 @@ class DatasetFeed:
       shuffle_buffer: examples in the shuffle's buffer.
       auto_shard: a `tf.data.experimental.AutoShardPolicy`, how hosts divide the data.
     """
-
-    compilable = False
-    random_access = False
 
     def __init__(self, strategy, dataset, order: Order, *, shuffle_buffer=10_000, auto_shard=None):
         self.order = order

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
+from crankshaft.engine.data.base import Feed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
@@ -105,7 +106,7 @@ class Strategy(Processes, abc.ABC):
     num_servers: int = 1
     updates_here: bool = True
     computing_tasks: Sequence[str] = ()
-    train_feed: Any = None
+    train_feed: Feed | None = None
     without_jit: bool = False
 
     # What a run begins with.
@@ -120,8 +121,8 @@ class Strategy(Processes, abc.ABC):
         return self.distribution.scope()
 
     @abc.abstractmethod
-    def feed(self, source, global_batch_size: int, seed: int | None):
-        """Makes the feed (`engine.data.feeds.Feed`) for a split of the data.
+    def feed(self, source, global_batch_size: int, seed: int | None) -> Feed:
+        """Makes the feed (`engine.data.base.Feed`) for a split of the data.
 
         Args:
           source: (features, labels), nests of arrays whose first axis is examples, or a `tf.data.Dataset` of single
@@ -131,7 +132,7 @@ class Strategy(Processes, abc.ABC):
         """
 
     @abc.abstractmethod
-    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+    def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
         """Says what `run_train_steps` and `evaluate` work on. Nothing is compiled before the first call."""
 
     # What the outer loop calls.
@@ -236,9 +237,9 @@ class Measured(Strategy):
         self._train_loop = loop
 
     @abc.abstractmethod
-    def repeated(self, arrays, batch_size: int) -> Any:
+    def repeated(self, arrays, batch_size: int) -> Feed:
         """Makes a feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
 
     @abc.abstractmethod
-    def repeated_batch(self) -> Any:
+    def repeated_batch(self) -> Feed:
         """Makes a feed that gives each step one batch of the bound data, of full size."""

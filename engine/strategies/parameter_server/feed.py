@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.feeds import Run
+from crankshaft.engine.data.base import Feed, Run
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.internals.tensorflow import on_each_worker, wait_for_operations
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
 
 
-class WorkersFeed:
+class WorkersFeed(Feed):
     """Arrays that each worker has whole; a step's batch is a gather by index, computed by the worker from the step.
 
     They travel once to each worker, and again to one that comes back.
@@ -50,6 +51,9 @@ class WorkersFeed:
         """Returns the operands of steps for the coordinator itself, as the other feeds do."""
         with tf.device("CPU:0"):
             return Run((tf.nest.map_structure(host_arrays.as_tensor, self._arrays),), step, step + limit)
+
+    def most_steps(self, operands) -> float:
+        return math.inf
 
     def next_operands(self, operands, step: tf.Tensor):
         return (*operands, step)

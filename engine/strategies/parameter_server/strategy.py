@@ -76,6 +76,7 @@ class ParameterServer(Measured):
     """
 
     name = "parameter_server"
+    train_feed: WorkersFeed
     num_replicas = 1  # that have to be in step
     updates_here = False
     without_jit = True

@@ -1,0 +1,56 @@
+"""What a feed is: how a step's batch reaches each replica, for whoever calls one or writes one."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from crankshaft.engine.data.order import Order
+
+
+class Run(NamedTuple):
+    """The input of one call of the inner loop: steps `start` to `stop` of `operands`."""
+
+    operands: Any
+    start: int
+    stop: int
+
+
+class Feed(abc.ABC):
+    """One split of the data, on its way to the replicas.
+
+    It has a host side (`reach`: how far the next call of the inner loop can go, `take`: what the call gets), a side in
+    the compiled loop (`most_steps`: how many steps there can be, `next_operands`: what a step is given) and a replica
+    side (`batch`: one step's batch).
+
+    Attributes:
+      order: which examples make which step: sizes, seed, shuffle.
+      compilable: whether XLA can compile `next_operands` and `batch`.
+      random_access: whether any step's batch can be computed without those before it.
+    """
+
+    order: Order
+    compilable: bool = False
+    random_access: bool = False
+
+    @abc.abstractmethod
+    def reach(self, step: int, limit: int) -> int:
+        """Returns how many of `limit` steps from `step` on one call can take; at least 1. Host code."""
+
+    @abc.abstractmethod
+    def take(self, step: int, limit: int) -> Run:
+        """Returns the operands for at most `limit` steps from `step` on. Host code."""
+
+    @abc.abstractmethod
+    def most_steps(self, operands) -> float:
+        """Returns how many steps a call with operands of this shape has at most."""
+
+    @abc.abstractmethod
+    def next_operands(self, operands, place: tf.Tensor) -> tuple:
+        """Returns what one step's `strategy.run` is given. In the compiled loop, outside replicas."""
+
+    @abc.abstractmethod
+    def batch(self, *operands) -> Any:
+        """Returns this replica's part of the step's batch, of what `next_operands` has returned. Replica code."""
