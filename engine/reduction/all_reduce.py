@@ -24,7 +24,9 @@ WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.flo
 class Reduction(tf.Module):
     """Sums gradients over the replicas of the current `tf.distribute` strategy.
 
-    A `tf.Module`, so that what a subclass keeps from step to step is in the trainer's checkpoints.
+    Another way to reduce is a subclass: it overrides `sum`, `alone` if replicas are updated by themselves, `build` for
+    what it keeps from step to step, and, where replicas differ for some steps, `sync_every_steps`, `begin_round` and
+    `sync`. A `tf.Module`, so that what a subclass keeps from step to step is in the trainer's checkpoints.
 
     With float32 on the wire a pack is summed by `collectives.all_reduce`. With a 16-bit dtype it is all-gathered as it
     is and summed in float32 by every replica, in the order of the replicas: no rounding but the one before sending, and
@@ -60,6 +62,15 @@ class Reduction(tf.Module):
           variables: all whose gradients may be summed, Keras's or TensorFlow's.
           averages: all that `sum` may be asked to keep equal.
         """
+
+    def begin_round(self) -> None:
+        """Takes the weights as those that a round of `sync_every_steps` begins with.
+
+        On each replica, before the first step of a process; never called where there are no rounds.
+        """
+
+    def sync(self) -> None:
+        """Ends a round: brings replicas together. On each replica, outside any loop or condition of its own."""
 
     def alone(self) -> bool:
         """Returns whether an update is made of a replica's own gradients. Replica code."""

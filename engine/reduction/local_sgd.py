@@ -79,11 +79,9 @@ class LocalSgd(Reduction):
         return Gradients(_zeros_unless(step.present, given.values), given.factors), count
 
     def begin_round(self) -> None:
-        """Takes the weights as those that a round begins with. On each replica, before the first step of a process."""
         self._round.begin()
 
     def sync(self) -> None:
-        """Ends a round: the one communication. On each replica, outside any loop or condition of its own."""
         now = self._round
         weight = tf.convert_to_tensor(now.examples)
         moved = [Item((start - target.read()) * weight, exact=False) for start, target in now.pairs()]
