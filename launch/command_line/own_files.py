@@ -21,7 +21,7 @@ _CURES = {
 
 def is_path(name: str | None) -> bool:
     """Returns whether a flag gives a file rather than the name of a module that comes with Crankshaft."""
-    return name is not None and (name.endswith(".py") or os.sep in name)
+    return isinstance(name, str) and (name.endswith(".py") or os.sep in name)  # a damaged configuration has anything
 
 
 def absolute(name: str | None) -> str | None:
