@@ -17,12 +17,11 @@ from crankshaft.engine.layers import layer_state
 from crankshaft.engine.metrics.means import Mean, as_loss, checked
 from crankshaft.engine.optimizers import schedules
 from crankshaft.engine.optimizers.averaging import WeightAverage
-from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import batches, example_counts, randomness
 from crankshaft.engine.step.accumulation import accumulate, side_by_side
 from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import Gradients, check_reached
+from crankshaft.engine.step.gradients import Gradients, Norm, check_reached
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.step.options import StepOptions
 
@@ -176,7 +175,7 @@ class Trainer(Holdings):
         count undoes. The metric `loss` is that of `loss` alone, so that training and evaluation compare.
         """
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
-        # gradients by it afterwards is not: so the count becomes a factor, which `divide` takes away.
+        # gradients by it afterwards is not.
         alone = self.reduction.alone()
         with tf.GradientTape() as tape, step_context().values.in_use(self.trainable_variables, tape) as sources:
             outputs = self._outputs(batches.features(batch), training=True)
@@ -188,7 +187,7 @@ class Trainer(Holdings):
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
         gradients = tape.gradient(total, sources)
         check_reached(gradients, type(self).__name__)
-        gradients = Gradients(gradients, (loss.count,) if alone else ())
+        gradients = Gradients(gradients, divided_by=loss.count if alone else None)
         return gradients, self._with_metrics(loss, outputs, batch)
 
     def _outputs(self, features, training: bool):
@@ -232,36 +231,33 @@ class Trainer(Holdings):
         """Divides gradients of the sum by `count` examples: those of the mean; zeros where nothing was counted."""
         return Gradients(gradients).over(count)
 
-    def global_norm(self, gradients) -> tf.Tensor:
-        """Returns sqrt(sum of squares) over all gradients, float32; 0 at a step where nothing asks for it."""
+    def global_norm(self, gradients) -> Norm:
+        """Returns sqrt(sum of squares) over all gradients, computed where `options` need it or somebody looks at it."""
         gradients = Gradients(gradients)
-        if self._needs_norm:
-            return gradients.norm()
-        # One more pass over all gradients, so only when looked at.
-        return tf.cond(step_context().observed, gradients.norm, lambda: 0.0)
+        if self.options.needs_norm:
+            return Norm(gradients.norm(), tf.constant(1.0))
+        observed = step_context().observed  # it is one more pass over all gradients
+        return Norm(tf.cond(observed, gradients.norm, lambda: 0.0), tf.cast(observed, tf.float32))
 
-    def check_finite(self, norm: tf.Tensor) -> tf.Tensor | None:
+    def check_finite(self, norm: Norm) -> tf.Tensor | None:
         """Returns whether every gradient is finite, the same on all replicas; None where a step is always applied."""
-        return tf.math.is_finite(norm) if self.may_skip else None
+        return tf.math.is_finite(norm.value) if self.options.may_skip else None
 
-    def clip(self, gradients, variables, norm: tf.Tensor) -> Gradients:
+    def clip(self, gradients, variables, norm: Norm) -> Gradients:
         """Clips gradients of the mean over all replicas, whose global norm is `norm`, as `options` say.
 
-        By that norm, by each variable's norm, or each value. A table in shards is one variable.
+        By that norm (Pascanu et al. 2013), by each variable's norm, or each value. A table in shards is one variable.
         """
+        limit = self.options.clip_norm
+        if limit:
+            return Gradients(gradients).times(limit / tf.maximum(norm.value, limit))
         if self.options.clip_value:
             return Gradients(gradients).clipped_by_value(self.options.clip_value)
         if self.options.clip_variable_norm:
             whole = {id(shard): table for table in self.embedding_tables.values() for shard in table.shards}
             wholes = [id(whole.get(id(variable), variable)) for variable in variables]
             return Gradients(gradients).clipped_by_norms(self.options.clip_variable_norm, wholes)
-        return self.clip_by_global_norm(gradients, norm)
-
-    def clip_by_global_norm(self, gradients, norm: tf.Tensor) -> Gradients:
-        """Scales the gradients so that their global norm is `clip_norm` at most (Pascanu et al. 2013)."""
-        if not self.options.clip_norm:
-            return Gradients(gradients)
-        return Gradients(gradients).times(self.options.clip_norm / tf.maximum(norm, self.options.clip_norm))
+        return Gradients(gradients)
 
     def apply_gradients(self, optimizer, gradients, variables, finite: tf.Tensor | None = None) -> None:
         """Updates the variables, and their average; nothing where `finite` is false."""
@@ -290,13 +286,12 @@ class Trainer(Holdings):
 
         tf.cond(finite, lambda: None, restore)
 
-    def step_metrics(self, metrics: dict[str, Mean], norm: tf.Tensor, finite: tf.Tensor | None) -> dict[str, Mean]:
+    def step_metrics(self, metrics: dict[str, Mean], norm: Norm, finite: tf.Tensor | None) -> dict[str, Mean]:
         """Returns the step's metrics with `gradient_norm` and, where steps may be left out, their share, `skipped`.
 
         The norm counts at the steps that computed it. A step left out counts in no other metric.
         """
-        seen = tf.constant(1.0) if self._needs_norm else tf.cast(step_context().observed, tf.float32)
-        metrics = {**metrics, "gradient_norm": Mean(norm, seen)}
+        metrics = {**metrics, "gradient_norm": Mean(norm.value, norm.computed)}
         if finite is None:
             return metrics
         applied = tf.nest.map_structure(lambda x: tf.where(finite, x, 0.0), metrics)
@@ -318,40 +313,6 @@ class Trainer(Holdings):
     def replica(self) -> tf.Tensor | None:
         """Scalar int32, this replica's id, in training and in evaluation; None outside of them."""
         return step_context().replica
-
-    # -- what the engine calls ----------------------------------------------------------------------------------------
-
-    def prepare(
-        self,
-        options: StepOptions,
-        reduction: Reduction,
-        example,
-        num_classes: int | None = None,
-        vocabulary: dict[str, int] | None = None,
-    ) -> None:
-        """Sets the attributes above and builds. Host code, in the strategy's scope, once."""
-        self.options = options
-        self.reduction = reduction
-        self.example = example
-        self.num_classes = num_classes
-        self.vocabulary = vocabulary
-        self.loss_scale = DynamicLossScale() if options.precision == "float16" else NoLossScale()
-        self.loss_scale.build()
-        # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model.
-        tf.keras.utils.set_random_seed(options.seed)
-        tf.keras.config.set_dtype_policy("float32" if options.precision == "float32" else f"mixed_{options.precision}")
-        self.build()
-        updated = [v for each in self.optimizers.values() for v in each.updated_variables]
-        self.reduction.build(updated, self.moving_statistics)
-
-    @property
-    def may_skip(self) -> bool:
-        """Whether a step whose gradients are not finite is left out."""
-        return self.loss_scale.dynamic or self.options.on_nonfinite == "skip"
-
-    @property
-    def _needs_norm(self) -> bool:
-        return self.may_skip or self.options.clip_norm > 0
 
     @property
     def trainable_variables(self) -> list:

@@ -35,7 +35,7 @@ class Reduction(tf.Module):
     replicas.
 
     Args:
-      dtype: what gradients travel as: "float32", "bfloat16" or "float16".
+      wire_dtype: what gradients travel as: "float32", "bfloat16" or "float16".
       pack_bytes: a pack is closed when it holds so many bytes; 0 makes one pack.
     """
 
@@ -46,9 +46,9 @@ class Reduction(tf.Module):
     # Whether `sum` gives moving statistics back where a replica has no examples (`StepContext.before`).
     restores_statistics = False
 
-    def __init__(self, dtype: str = "float32", pack_bytes: int = 4 << 20):
+    def __init__(self, wire_dtype: str = "float32", pack_bytes: int = 4 << 20):
         super().__init__(name="reduction")
-        self.wire_dtype = WIRE_DTYPES[dtype]
+        self.wire_dtype = WIRE_DTYPES[wire_dtype]
         self.pack_bytes = pack_bytes
 
     def slot_scope(self):

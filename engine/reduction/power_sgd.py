@@ -41,15 +41,15 @@ class PowerSgd(Reduction):
 
     Args:
       rank: columns of P; 1, 2 and 4 are the paper's.
-      dtype, pack_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the memory.
+      wire_dtype, pack_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the memory.
 
     Variables, made by `build`, by the variable's place and name:
       memory: [rows, columns] float32, differing by replica.
       q: [rank, columns] float32, Q transposed: so products with it read M along its rows.
     """
 
-    def __init__(self, rank: int, dtype: str = "float32", pack_bytes: int = 4 << 20):
-        super().__init__(dtype, pack_bytes)
+    def __init__(self, rank: int, wire_dtype: str = "float32", pack_bytes: int = 4 << 20):
+        super().__init__(wire_dtype, pack_bytes)
         self.rank = rank
         self.memory: dict[str, tf.Variable] = {}
         self.q: dict[str, tf.Variable] = {}
@@ -99,7 +99,7 @@ class PowerSgd(Reduction):
         for place, total in zip(rest, others, strict=False):
             summed[place] = total
         assign_means(averages, others[len(rest) :], count)
-        return self._finish(matrices, keys, products, Gradients(summed, given.factors), count), count
+        return self._finish(matrices, keys, products, given.with_values(summed), count), count
 
     def _sum_products(self, context, matrices: dict, keys: dict, others: list[Item]):
         """Runs algorithm 1. Returns ({place: products}, the sums of `others`, which travel with the first of them)."""
@@ -139,7 +139,7 @@ class PowerSgd(Reduction):
                 assign_local(self.q[key], tf.where(found, q, self.q[key]))
 
         tf.cond(applied, keep, lambda: None)
-        return Gradients(values, (count,) if scale is None else (count, scale))
+        return Gradients(values, () if scale is None else (scale,), divided_by=count)
 
     def _as_it_travels(self, value: tf.Tensor) -> tf.Tensor:
         """Rounds a value as it is on the wire, so that the memory holds what that lost too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -15,24 +16,32 @@ class Gradients(Sequence):
     Dividing by the count, unscaling and clipping are each a factor. Multiplying is a pass over all gradients, up to a
     tenth of a wide model's step on a CPU, so it is done once, when a gradient is taken out; the norm needs none.
 
+    Those of a mean may be given as what they are, and still stand for those of the sum: `divided_by` says by which
+    count they were divided already. To divide them by that count (`over`) is then to leave them as they are.
+
     Args:
       values: the gradients before the factors.
       factors: positive scalar float32 tensors.
+      divided_by: scalar float32, a count that `values` were divided by; None if they were not.
     """
 
-    def __init__(self, values: Sequence, factors: tuple[tf.Tensor, ...] = ()):
-        self.values, self.factors = values, factors
+    def __init__(self, values: Sequence, factors: tuple[tf.Tensor, ...] = (), divided_by: tf.Tensor | None = None):
+        self.values, self.factors, self.divided_by = values, factors, divided_by
         if isinstance(values, Gradients):
-            self.values, self.factors = values.values, (*values.factors, *factors)
+            self.values, self.divided_by = values.values, values.divided_by
+            self.factors = (*values.factors, *factors)
+
+    def with_values(self, values: Sequence) -> Gradients:
+        """Returns other gradients, which the same is yet to be done to."""
+        return Gradients(values, self.factors, self.divided_by)
 
     def times(self, factor: tf.Tensor) -> Gradients:
-        return Gradients(self.values, (*self.factors, factor))
+        return Gradients(self.values, (*self.factors, factor), self.divided_by)
 
     def over(self, count: tf.Tensor) -> Gradients:
-        """Divides by a count, giving zeros where it is 0. If a factor is this very count, it is taken away instead."""
-        rest = tuple(factor for factor in self.factors if factor is not count)
-        if len(rest) < len(self.factors):
-            return Gradients(self.values, rest)
+        """Divides by a count, giving zeros where it is 0."""
+        if self.divided_by is count:
+            return Gradients(self.values, self.factors)
         return self.times(tf.math.divide_no_nan(1.0, count))
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
@@ -55,10 +64,10 @@ class Gradients(Sequence):
           wholes: for each gradient what it is a part of: those that are parts of one have one norm.
         """
         parts: dict[int, list] = {}
-        summed = Gradients([_unique(gradient) for gradient in self.values], self.factors)
+        summed = self.with_values([_unique(gradient) for gradient in self.values])
         for whole, gradient in zip(wholes, summed.values, strict=True):
             parts.setdefault(whole, []).append(gradient)
-        norms = {whole: Gradients(part, self.factors).norm() for whole, part in parts.items()}
+        norms = {whole: self.with_values(part).norm() for whole, part in parts.items()}
         return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
     def _changed(self, change) -> Gradients:
@@ -69,7 +78,7 @@ class Gradients(Sequence):
                 return UniqueSlices(change(gradient.values, i), gradient.indices, gradient.dense_shape)
             return None if gradient is None else change(gradient, i)
 
-        summed = Gradients([_unique(gradient) for gradient in self.values], self.factors)
+        summed = self.with_values([_unique(gradient) for gradient in self.values])
         return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)])
 
     def __len__(self) -> int:
@@ -77,9 +86,9 @@ class Gradients(Sequence):
 
     def __getitem__(self, place):
         if isinstance(place, slice):
-            return Gradients(self.values[place], self.factors)
+            return self.with_values(self.values[place])
         gradient = self.values[place]
-        if gradient is None or not self.factors:
+        if gradient is None or not self._all_factors:
             return gradient
         _, factor = self.without_factors()
         if isinstance(gradient, tf.IndexedSlices):
@@ -87,9 +96,25 @@ class Gradients(Sequence):
         return gradient * factor
 
     def _product(self, scalar: tf.Tensor) -> tf.Tensor:
-        for factor in self.factors:
+        for factor in self._all_factors:
             scalar *= factor
         return scalar
+
+    @property
+    def _all_factors(self) -> tuple[tf.Tensor, ...]:
+        return self.factors if self.divided_by is None else (self.divided_by, *self.factors)
+
+
+class Norm(NamedTuple):
+    """The norm of a step's gradients, where it was computed.
+
+    Attributes:
+      value: scalar float32, which says nothing at a step that did not compute it.
+      computed: scalar float32, 1 where it was computed and 0 where nobody asked for it.
+    """
+
+    value: tf.Tensor
+    computed: tf.Tensor
 
 
 class UniqueSlices(tf.IndexedSlices):

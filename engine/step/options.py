@@ -53,6 +53,16 @@ class StepOptions:
     debug: bool = False
     check_numerics: bool = False
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step whose gradients are not finite is left out: float16's overflow now and then."""
+        return self.precision == "float16" or self.on_nonfinite == "skip"
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether every step needs the gradients' global norm; else it is computed where somebody looks at it."""
+        return self.may_skip or self.clip_norm > 0
+
     def __post_init__(self):
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision={self.precision} is unknown; use one of {', '.join(PRECISIONS)}")

@@ -1,4 +1,4 @@
-"""How a strategy runs a trainer's steps: within a context that says all that a step has to know. Replica code."""
+"""Makes a trainer ready for a run, on the host, and enters a context around each of its steps, in replica code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,47 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
+from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import randomness
 from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.step.options import StepOptions
+
+
+def prepare(
+    trainer,
+    options: StepOptions,
+    reduction: Reduction,
+    example,
+    num_classes: int | None = None,
+    vocabulary: dict[str, int] | None = None,
+) -> None:
+    """Gives a trainer the attributes that its class names, and builds it. Host code, in the strategy's scope, once."""
+    trainer.options = options
+    trainer.reduction = reduction
+    trainer.example = example
+    trainer.num_classes = num_classes
+    trainer.vocabulary = vocabulary
+    trainer.loss_scale = DynamicLossScale() if options.precision == "float16" else NoLossScale()
+    trainer.loss_scale.build()
+    # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model. It stays for
+    # the run, which puts back what there was.
+    tf.keras.utils.set_random_seed(options.seed)
+    with _layers_of(options.precision):
+        trainer.build()
+    updated = [v for each in trainer.optimizers.values() for v in each.updated_variables]
+    reduction.build(updated, trainer.moving_statistics)
+
+
+@contextlib.contextmanager
+def _layers_of(precision: str) -> Iterator[None]:
+    """Has Keras's layers that are made within compute in a precision, and puts Keras's own policy back."""
+    before = tf.keras.config.dtype_policy()
+    tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
+    try:
+        yield
+    finally:
+        tf.keras.config.set_dtype_policy(before)
 
 
 class StepRunner:
@@ -36,7 +75,7 @@ class StepRunner:
         scale = trainer.loss_scale.read()
         with StepContext(step, replica, present, observed, loss_scale=scale, **known) as context:
             randomness.reseed(self._generators, trainer.options.seed, step, replica)
-            if trainer.may_skip or (present is not None and trainer.reduction.restores_statistics):
+            if trainer.options.may_skip or (present is not None and trainer.reduction.restores_statistics):
                 context.remember(trainer.moving_statistics)
             yield context
 

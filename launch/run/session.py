@@ -21,6 +21,7 @@ from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step import batches, whole_numbers
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies import FeedOptions, devices, jit_choice
 from crankshaft.engine.strategies.base import Measured, Strategy
 from crankshaft.engine.strategies.multi_worker import Place
@@ -140,7 +141,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         trainer.num_servers = _num_servers(config, strategy)
         state = TrainState(trainer)
         options = _step_options(config, train_steps, strategy.batch_parts)
-        trainer.prepare(options, _reduction(config), example, num_classes, vocabulary)
+        prepare(trainer, options, _reduction(config), example, num_classes, vocabulary)
         state.build()
         return state
 

@@ -16,6 +16,7 @@ from crankshaft.engine.machine.files import read_json
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import batches
+from crankshaft.engine.step.runner import prepare
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import own_files
 from crankshaft.launch.errors import UsageError
@@ -86,7 +87,7 @@ def _copy(session: Session) -> Trainer:
         trainer = type(session.trainer)(**session.config.model_arg)
         trainer.num_servers = session.trainer.num_servers
         own = session.trainer
-        trainer.prepare(own.options, Reduction(), session.example, own.num_classes, own.vocabulary)
+        prepare(trainer, own.options, Reduction(), session.example, own.num_classes, own.vocabulary)
     return trainer
 
 
@@ -128,7 +129,7 @@ def _of_trainer(
     found = trainer_class or own_files.model_class(flags["model"])
     trainer = found(**manifest.about["deciding"]["model_arg"])
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
-    trainer.prepare(options, Reduction(), (features, None), about["num_classes"], about["vocabulary"])
+    prepare(trainer, options, Reduction(), (features, None), about["num_classes"], about["vocabulary"])
     _take(trainer, manifest.prefix)
     return trainer.model
 

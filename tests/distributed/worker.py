@@ -23,6 +23,7 @@ from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.reduction import Reduction, collectives
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import StepOptions
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.multi_worker import MultiWorker, Place
 from crankshaft.engine.strategies.replicated import FeedOptions
@@ -120,7 +121,7 @@ def evaluated(strategy: MultiWorker) -> dict:
     with strategy.scope():
         trainer = Silent()
         state = TrainState(trainer)
-        trainer.prepare(StepOptions(), Reduction(), arrays(1), None)
+        prepare(trainer, StepOptions(), Reduction(), arrays(1), None)
         state.build()
     strategy.bind(state, None, strategy.feed(arrays(EVAL_EXAMPLES), EVAL_BATCH, None))
     return [strategy.evaluate().values() for _ in range(2)]
@@ -131,7 +132,7 @@ def bound(strategy: MultiWorker, trainer: Trainer, seed: int = 0) -> TrainState:
     with strategy.scope():
         state = TrainState(trainer)
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), pictures())
-        trainer.prepare(StepOptions(seed=seed), Reduction(), example, 4)
+        prepare(trainer, StepOptions(seed=seed), Reduction(), example, 4)
         state.build()
     strategy.bind(state, strategy.feed(pictures(), 12, seed))
     return state
@@ -164,7 +165,7 @@ def words(strategy: MultiWorker, steps: int) -> list[float]:
     dataset = tf.data.Dataset.from_tensor_slices((ids, ids.sum(1).astype(np.float32) / 30))
     with strategy.scope():
         state = TrainState(Words())
-        state.trainer.prepare(StepOptions(), Reduction(), (ids[:1], np.zeros(1, np.float32)), None)
+        prepare(state.trainer, StepOptions(), Reduction(), (ids[:1], np.zeros(1, np.float32)), None)
         state.build()
     strategy.bind(state, strategy.feed(dataset, 12, 0))
     while state.step < steps:

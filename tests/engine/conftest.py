@@ -12,6 +12,7 @@ from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from tests.logical_cpus import make_four
 
@@ -120,7 +121,7 @@ def bench(distribution):
         strategy = Replicated("test", on, feed, steps_per_loop=block_steps)
         with strategy.scope():
             state = TrainState(trainer)
-            trainer.prepare(options, reduction or Reduction(), _example(source), num_classes, vocabulary)
+            prepare(trainer, options, reduction or Reduction(), _example(source), num_classes, vocabulary)
             state.build()
         state.jit = jit
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
@@ -132,6 +133,6 @@ def bench(distribution):
 
 @pytest.fixture(autouse=True)
 def _float32_policy():
-    """A trainer of another precision leaves its Keras policy behind."""
+    """A test that sets a Keras policy leaves it to this to put float32's back."""
     yield
     tf.keras.config.set_dtype_policy("float32")

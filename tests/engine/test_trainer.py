@@ -9,6 +9,7 @@ from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step.randomness import seed_generators
+from crankshaft.engine.step.runner import prepare
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 
@@ -243,7 +244,7 @@ class Towers(Trainer):
 
 def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
     trainer = Towers()
-    trainer.prepare(StepOptions(), Reduction(), (np.zeros([1, 2], np.float32), np.zeros(1, np.int32)), 3)
+    prepare(trainer, StepOptions(), Reduction(), (np.zeros([1, 2], np.float32), np.zeros(1, np.int32)), 3)
     assert trainer.models == trainer.towers
     assert list(trainer.optimizers) == ["by_name.a", "by_name.b"]
     assert len(trainer.all_weights) == 4
@@ -327,3 +328,14 @@ def test_a_table_is_clipped_as_one_variable_whose_rows_occur_once(bench, clip):
 def test_one_way_of_clipping_at_a_time():
     with pytest.raises(ValueError, match=r"clip_norm=1.0 and clip_value=0.5 clip the same gradients; use one of them"):
         StepOptions(clip_norm=1.0, clip_value=0.5)
+
+
+def test_a_precision_is_that_of_the_trainer_s_layers_alone():
+    trainer = Mlp((4,))
+    example = np.zeros([1, 2], np.float32), np.zeros(1, np.int32)
+    prepare(trainer, StepOptions(precision="bfloat16"), Reduction(), example, 3)
+    assert trainer.model.layers[-1].compute_dtype == "bfloat16"
+    assert tf.keras.config.dtype_policy().name == "float32"
+    with pytest.raises(ValueError, match="optimizer"):
+        prepare(Mlp((4,)), StepOptions(precision="float16", optimizer="none such"), Reduction(), example, 3)
+    assert tf.keras.config.dtype_policy().name == "float32"

@@ -9,13 +9,14 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.models.resnet import Model
 
 
 def built(trainer: Model, shape=(32, 32, 3), classes=10, **options) -> Model:
     example = np.zeros([1, *shape], np.float32), np.zeros([1], np.int32)
-    trainer.prepare(StepOptions(**options), Reduction(), example, classes)
+    prepare(trainer, StepOptions(**options), Reduction(), example, classes)
     return trainer
 
 

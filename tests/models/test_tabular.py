@@ -10,6 +10,7 @@ from crankshaft.engine import StepOptions
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.models import dlrm, wide_deep
 
@@ -40,7 +41,7 @@ def prepared(trainer, source, vocabulary, eval_source=None, batch=100, shuffle=T
         state = TrainState(trainer)
         arrays = next(source.batch(1).as_numpy_iterator()) if isinstance(source, tf.data.Dataset) else source
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), arrays)
-        trainer.prepare(options, Reduction(), example, None, vocabulary)
+        prepare(trainer, options, Reduction(), example, None, vocabulary)
         state.build()
     eval_feed = None if eval_source is None else strategy.feed(eval_source, 700, None)
     strategy.bind(state, strategy.feed(source, batch, 0 if shuffle else None), eval_feed)

@@ -25,7 +25,7 @@ class Pull:
 
     Args:
       variables: Keras variables; those that are on no server are left out.
-      dtype: what float32 travels as.
+      wire_dtype: what float32 travels as.
       optimizers: the engine's.
       together: an optimizer's progress travels with the variables of its server; else it is asked for by itself.
       pack_bytes: see `wire.Packs`.
@@ -34,12 +34,12 @@ class Pull:
     def __init__(
         self,
         variables: Sequence[tf.keras.Variable],
-        dtype: tf.DType,
+        wire_dtype: tf.DType,
         optimizers: Sequence[Optimizer] = (),
         together: bool = True,
         pack_bytes: int = 0,
     ):
-        self._dtype = dtype
+        self._wire_dtype = wire_dtype
         self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
         self._aboard: dict[tuple[str, tf.DType], list[Optimizer]] = {}
         for each in variables:
@@ -56,7 +56,7 @@ class Pull:
     def _layout(self, group: tuple[str, tf.DType], pack_bytes: int) -> Any:
         shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
         if group[1] == tf.float32:
-            return wire.Layout([PROGRESS] * len(self._aboard.get(group, ())), shapes, self._dtype, pack_bytes)
+            return wire.Layout([PROGRESS] * len(self._aboard.get(group, ())), shapes, self._wire_dtype, pack_bytes)
         return wire.Packs(shapes, [1] * len(shapes), group[1], pack_bytes)
 
     def progress(self) -> list[tf.Tensor]:

@@ -21,6 +21,7 @@ from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.metrics.means import LoopSums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.models.mlp import Model
@@ -34,7 +35,7 @@ def bound():
     strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=8)
     with strategy.scope():
         state = TrainState(Model(hidden_units=(4,)))
-        state.trainer.prepare(StepOptions(), Reduction(), (source[0][:1] * 0, source[1][:1] * 0), 3)
+        prepare(state.trainer, StepOptions(), Reduction(), (source[0][:1] * 0, source[1][:1] * 0), 3)
         state.build()
     state.jit = False
     strategy.bind(state, strategy.feed(source, 16, 0), strategy.feed(source, 16, None))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies.parameter_server.placement import biggest_first, rehearsed
 
 KIB = 1 << 10
@@ -52,7 +53,7 @@ class Layers(Trainer):
 
 def make(trainer: Trainer, **options) -> TrainState:
     state = TrainState(trainer)
-    trainer.prepare(StepOptions(**options), Reduction(), (np.zeros((1, 4), np.float32), np.zeros(1)))
+    prepare(trainer, StepOptions(**options), Reduction(), (np.zeros((1, 4), np.float32), np.zeros(1)))
     state.build()
     return state
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.length import Length
@@ -129,7 +130,7 @@ def ready(trainer):
     x = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]
     with strategy.scope():
         state = TrainState(trainer)
-        state.trainer.prepare(StepOptions(), Reduction(), (x[:1], x[:1, 0]))
+        prepare(state.trainer, StepOptions(), Reduction(), (x[:1], x[:1, 0]))
         state.build()
     state.jit = False
     strategy.bind(state, strategy.feed((x, 2 * x[:, 0]), 8, seed=0))
