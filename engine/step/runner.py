@@ -10,6 +10,7 @@ import tensorflow as tf
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale, NoLossScale
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import randomness
+from crankshaft.engine.step.batches import check_weighed, only_if, with_stand_in
 from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.step.options import StepOptions
 
@@ -51,7 +52,7 @@ def _layers_of(precision: str) -> Iterator[None]:
 
 
 class StepRunner:
-    """Makes the contexts of a trainer's steps, for the strategy that runs them.
+    """Runs a trainer's steps for a strategy, and makes their contexts.
 
     Args:
       trainer: a `Trainer`, prepared.
@@ -60,6 +61,28 @@ class StepRunner:
     def __init__(self, trainer):
         self.trainer = trainer
         self._generators = randomness.seed_generators(trainer.held_layers.values())
+
+    def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, **known) -> tuple[dict, StepContext]:
+        """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
+
+        Args:
+          batch: nest of tensors whose first axis is examples.
+          step: see `StepContext`.
+          observed: see `StepContext`.
+          **known: more of its attributes.
+
+        Returns:
+          The metrics, zeros where there was no example, and the context with what the step has found.
+        """
+        batch, present = with_stand_in(batch)
+        with self.training(step, observed, present, **known) as context:
+            return only_if(present, check_weighed(self.trainer.train_step(batch), batch, self.trainer)), context
+
+    def eval_step(self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, **known) -> dict:
+        """Runs `Trainer.eval_step` as `train_step` runs its own, and returns the metrics."""
+        batch, present = with_stand_in(batch)
+        with self.evaluation(batch_number, step, observed, present, **known):
+            return only_if(present, check_weighed(self.trainer.eval_step(batch), batch, self.trainer))
 
     @contextlib.contextmanager
     def training(self, step: tf.Tensor, observed: tf.Tensor, present=None, **known) -> Iterator[StepContext]:

@@ -17,10 +17,9 @@ from crankshaft.engine.data.order import Order, SharedOrder
 from crankshaft.engine.data.residency import is_on_gpus, on_each_device
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.batches import check_weighed, text_parts
+from crankshaft.engine.step.batches import text_parts
 from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.step.runner import StepRunner
-from crankshaft.engine.step.stand_in import only_if, with_stand_in
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.pacing import Pace
@@ -110,9 +109,7 @@ class Replicated(Measured):
             state.trainer.loss_scale.expect_sums(examples)
 
         def eval_step(batch, place, observed):
-            batch, present = with_stand_in(batch)
-            with runner.evaluation(place % self._eval_steps, tf.identity(state.step_variable), observed, present):
-                return only_if(present, check_weighed(state.trainer.eval_step(batch), batch, state.trainer))
+            return runner.eval_step(batch, place % self._eval_steps, tf.identity(state.step_variable), observed)
 
         self._eval_loop = eval_feed and self._loop(eval_feed, eval_step, jit=False)
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
@@ -132,12 +129,10 @@ class Replicated(Measured):
         return None
 
     def train_loop(self, jit: bool) -> InnerLoop:
-        trainer, runner = self._state.trainer, self._runner
+        runner = self._runner
 
         def train_step(batch, step, observed):
-            batch, present = with_stand_in(batch)
-            with runner.training(step, observed, present, watched=self._watched) as context:
-                metrics = only_if(present, check_weighed(trainer.train_step(batch), batch, trainer))
+            metrics, context = runner.train_step(batch, step, observed, watched=self._watched)
             return {**metrics, **self._own_figures(context)}
 
         return self._loop(self.train_feed, train_step, jit, self._rounds, self._state.step_variable)

@@ -8,7 +8,6 @@ from crankshaft.engine.hooks.tensorboard.event_values import Histogram, histogra
 from crankshaft.engine.internals.variables import assign_local, path_of, read_local, tf_variable
 from crankshaft.engine.step import batches
 from crankshaft.engine.step.runner import StepRunner
-from crankshaft.engine.step.stand_in import with_stand_in
 
 
 class Probe:
@@ -76,7 +75,7 @@ class Probe:
         trainer = self._trainer
         moved = [tf_variable(v) for layer in trainer.held_layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]
-        batch, present = with_stand_in(batch)
+        batch, present = batches.with_stand_in(batch)
         with self._runner.training(step, tf.constant(True), present, admits=False):
             gradients, metrics = trainer.summed_gradients(batch)
             gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)

@@ -20,7 +20,6 @@ from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.internals.tensorflow import let_coordinator_compute
 from crankshaft.engine.metrics.means import LoopSums, Sums
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.batches import check_weighed
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import LoopResult
@@ -226,8 +225,7 @@ class ParameterServer(Measured):
 
         def eval_step(batch, step, observed, pulled):
             done = tf.identity(state.step_variable)
-            with runner.evaluation(step, done, observed, values=exact_pull.values(*pulled)):
-                return check_weighed(trainer.eval_step(batch), batch, trainer)
+            return runner.eval_step(batch, step, done, observed, values=exact_pull.values(*pulled))
 
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
 
@@ -237,8 +235,7 @@ class ParameterServer(Measured):
         pull = Pull(trainer.steady_variables, dtype, list(trainer.optimizers.values()), together=every == 1)
 
         def train_step(batch, step, observed, pulled):
-            with runner.training(step, observed, values=pull.values(*pulled), wire_dtype=dtype):
-                return check_weighed(trainer.train_step(batch), batch, trainer)
+            return runner.train_step(batch, step, observed, values=pull.values(*pulled), wire_dtype=dtype)[0]
 
         board, staleness = self._closures.board, self.options.max_staleness_steps
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.tensorflow import computed_whole
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.stand_in import with_stand_in
+from crankshaft.engine.step.batches import with_stand_in
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.trainer import Trainer
 from crankshaft.launch.benchmark.measure import rounds

@@ -11,7 +11,6 @@ from crankshaft.engine.data.feeds import ResidentFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
-from crankshaft.engine.step.batches import check_weighed
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import devices, register
 from crankshaft.engine.strategies.base import Strategy
@@ -35,16 +34,14 @@ class StepByStep(Strategy):
         return ResidentFeed(self.distribution, source, order)
 
     def bind(self, state, train_feed=None, eval_feed=None):
-        trainer, runner, now = state.trainer, StepRunner(state.trainer), tf.constant(True)
+        runner, now = StepRunner(state.trainer), tf.constant(True)
         self.state, self.train_feed, self.eval_feed = state, train_feed, eval_feed
 
         def train_step(batch, step):
-            with runner.training(step, now):
-                return check_weighed(trainer.train_step(batch), batch, trainer)
+            return runner.train_step(batch, step, now)[0]
 
         def eval_step(batch, step):
-            with runner.evaluation(step, tf.identity(state.step_variable), now):
-                return check_weighed(trainer.eval_step(batch), batch, trainer)
+            return runner.eval_step(batch, step, tf.identity(state.step_variable), now)
 
         self.train_step = self._compiled(train_feed, train_step)
         self.eval_step = self._compiled(eval_feed, eval_step)
