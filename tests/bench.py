@@ -1,0 +1,138 @@
+"""What tests of the engine share: a trainer bound to data on any number of replicas, and what its replicas hold."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import StepOptions, Trainer
+from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.runner import prepare
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from tests.logical_cpus import make_four
+
+make_four()
+
+
+@dataclasses.dataclass
+class Bench:
+    """A trainer on a strategy with its data, ready to run."""
+
+    strategy: Replicated
+    state: TrainState
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.state.trainer
+
+    def train(self, until: int, calls_of: int | None = None) -> dict[str, tuple[float, float]]:
+        """Runs up to step `until`, at most `calls_of` steps a call; the metrics' (total, count)."""
+        sums = Sums()
+        while self.state.step < until:
+            limit = until - self.state.step
+            sums.add(self.strategy.run_train_steps(min(limit, calls_of or limit)).sums)
+        return sums.values()
+
+    def curve(self, until: int, name: str = "loss") -> np.ndarray:
+        """The metric's mean of each step up to `until`, but for steps that were left out."""
+        values = []
+        while self.state.step < until:
+            total, count = self.strategy.run_train_steps(1).sums.read()[name]
+            if count:
+                values.append(total / count)
+        return np.array(values)
+
+    def jump(self, step: int) -> None:
+        """Stands at a step, as a run does that was resumed there."""
+        self.state.advance(step - self.state.step)
+
+    def copies(self, variable) -> list[np.ndarray]:
+        """What each replica holds of a variable."""
+        variable = variable.value if isinstance(variable, tf.keras.Variable) else variable
+        return [part.numpy() for part in self.strategy.distribution.experimental_local_results(variable)]
+
+    def arrays(self) -> list[np.ndarray]:
+        """Every variable of a checkpoint, on every replica, but the counters of Keras's seed generators."""
+        found = []
+        for variable in self.state.variables():
+            if variable.dtype != tf.uint32:
+                found += self.copies(variable)
+        return found
+
+
+def _distribution(replicas: int) -> tf.distribute.Strategy:
+    if replicas == 1:
+        return tf.distribute.OneDeviceStrategy("CPU:0")
+    # Groups of devices are known by number in a process, and each strategy counts from the same one unless told.
+    kind = type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": 1000 * replicas})
+    return kind([f"CPU:{i}" for i in range(replicas)])
+
+
+def _example(source):
+    if isinstance(source, tf.data.Dataset):
+        return tf.nest.map_structure(
+            lambda spec: np.zeros([1, *spec.shape], spec.dtype.as_numpy_dtype), source.element_spec
+        )
+    return tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), source)
+
+
+@pytest.fixture(scope="session")
+def distribution():
+    """distribution(replicas): a `tf.distribute.Strategy` on logical CPUs, the same one each time."""
+    made = {}
+
+    def get(replicas: int) -> tf.distribute.Strategy:
+        if replicas not in made:
+            made[replicas] = _distribution(replicas)
+        return made[replicas]
+
+    return get
+
+
+@pytest.fixture
+def bench(distribution):
+    """bench(trainer, source, batch_size, replicas, ...): a `Bench`."""
+
+    def make(
+        trainer: Trainer,
+        source,
+        batch_size: int,
+        replicas: int = 1,
+        *,
+        num_classes: int | None = None,
+        shuffle: bool = True,
+        jit: bool = False,
+        reduction: Reduction | None = None,
+        feed: FeedOptions | None = None,
+        eval_source=None,
+        eval_batch_size: int | None = None,
+        block_steps: int = 64,
+        device: str | None = None,
+        vocabulary: dict[str, int] | None = None,
+        **options,
+    ) -> Bench:
+        options = StepOptions(**options)
+        on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
+        strategy = Replicated("test", on, feed, steps_per_loop=block_steps)
+        with strategy.scope():
+            state = TrainState(trainer)
+            prepare(trainer, options, reduction or Reduction(), _example(source), num_classes, vocabulary)
+            state.build()
+        state.jit = jit
+        eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
+        strategy.bind(state, strategy.feed(source, batch_size, options.seed if shuffle else None), eval_feed)
+        return Bench(strategy, state)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _float32_policy():
+    """A test that sets a Keras policy leaves it to this to put float32's back."""
+    yield
+    tf.keras.config.set_dtype_policy("float32")
