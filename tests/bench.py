@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ class Bench:
         return found
 
 
+@functools.cache  # the fixture stands in several folders, and each strategy is to be one in the process
 def _distribution(replicas: int) -> tf.distribute.Strategy:
     if replicas == 1:
         return tf.distribute.OneDeviceStrategy("CPU:0")
@@ -84,14 +86,7 @@ def _example(source):
 @pytest.fixture(scope="session")
 def distribution():
     """distribution(replicas): a `tf.distribute.Strategy` on logical CPUs, the same one each time."""
-    made = {}
-
-    def get(replicas: int) -> tf.distribute.Strategy:
-        if replicas not in made:
-            made[replicas] = _distribution(replicas)
-        return made[replicas]
-
-    return get
+    return _distribution
 
 
 @pytest.fixture
