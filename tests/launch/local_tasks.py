@@ -21,6 +21,14 @@ def started():  # how often, this time included
     return len(file.read_text())
 """
 
+# A task that only SIGKILL ends.
+IGNORES = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready")
+time.sleep(900)
+"""
+
 
 def pids(program) -> list[int]:
     """Of the tasks that were started, in order."""

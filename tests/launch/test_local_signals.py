@@ -1,0 +1,128 @@
+"""`crankshaft local` when it is told to end: who hears of it, and when. Real processes, signals and a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import sys
+import time
+
+import pytest
+
+from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+from tests.launch.local_tasks import IGNORES, ROOT, TASK, pids, says, until_dead
+
+SAVES = """
+def save(number, _):
+    print("saving for", signal.Signals(number).name, flush=True)
+    time.sleep(0.2)
+    print("saved")
+    sys.exit({signal.SIGINT: 130, signal.SIGTERM: 143}[number])
+signal.signal(signal.SIGINT, save)
+signal.signal(signal.SIGTERM, save)
+print("ready")
+while True: time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_a_signal_reaches_all_who_save_and_end(local, number, code):
+    program = local(SAVES)
+    program.until(says(program, "ready", 2))
+    program.send(number)
+    outcome = program.wait()
+    assert outcome.code == code
+    assert outcome.out.count("saved\n") == 2
+    assert "error: " not in outcome.err
+    until_dead(*pids(program))
+
+
+def test_a_signal_that_comes_twice_at_once_is_the_same_one(local):
+    program = local(SAVES)
+    program.until(says(program, "ready", 2))
+    program.send(signal.SIGTERM)
+    program.until(says(program, "SIGTERM: the tasks have 30 s"))
+    program.send(signal.SIGTERM)
+    outcome = program.wait()
+    assert (outcome.code, outcome.out.count("saved\n")) == (143, 2)
+
+
+def test_after_the_grace_all_are_killed(local):
+    program = local(IGNORES, "--grace_seconds=0.2")
+    program.until(says(program, "ready", 2))
+    program.send(signal.SIGTERM)
+    outcome = program.wait()
+    assert outcome.code == 143
+    assert outcome.err.count("has not ended in time; it is killed") == 2
+    until_dead(*pids(program))
+
+
+def test_a_second_signal_kills_at_once(local):
+    program = local(IGNORES)
+    program.until(says(program, "ready", 2))
+    program.send(signal.SIGINT)
+    program.until(says(program, "SIGINT: the tasks have 30 s to save and end; a second one kills them"))
+    time.sleep(1.5 * SAME_REQUEST_SECONDS)
+    program.send(signal.SIGINT)
+    assert program.wait().code == 130
+    until_dead(*pids(program))
+
+
+def test_a_stopped_task_hears_it_too(local):
+    program = local(SAVES)
+    program.until(says(program, "ready", 2))
+    os.kill(pids(program)[1], signal.SIGSTOP)
+    program.send(signal.SIGTERM)
+    outcome = program.wait()
+    assert (outcome.code, outcome.out.count("saved\n")) == (143, 2)
+
+
+def test_a_signal_in_the_pause_before_a_restart_ends_it(local):
+    program = local("sys.exit(1)")
+    program.until(says(program, "start again in 4 s"))
+    started = len(pids(program))
+    program.send(signal.SIGTERM)
+    assert program.wait().code == 143
+    assert len(pids(program)) == started
+
+
+def test_what_fails_while_it_is_to_save_is_said(local):
+    script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('disk full'))\nprint('ready')\ntime.sleep(900)"
+    program = local(script, "--workers=1")
+    program.until(says(program, "ready"))
+    program.send(signal.SIGTERM)
+    outcome = program.wait()
+    assert outcome.code == 143
+    assert outcome.error == "worker 0 ended with exit code 1, while it was to save and end; its last lines:"
+    assert outcome.err.endswith("\n    disk full\n")
+
+
+def test_a_terminals_ctrl_c_comes_once_and_prefixes_have_colours(tmp_path):
+    (tmp_path / "task.py").write_text(TASK + SAVES)
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(ROOT)
+        os.environ.pop("NO_COLOR", None)
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [sys.executable, "-m", "crankshaft", "local", "--", str(tmp_path / "task.py")])
+    seen, code = b"", None
+    try:
+        while seen.count(b"ready") < 2:
+            seen += os.read(terminal, 4096)
+        os.write(terminal, b"\x03")
+        try:
+            while data := os.read(terminal, 4096):
+                seen += data
+        except OSError:  # the other side is closed
+            pass
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(terminal)
+    assert code == 130
+    assert seen.count(b"saving for SIGINT") == seen.count(b"saved\r\n") == 2
+    assert b"\x1b[36m[worker 0]\x1b[0m ready" in seen
+    assert b"\x1b[33m[worker 1]\x1b[0m ready" in seen
