@@ -1,9 +1,13 @@
-"""The pages agree with the project: links lead somewhere, flags that are named exist, and every flag has its row.
+"""The pages and docstrings agree with the project: links lead somewhere, what is named exists, every flag has its row.
 
 Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import itertools
+import pathlib
 import re
 
 import pytest
@@ -49,6 +53,104 @@ def unknown(line: list[str]) -> list[str]:
 
 def known(name: str, names: set[str]) -> bool:
     return name in names or name.removeprefix("no") in names
+
+
+FOLDERS = ("benchmarks", "docs", "engine", "examples", "input", "launch", "models", "tests")
+SOURCES = [ROOT / "__init__.py", *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py")))]
+# What nobody shall write; scripts that stand on a page.
+NO_FILES = {"utils.py", *(block.title for path in GUIDES for block in blocks(path))}
+
+
+def paths_in(text: str) -> set[str]:
+    """What a text names in backquotes as a file or a folder of the project, as it stands there."""
+    spans = re.findall(r"`([^`]+)`", _FENCED.sub("", text))
+    words = {word.rstrip(",;:") for span in spans for word in span.split()}
+    ours = {word.partition("::")[0] for word in words if re.fullmatch(r"[\w./-]+(::\w+)?", word)}
+    named = {word for word in ours if word.endswith(".py") or word.startswith(tuple(f"{name}/" for name in FOLDERS))}
+    return {word for word in named if "..." not in word}
+
+
+@functools.cache
+def _endings() -> set[str]:
+    """Every path of the project and every end of one: `engine/state.py` and `state.py`."""
+    parts = [path.relative_to(ROOT).parts for path in (*SOURCES, ROOT / "__main__.py")]
+    return {"/".join(path[start:]) for path in parts for start in range(len(path))}
+
+
+def exists(path: str) -> bool:
+    return path in _endings() or (ROOT / path).exists()
+
+
+@functools.cache
+def _tree(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _is_there(module: pathlib.Path, name: str, *rest: str) -> bool:
+    """Whether a module or a package has a name, and that name the attributes that follow, its bases' among them."""
+    if module.is_dir():
+        inside = module / name if (module / name).is_dir() else module / f"{name}.py"
+        if inside.exists():
+            return not rest or _is_there(inside, *rest)
+        module /= "__init__.py"
+    for node in _tree(module).body:
+        if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
+            (alias,) = (alias for alias in node.names if name == (alias.asname or alias.name))
+            package, *inner = node.module.split(".")
+            return package != "crankshaft" or _is_there(ROOT, *inner, alias.name, *rest)
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return not rest
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            bases = (base.id for base in node.bases if isinstance(base, ast.Name))
+            return not rest or rest[0] in _members(node) or any(_is_there(module, base, *rest) for base in bases)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in _assigned(node):
+            return not rest
+    return False
+
+
+def _assigned(node: ast.AST) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {getattr(target, "id", getattr(target, "attr", "")) for target in targets}
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    """The names of a class's functions, and of what it or they assign."""
+    functions = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+    assigned = (_assigned(part) for part in ast.walk(node) if isinstance(part, ast.Assign | ast.AnnAssign))
+    return functions.union(*assigned)
+
+
+def dotted_in(text: str) -> set[str]:
+    """The dotted names of the project's own that a text has in backquotes."""
+    names = re.findall(r"`(?:crankshaft\.)?((?:engine|input|launch|models)(?:\.\w+)+)(?:\([^`]*\))?`", text)
+    return {name for name in names if not name.endswith(".py")}
+
+
+@pytest.mark.parametrize("path", [*GUIDES, ROOT / "BUILD.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_files_and_names_that_a_page_names_exist(path):
+    text = path.read_text(encoding="utf-8")
+    lost = [name for name in paths_in(text) - NO_FILES if not exists(name)]
+    lost += [name for name in dotted_in(text) if not _is_there(ROOT, *name.split("."))]
+    assert lost == []
+
+
+def test_names_in_docstrings_and_comments_exist():
+    found = itertools.chain.from_iterable(
+        ((path.relative_to(ROOT).as_posix(), name) for name in dotted_in(path.read_text(encoding="utf-8")))
+        for path in SOURCES
+        if path != pathlib.Path(__file__)  # names what is not there
+    )
+    assert [(path, name) for path, name in found if not _is_there(ROOT, *name.split("."))] == []
+
+
+def test_what_is_not_there_is_found_missing():
+    """Of the two tests above: they would pass, too, if they found nothing at all."""
+    text = "`engine/state.py`, `state.py` and `tests/gone.py::test_it`; `engine.gone`, `engine.state.RULES`"
+    assert {name for name in paths_in(text) if not exists(name)} == {"tests/gone.py"}
+    assert dotted_in(text) == {"engine.gone", "engine.state.RULES"}
+    assert not _is_there(ROOT, "engine", "gone")
+    assert not _is_there(ROOT, "engine", "reduction", "Reduction", "figures")
+    assert _is_there(ROOT, "engine", "step", "context", "StepContext", "figures")
 
 
 def test_flags_page_has_every_flag():

@@ -33,8 +33,8 @@ class WorkerRows:
         """Returns a dictionary for each worker, in their order.
 
         It has `TOLD`; `seconds` (but on GPUs, which work behind the clock's back) and `steps` of the call;
-        `input_seconds`, the part of it spent waiting for data; and, in training, `engine.reduction.Reduction.figures`
-        over its steps.
+        `input_seconds`, the part of it spent waiting for data; and, in training, what
+        `engine.step.context.StepContext.figures` holds, over its steps.
         """
         if self._rows is None:
             array = np.asarray(self._tensor, np.float64)

@@ -150,7 +150,7 @@ def timed_round(
 def _reduce_seconds(workers) -> float | None:
     """Returns the average seconds that workers waited for each other in a call, if known.
 
-    See `engine.reduction.Reduction.figures`.
+    See `engine.step.context.StepContext.figures`.
     """
     rows = workers.read()
     if not all("reduce_seconds" in row for row in rows):
