@@ -5,14 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.data.feeds import (
-    DatasetFeed,
-    FilesFeed,
-    RepeatedFeed,
-    ResidentFeed,
-    StreamedFeed,
-    share_of_files,
-)
+from crankshaft.engine.data.dataset_feed import DatasetFeed, FilesFeed, share_of_files
+from crankshaft.engine.data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
 from crankshaft.engine.data.order import Order, SharedOrder
 from crankshaft.engine.data.residency import is_on_gpus, on_each_device
 from crankshaft.engine.metrics.means import Sums
