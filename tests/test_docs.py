@@ -143,6 +143,20 @@ def test_names_in_docstrings_and_comments_exist():
     assert [(path, name) for path, name in found if not _is_there(ROOT, *name.split("."))] == []
 
 
+def test_engine_names_no_flag():
+    """It knows none: `launch.host.explanations.with_flags` puts a flag where a message has a parameter's name."""
+    named = [
+        (path.relative_to(ROOT).as_posix(), node.lineno, name)
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "engine")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for name in re.findall(r"--(\w+)", node.value)
+        if known(name, OF_TRAIN)
+    ]
+    assert named == []
+
+
 def test_what_is_not_there_is_found_missing():
     """Of the two tests above: they would pass, too, if they found nothing at all."""
     text = "`engine/state.py`, `state.py` and `tests/gone.py::test_it`; `engine.gone`, `engine.state.RULES`"

@@ -41,7 +41,7 @@ def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: f
     """Describes, in one line, servers that do not answer."""
     names = " and ".join(f"ps {server} ({addresses[server]})" for server in servers)
     return (
-        f"{names} {'have' if len(servers) > 1 else 'has'} not answered for --step_timeout_seconds={timeout_seconds:g}: "
+        f"{names} {'have' if len(servers) > 1 else 'has'} not answered for `step_timeout_seconds`={timeout_seconds:g}: "
         "stopped, or out of reach; start the job again: it goes on from the last checkpoint"
     )
 
@@ -51,7 +51,7 @@ def watched(
     addresses: Sequence[str],
     timeout_seconds: float,
     ask_server: Callable[[int], None],
-    end: Callable[[str], None] = end_process,
+    end: Callable[[str], None] | None = None,
 ):
     """Ends the process if, within, a server does not answer for too long. Time in which it was held does not count.
 
@@ -59,7 +59,7 @@ def watched(
       addresses: of the servers, host:port.
       timeout_seconds: 0 is never.
       ask_server: returns once a server has answered; called again and again, in a thread of that server.
-      end: called with the line that says so.
+      end: called with the line that says so; None prints it and the stacks, and ends the process.
     """
     if not timeout_seconds:
         yield
@@ -81,7 +81,7 @@ def watched(
             before = now
             late = [server for server, at in enumerate(answered) if now - at > timeout_seconds]
             if late:
-                end(explain(late, addresses, timeout_seconds))
+                (end or end_process)(explain(late, addresses, timeout_seconds))
                 return
 
     # Daemons: the process must not wait for a thread that waits for a stopped server.

@@ -255,7 +255,7 @@ class Watchdog:
                 f"{where}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
                 -1,
             )
-        return f"{where}, and no worker is behind the others; raise --step_timeout_seconds if steps take so long", -1
+        return f"{where}, and no worker is behind the others; raise `step_timeout_seconds` if steps take so long", -1
 
     def _itself(self, idle: float) -> str:
         called, (_, step, _) = self._peers.called(self._peers.worker), self._mark

@@ -28,8 +28,8 @@ def take(numbers: Sequence[int] | None, most: int | None = None, memory_growth: 
     found = tf.config.list_physical_devices("GPU")
     if numbers and not found:
         logging.warning(
-            "--gpus=%s: TensorFlow finds no GPU, so the CPU computes; where there is one, TensorFlow may lack CUDA's "
-            "libraries (pip install 'tensorflow[and-cuda]')",
+            "GPU %s is asked for, and TensorFlow finds no GPU, so the CPU computes; where there is one, TensorFlow may "
+            "lack CUDA's libraries (pip install 'tensorflow[and-cuda]')",
             ",".join(map(str, numbers)),
         )
     chosen = choose(found, numbers)[:most]

@@ -50,13 +50,19 @@ def _multi_worker(options: StrategyOptions) -> Strategy:
         options.feed_options,
         options.steps_per_loop,
         options.step_timeout_seconds,
+        options.end_process,
     )
 
 
 def _parameter_server(options: StrategyOptions) -> Strategy:
     distribution = parameter_server.connect(options.servers.cluster)
     return ParameterServer(
-        distribution, options.servers, options.feed_options, options.steps_per_loop, options.step_timeout_seconds
+        distribution,
+        options.servers,
+        options.feed_options,
+        options.steps_per_loop,
+        options.step_timeout_seconds,
+        options.end_process,
     )
 
 

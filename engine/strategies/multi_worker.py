@@ -51,6 +51,7 @@ class MultiWorker(Replicated):
       place: of this process.
       feed_options, steps_per_loop: see `Replicated`.
       step_timeout_seconds: without progress, until this process names who is stuck and ends; 0 waits for ever.
+      end_process: how it ends, see `StrategyOptions`.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class MultiWorker(Replicated):
         feed_options: FeedOptions | None = None,
         steps_per_loop: int = 0,
         step_timeout_seconds: float = 0.0,
+        end_process: Callable[[str], None] | None = None,
     ):
         super().__init__("multi_worker", distribution, feed_options, steps_per_loop)
         self.host, self.host_names = place.worker, place.names
@@ -77,6 +79,7 @@ class MultiWorker(Replicated):
             step_timeout_seconds,
             secret=place.secret,
             arrived=self._arrivals.count,
+            end=end_process,
         )
 
     @property

@@ -42,6 +42,8 @@ class StrategyOptions:
       servers: of parameter_server, where its tasks are and what is peculiar to it.
       communication: how workers' sums travel, see `multi_worker.connect`.
       step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
+      end_process: called by a process that stands still, with the line that says why, in which parameters stand in
+        backquotes; None prints the line and the stacks.
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
       batch_parts: that one_device is to compute side by side, see `devices.a_thread_each`.
@@ -57,6 +59,7 @@ class StrategyOptions:
     servers: ServerOptions | None = None
     communication: str = "auto"
     step_timeout_seconds: float = 0.0
+    end_process: Callable[[str], None] | None = None
     steps_per_loop: int = 0
     feed_options: FeedOptions = dataclasses.field(default_factory=FeedOptions)
     batch_parts: int = 1

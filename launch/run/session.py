@@ -97,6 +97,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         servers=_servers(config),
         communication=config.communication,
         step_timeout_seconds=_step_timeout_seconds(config),
+        end_process=lambda line: watchdog.end_process(with_flags(line)),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
         batch_parts=batch_parts(config, trainer_class or config.named_class),

@@ -15,5 +15,5 @@ def test_workers_that_are_given_different_gpus_train_together(crank, monkeypatch
     run = (*MLP, "--train_steps=4", "--mode=train", f"--run_dir={tmp_path}")
     outcome = crank("--workers=2", "--max_restarts=0", *servers, "--", *run, command="local").ok()
     for worker in range(2):
-        assert f"--gpus={worker}: TensorFlow finds no GPU, so the CPU computes" in outcome.err
+        assert f"GPU {worker} is asked for, and TensorFlow finds no GPU, so the CPU computes" in outcome.err
     assert json.loads((tmp_path / "result.json").read_text())["step"] == 4

@@ -72,6 +72,7 @@ class ParameterServer(Measured):
       options: what is peculiar to parameter servers.
       feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is the steps of a closure.
       step_timeout_seconds: without any update, until those that hold it are named; 0 waits for ever.
+      end_process: called where servers do not answer, see `StrategyOptions`.
     """
 
     name = "parameter_server"
@@ -88,11 +89,13 @@ class ParameterServer(Measured):
         feed_options: FeedOptions | None = None,
         steps_per_loop: int = 0,
         step_timeout_seconds: float = 0.0,
+        end_process: Callable[[str], None] | None = None,
     ):
         self.distribution = distribution
         self.cluster = cluster = options.cluster
         self.options = options
         self.step_timeout_seconds = step_timeout_seconds
+        self._end_process = end_process
         self.feed_options = feed_options or FeedOptions()
         self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
         self.staleness = Staleness()
@@ -145,7 +148,7 @@ class ParameterServer(Measured):
     def watch(self):
         try:
             limit, addresses = self.step_timeout_seconds, self.cluster.servers
-            with standstill.watched(2 * limit), answers.watched(addresses, limit, self._ask):
+            with standstill.watched(2 * limit), answers.watched(addresses, limit, self._ask, self._end_process):
                 yield
         except LostPeerError:
             raise

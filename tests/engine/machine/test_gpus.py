@@ -32,7 +32,7 @@ def test_where_there_is_no_gpu_the_cpu_computes_and_a_line_says_so(caplog):
         assert not caplog.records
         gpus.take((0,))
     (record,) = caplog.records
-    assert "--gpus=0: TensorFlow finds no GPU, so the CPU computes" in record.getMessage()
+    assert "GPU 0 is asked for, and TensorFlow finds no GPU, so the CPU computes" in record.getMessage()
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
