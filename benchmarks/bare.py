@@ -14,6 +14,7 @@ import time
 
 from absl import flags
 
+from crankshaft.engine.machine import allocator
 from crankshaft.launch.command_line import checks, config
 from crankshaft.launch.host import process
 from crankshaft.launch.run import session
@@ -33,7 +34,7 @@ def make(run_dir: str, *more: str) -> session.Session:
     asked = config.from_flags(None, False, os.environ)
     checks.check(asked)
     strategy = session.make_strategy(asked)
-    process.keep_allocator_tuned()
+    allocator.keep_freed_memory_with_tensorflow()
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`turns.py`)
         made = session.create(asked, None, load(asked), strategy)
         print(session.choose_jit(made))

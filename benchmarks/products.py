@@ -9,7 +9,7 @@ import time
 
 import tensorflow as tf
 
-from crankshaft.launch.host import process
+from crankshaft.engine.machine import allocator
 
 BATCH, WIDTH, ROUNDS, CALLS = 64, 2048, 7, 10
 
@@ -28,7 +28,7 @@ PRODUCTS = {
 
 
 def main() -> None:
-    process.tune_allocator()
+    allocator.keep_freed_memory()
     operands = [tf.random.normal(shape) for shape in ([BATCH, WIDTH], [WIDTH, WIDTH], [BATCH, WIDTH])]
     compiled = {(name, jit): tf.function(f, jit_compile=jit) for name, f in PRODUCTS.items() for jit in (None, True)}
     seconds = {key: [] for key in compiled}

@@ -21,6 +21,7 @@ from typing import Any
 
 from absl import flags, logging
 
+from crankshaft.engine.machine import allocator
 from crankshaft.launch import errors
 from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.cluster import listeners, servers, tf_config
@@ -212,7 +213,7 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
         if asked.cluster:
             listeners.close_to_other_hosts(asked.cluster)
         if asked.tune_allocator:
-            process.keep_allocator_tuned()
+            allocator.keep_freed_memory_with_tensorflow()
     return strategy
 
 

@@ -10,8 +10,6 @@ from crankshaft.engine.machine import cpus
 
 # Kernels of fewer values gain nothing: their products take microseconds either way.
 _LARGE = 1 << 18
-# Bytes. Rows that lie this far apart, or a multiple of it, conflict in the caches of some CPUs.
-_COLLIDING_STRIDE = 8 << 10
 
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
@@ -159,9 +157,8 @@ def _matmul(x: tf.Tensor, w: tf.Tensor):
             dw = tf.matmul(x, dy, transpose_a=True)
         return dx, dw
 
-    collides = w.dtype == tf.float32 and w.shape[1] * w.dtype.size % _COLLIDING_STRIDE == 0
-    # Intel's CPUs from Sapphire Rapids on. An AMD EPYC was found to be near its peak with the plain product.
-    return (_batched if collides and "amx_tile" in cpus.features() else tf.matmul)(x, w), gradient
+    in_batches = w.dtype == tf.float32 and cpus.multiplies_faster_in_batches(w.shape[1] * w.dtype.size)
+    return (_batched if in_batches else tf.matmul)(x, w), gradient
 
 
 def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:

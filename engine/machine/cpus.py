@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+_CONFLICTING_BYTES = 8 << 10
+
 
 def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """Returns the cores that this process may use: its affinity, or less under a CPU quota (control group v1, v2)."""
@@ -36,6 +38,25 @@ def features(proc: Path = Path("/proc")) -> set[str]:
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())
     return set()
+
+
+def has_fast_wide_vectors() -> bool:
+    """Returns whether this machine's CPUs are fast with vectors of 512 bits.
+
+    Those with AVX-512 are, but for the first (Skylake, Cascade Lake), which lower their clock for it (Intel's
+    optimization manual, "Skylake Server Power Management"): they lack VBMI2.
+    """
+    return "avx512_vbmi2" in features()
+
+
+def multiplies_faster_in_batches(row_bytes: int) -> bool:
+    """Returns whether a float32 matrix product, of rows so many bytes long, is faster as a batch of one product.
+
+    TensorFlow takes another of oneDNN's kernels for it. So on Intel's CPUs from Sapphire Rapids on, which have AMX,
+    where rows lie 8 KiB or a multiple of it apart and conflict in the caches (`benchmarks/products.py`); an AMD EPYC
+    was found to be near its peak with the plain product.
+    """
+    return row_bytes % _CONFLICTING_BYTES == 0 and "amx_tile" in features()
 
 
 def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:

@@ -1,11 +1,9 @@
-"""The process that a run lives in: allocator, TensorFlow's start, signals, the lock on its run_dir. Host code."""
+"""The process that a run lives in: TensorFlow's start, signals, the lock on its run_dir. Host code."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import functools
 import math
 import os
 import re
@@ -14,23 +12,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Container, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from typing import NoReturn
 
 from absl import logging
 
-from crankshaft.engine.machine import cpus
+from crankshaft.engine.machine import allocator, cpus
 from crankshaft.engine.machine.files import open_regular
 from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from crankshaft.launch.host import lock_file
 
-# mallopt(3), glibc's <malloc.h>: parameter, value.
-_MALLOPT = {
-    "M_MMAP_THRESHOLD": (-3, 1 << 30),  # blocks under 1 GiB come from the heap, not from fresh zeroed pages
-    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # freed memory stays in the process
-    "M_TOP_PAD": (-2, 64 << 20),  # the heap grows by 64 MiB at a time
-}
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
@@ -98,21 +90,6 @@ class Lasting:
             os.close(nowhere)
 
 
-def tune_allocator() -> bool:
-    """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
-
-    Has to run before TensorFlow allocates. Returns whether it took effect.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        logging.debug("allocator left alone: this is not glibc")
-        return False
-    done = {name: bool(mallopt(*setting)) for name, setting in _MALLOPT.items()}
-    logging.debug("allocator tuned: %s", done)
-    return all(done.values())
-
-
 def prepare(tunes_allocator: bool) -> None:
     """Sets this process's environment before TensorFlow starts: threads, vector width, the allocator if asked.
 
@@ -124,9 +101,10 @@ def prepare(tunes_allocator: bool) -> None:
     if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
         raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
     fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
-    widen_vectors(os.environ, cpus.features())
+    if cpus.has_fast_wide_vectors():
+        widen_vectors(os.environ)
     if tunes_allocator:
-        tune_allocator()
+        allocator.keep_freed_memory()
 
 
 def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) -> None:
@@ -146,36 +124,17 @@ def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) 
             variables.setdefault(name, str(threads))
 
 
-def widen_vectors(variables: MutableMapping[str, str], features: Container[str]) -> None:
-    """Makes XLA compile loops for vectors of 512 bits; it defaults to 256, also where CPUs have fast ones of 512.
-
-    Not on the first CPUs with AVX-512 (Skylake, Cascade Lake), which lower their clock for it (Intel's optimization
-    manual, "Skylake Server Power Management"): they lack VBMI2. Has to run before XLA compiles.
+def widen_vectors(variables: MutableMapping[str, str]) -> None:
+    """Makes XLA compile loops for vectors of 512 bits, where it defaults to 256. Has to run before XLA compiles.
 
     Args:
       variables: the process's environment variables; a width that they ask for stays, and so does the name of a file,
         which XLA reads where XLA_FLAGS does not begin with a flag.
-      features: of the CPU, as `cpus.features`.
     """
     given = variables.get("XLA_FLAGS", "")
-    if "avx512_vbmi2" in features and _VECTOR_WIDTH not in given and given.lstrip()[:1] in ("", "-"):
+    if _VECTOR_WIDTH not in given and given.lstrip()[:1] in ("", "-"):
         variables["XLA_FLAGS"] = f"{given} {_VECTOR_WIDTH}=512".lstrip()
         logging.debug("XLA_FLAGS=%s", variables["XLA_FLAGS"])
-
-
-@functools.cache
-def keep_allocator_tuned() -> None:
-    """Tunes the allocator again after TensorFlow has reset it. To be called once TensorFlow has its devices.
-
-    As its first GeneratorDataset is made (every distributed iterator holds one), TensorFlow 2.21 sets M_TRIM_THRESHOLD
-    back to 128 KiB, once a process. So the first one is made here.
-    """
-    import tensorflow as tf
-
-    nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec([]))
-    for _ in nothing:
-        pass
-    tune_allocator()
 
 
 @contextlib.contextmanager

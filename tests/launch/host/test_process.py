@@ -10,6 +10,7 @@ import time
 import pytest
 
 from crankshaft.engine.hooks import every_steps
+from crankshaft.engine.machine import cpus
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import explanations, process
 from tests.launch.conftest import ROOT, Program
@@ -34,19 +35,31 @@ def test_a_number_of_threads_that_was_given_stays():
 
 
 @pytest.mark.parametrize(
-    ("given", "features", "flags"),
+    ("given", "flags"),
     [
-        (None, {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=512"),
-        ("--xla_dump_to=x", {"avx512f", "avx512_vbmi2"}, "--xla_dump_to=x --xla_cpu_prefer_vector_width=512"),
-        ("--xla_cpu_prefer_vector_width=128", {"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=128"),
-        ("/etc/xla_flags", {"avx512f", "avx512_vbmi2"}, "/etc/xla_flags"),
-        (None, {"avx2", "avx512f"}, None),
+        (None, "--xla_cpu_prefer_vector_width=512"),
+        ("--xla_dump_to=x", "--xla_dump_to=x --xla_cpu_prefer_vector_width=512"),
+        ("--xla_cpu_prefer_vector_width=128", "--xla_cpu_prefer_vector_width=128"),
+        ("/etc/xla_flags", "/etc/xla_flags"),
     ],
 )
-def test_xla_has_wide_vectors_where_the_cpu_has_fast_ones(given, features, flags):
+def test_xla_has_wide_vectors_unless_another_width_is_asked_for(given, flags):
     variables = {} if given is None else {"XLA_FLAGS": given}
-    process.widen_vectors(variables, features)
-    assert variables.get("XLA_FLAGS") == flags
+    process.widen_vectors(variables)
+    assert variables["XLA_FLAGS"] == flags
+
+
+@pytest.mark.parametrize(
+    ("features", "flags"),
+    [({"avx512f", "avx512_vbmi2"}, "--xla_cpu_prefer_vector_width=512"), ({"avx2", "avx512f"}, None)],
+)
+def test_xla_has_wide_vectors_where_the_cpu_has_fast_ones(features, flags, monkeypatch):
+    for name in ("XLA_FLAGS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(cpus, "features", lambda: features)
+    process.prepare(tunes_allocator=False)
+    assert os.environ.get("XLA_FLAGS") == flags
 
 
 @pytest.mark.parametrize("value", ["1", "true", "True"])
