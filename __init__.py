@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from crankshaft.engine.data.source import Source, Spec
     from crankshaft.engine.metrics.keras_metrics import KerasMetric
     from crankshaft.engine.metrics.means import Mean, auc, mean, root_mean_square
     from crankshaft.engine.trainer import Trainer
@@ -22,6 +23,8 @@ _HOMES = {
     "Run": "crankshaft.launch.api",
     "RunError": "crankshaft.launch.errors",
     "Trainer": "crankshaft.engine",
+    "Source": "crankshaft.engine.data.source",
+    "Spec": "crankshaft.engine.data.source",
     "UsageError": "crankshaft.launch.errors",
     "auc": "crankshaft.engine",
     "load_model": "crankshaft.launch.api",
@@ -31,11 +34,15 @@ _HOMES = {
     "run": "crankshaft.launch.api",
 }
 
+_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.launch.errors")
+
 __all__ = [
     "KerasMetric",
     "Mean",
     "Run",
     "RunError",
+    "Source",
+    "Spec",
     "Trainer",
     "UsageError",
     "auc",
@@ -50,7 +57,7 @@ __all__ = [
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOMES[name] != "crankshaft.launch.errors" and "tensorflow" not in sys.modules:
+    if _HOMES[name] not in _WITHOUT_TENSORFLOW and "tensorflow" not in sys.modules:
         import_module("crankshaft.launch.host.process").import_tensorflow()
     return getattr(import_module(_HOMES[name]), name)
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # still allowed: `absl.logging` lets in neither `absl` nor `absl.flags`.
 MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
-    "input": {"numpy", "tensorflow"},
+    "input": {"crankshaft.engine.data.source", "numpy", "tensorflow"},
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {
         *("absl", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),

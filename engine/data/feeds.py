@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.base import Feed, Run
 from crankshaft.engine.data.order import Order, replica_part
+from crankshaft.engine.data.reading import ArraysReader, SourceReader, reader_of, unmasked
 from crankshaft.engine.data.residency import as_kept, is_on_gpus, on_each_device, take
 
 
@@ -74,19 +74,24 @@ class ResidentFeed(Feed):
 
 
 class StreamedFeed(Feed):
-    """Arrays too large to keep on a device: each replica's part of a block is gathered on the host, ahead.
+    """Examples too many to keep on a device: each replica's part of a block is read on the host, ahead.
 
     Goes through `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
+
+    Args:
+      strategy: the `tf.distribute.Strategy`.
+      split: nest of arrays [examples, ...], or a `Source`.
+      order: which examples make which step.
     """
 
     compilable = True
     random_access = True
 
-    def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order):
+    def __init__(self, strategy: tf.distribute.Strategy, split, order: Order):
         self.order = order
         self._strategy = strategy
-        self._arrays = arrays
-        self._tensors = None
+        self._split = split
+        self._reader: ArraysReader | SourceReader | None = None
         self._on_gpus = is_on_gpus(strategy)
         alone = strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to the devices by itself
         brought = (lambda block: on_each_device(strategy, block)) if self._on_gpus and alone else None
@@ -96,11 +101,10 @@ class StreamedFeed(Feed):
         return self._blocks.reach(step, limit)
 
     def take(self, step: int, limit: int) -> Run:
-        if self._tensors is None:
-            # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
-            with tf.device("CPU:0"):
-                self._tensors = tf.nest.map_structure(host_arrays.to_gather_from, self._arrays)
-        block, start, stop = self._blocks.take(step, limit)
+        if self._reader is None:
+            self._reader = reader_of(self._split, self.order)
+        with unmasked(self._reader):
+            block, start, stop = self._blocks.take(step, limit)
         return Run((block,), start, stop)
 
     def most_steps(self, operands) -> float:
@@ -132,8 +136,7 @@ class StreamedFeed(Feed):
             replica = replicas.start + number % len(replicas)
             indices = self.order.examples(block)
             start, stop = replica_part(tf.shape(indices, tf.int64)[1], replica, n)
-            indices = indices[:, start:stop]
-            return tf.nest.map_structure(lambda array: host_arrays.gather(array, indices), self._tensors)
+            return self._reader.read(indices[:, start:stop], block)
 
         numbers = tf.data.Dataset.counter()
         return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))

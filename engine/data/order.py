@@ -135,19 +135,118 @@ class Order:
         places = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
         return tf.reshape(self._shuffled(places, epoch), [steps, batch])
 
+    def epochs(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns the epoch of each step of a block, [steps] int64, as `examples` has them."""
+        if epochs := self._epochs_per_block:
+            return tf.repeat(block * epochs + tf.range(epochs, dtype=tf.int64), self.whole_steps)
+        steps = tf.constant(self.block_steps, tf.int64)
+        if self.remainder:
+            last = tf.equal(block % self._blocks_per_epoch, self._whole_blocks)
+            steps = tf.where(last, tf.ones_like(steps), steps)
+        return tf.repeat(block // self._blocks_per_epoch, steps)
+
+    def _first_place(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (epoch, place in it) of a block's first example."""
+        if epochs := self._epochs_per_block:
+            return block * epochs, tf.zeros_like(block)
+        epoch, in_epoch = block // self._blocks_per_epoch, block % self._blocks_per_epoch
+        whole = tf.minimum(in_epoch * self.block_steps, self.whole_steps)
+        return epoch, whole * self.batch_size
+
     def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the examples at these places of an epoch, a scalar."""
         if self.seed is None or self.num_examples == 1:
             return places
-        # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out. For up to 2^16
-        # examples it takes eight bits of each word of its key, so small numbers make no key; and after its least number
-        # of rounds, four, an epoch's order still resembles that of another key.
-        return tf.raw_ops.RandomIndexShuffle(
-            index=places,
-            seed=epoch_seed(self.seed, epoch, [3]),
-            max_index=tf.constant(self.num_examples - 1, tf.int64),
-            rounds=_ROUNDS,
-        )
+        return _permuted(places, epoch_seed(self.seed, epoch, [3]), self.num_examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkedOrder(Order):
+    """An order that reads each chunk of neighbours once: chunks are permuted, then examples within windows of chunks.
+
+    An epoch is a row of windows, each of `window_chunks` chunks that stand anywhere in the data; all of a window's
+    examples come, in random order, before those of the next. The last chunk, which may be smaller, stands in a random
+    place of its own. It is a function of (seed, epoch, place) as the order by single examples is. Only a process that
+    keeps two windows in memory reads each chunk once.
+
+    Attributes:
+      chunk_examples: examples in a chunk, 2 or more.
+      window_chunks: chunks in a window.
+    """
+
+    chunk_examples: int = 2
+    window_chunks: int = 1
+
+    @property
+    def _whole_chunks(self) -> int:
+        return self.num_examples // self.chunk_examples
+
+    @property
+    def _window_examples(self) -> int:
+        return self.chunk_examples * self.window_chunks
+
+    @property
+    def _windows(self) -> int:
+        return math.ceil(self.num_examples / self._window_examples)
+
+    def chunks_ahead(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns the chunks of the window after the one in which a block begins, [chunks] int64."""
+        epoch, place = self._first_place(block)
+        window = place // self._window_examples + 1
+        epoch, window = tf.where(window < self._windows, epoch, epoch + 1), window % self._windows
+        first = window * self._window_examples
+        places = tf.range(first, tf.minimum(first + self._window_examples, self.num_examples), self.chunk_examples)
+        last = tf.minimum(first + self._window_examples, self.num_examples) - 1  # where a smaller chunk is among them
+        chunks = self._chunked(tf.concat([places, last[tf.newaxis]], 0), epoch) // self.chunk_examples
+        return tf.unique(chunks).y
+
+    def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        if self.seed is None or self.num_examples == 1:
+            return places
+        windows, first = places // self._window_examples, places // self._window_examples * self._window_examples
+        keys = tf.gather(self._keys(epoch), windows + 2)
+        sizes = tf.minimum(tf.constant(self._window_examples, tf.int64), self.num_examples - first)
+        return self._chunked(first + _permuted(places - first, keys, sizes), epoch)
+
+    def _keys(self, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns [2 + windows, 3]: the chunks' key, a number for the smaller chunk's place, each window's key."""
+        return epoch_seed(self.seed, epoch, [2 + self._windows, 3])
+
+    def _chunked(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns the examples at these places where chunks are permuted, and examples stay in order within each."""
+        if self.seed is None:
+            return places
+        size, whole = self.chunk_examples, self._whole_chunks
+        smaller = self.num_examples - whole * size
+        keys = self._keys(epoch)
+        # The smaller chunk stands before so many whole ones.
+        before = tf.math.floormod(keys[1, 0], whole + 1) * size if smaller else tf.constant(self.num_examples, tf.int64)
+        is_smaller = (places >= before) & (places < before + smaller)
+        places_among_whole = tf.where(places < before, places, tf.maximum(places - smaller, 0))
+        first = tf.reduce_min(places_among_whole) // size
+        stop = tf.reduce_max(places_among_whole) // size + 1
+        # Of each chunk once, as a permutation of few is dear.
+        chunks = _permuted(tf.minimum(tf.range(first, stop), max(whole - 1, 0)), keys[0], max(whole, 1))
+        found = tf.gather(chunks, places_among_whole // size - first) * size + places_among_whole % size
+        return tf.where(is_smaller, whole * size + places - before, found)
+
+
+def _permuted(places: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
+    """Permutes the numbers below `count`: returns where these go.
+
+    Args:
+      places: [n] int64.
+      keys: [3] int64 for all, or [n, 3].
+      count: an int, or [n] int64.
+
+    Returns:
+      [n] int64.
+    """
+    # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out. For up to 2^16
+    # examples it takes eight bits of each word of its key, so small numbers make no key; and after its least number
+    # of rounds, four, an epoch's order still resembles that of another key.
+    most = tf.convert_to_tensor(count, tf.int64) - 1
+    return tf.raw_ops.RandomIndexShuffle(index=places, seed=keys, max_index=most, rounds=_ROUNDS)
 
 
 @dataclasses.dataclass(frozen=True)

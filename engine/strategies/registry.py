@@ -24,11 +24,13 @@ class FeedOptions:
       resident_bytes: arrays up to this size are kept on each device.
       shuffle_buffer: examples in the shuffle buffer of a `tf.data.Dataset`.
       auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
+      shuffle_window: see `engine.data.split.order_of`.
     """
 
     resident_bytes: int = 1 << 30
     shuffle_buffer: int = 10_000
     auto_shard: str = "AUTO"
+    shuffle_window: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

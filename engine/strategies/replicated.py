@@ -8,7 +8,10 @@ from absl import logging
 from crankshaft.engine.data.dataset_feed import DatasetFeed, FilesFeed, share_of_files
 from crankshaft.engine.data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
 from crankshaft.engine.data.order import Order, SharedOrder
+from crankshaft.engine.data.reading import whole
 from crankshaft.engine.data.residency import is_on_gpus, on_each_device
+from crankshaft.engine.data.source import Source
+from crankshaft.engine.data.split import draws, example_bytes, num_examples, order_of
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import text_parts
@@ -58,7 +61,7 @@ class Replicated(Measured):
 
     def feed(self, source, global_batch_size: int, seed: int | None):
         options, is_dataset = self.feed_options, isinstance(source, tf.data.Dataset)
-        examples = count_examples(source) if is_dataset else len(tf.nest.flatten(source)[0])
+        examples = count_examples(source) if is_dataset else num_examples(source)
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         if is_dataset and options.auto_shard.upper() == "FILE" and self.num_hosts > 1:
@@ -69,14 +72,15 @@ class Replicated(Measured):
             return DatasetFeed(
                 self.distribution, source, order, shuffle_buffer=options.shuffle_buffer, auto_shard=policy
             )
-        total_bytes = sum(array.nbytes for array in tf.nest.flatten(source))
-        if total_bytes <= options.resident_bytes:
+        batch_bytes = example_bytes(source) * global_batch_size
+        if example_bytes(source) * examples <= options.resident_bytes and not draws(source):
             steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
-            return ResidentFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
-        batch_bytes = total_bytes // examples * global_batch_size
+            order = self._order_of(source, global_batch_size, steps, seed)
+            return ResidentFeed(self.distribution, whole(source) if isinstance(source, Source) else source, order)
         block_bytes = _BLOCK_BYTES["GPU" if is_on_gpus(self.distribution) else "CPU"]
         steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, block_bytes // max(1, batch_bytes)))
-        return StreamedFeed(self.distribution, source, self._order(examples, global_batch_size, steps, seed))
+        order = self._order_of(source, global_batch_size, steps, seed)
+        return StreamedFeed(self.distribution, source, order)
 
     def _files_feed(self, dataset: tf.data.Dataset, global_batch_size: int, seed: int | None) -> FilesFeed:
         share = share_of_files(dataset, self.num_hosts, self.host)
@@ -85,9 +89,14 @@ class Replicated(Measured):
         return FilesFeed(self.distribution, share, order, shuffle_buffer=self.feed_options.shuffle_buffer)
 
     def _order(self, examples: int, batch_size: int, block_steps: int, seed: int | None) -> Order:
+        return Order(examples, batch_size, block_steps, seed, drop_remainder=self._static_shapes)
+
+    def _order_of(self, split, batch_size: int, block_steps: int, seed: int | None) -> Order:
+        examples = num_examples(split)
         if not self._static_shapes and examples % batch_size:
             block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding
-        return Order(examples, batch_size, block_steps, seed, drop_remainder=self._static_shapes)
+        window = self.feed_options.shuffle_window
+        return order_of(split, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         self._state = state

@@ -29,8 +29,20 @@ def check(config: Config) -> None:
     if config.mode == "export":
         _check_export(config)
     _check_init_from(config)
-    if config.data_dir and not os.path.exists(config.data_dir):
-        raise UsageError(f"--data_dir={config.data_dir} does not exist; give the folder that holds the input's files")
+    _check_data_dirs(config)
+
+
+def _check_data_dirs(config: Config) -> None:
+    if config.eval_data_dir and not (config.input_entry and config.input_entry.reads_eval_data):
+        name = config.input_entry.name if config.input_entry else "the script's data"
+        raise UsageError(
+            f"--eval_data_dir={config.eval_data_dir} is not read by {name}; leave it out, or choose an input of files, "
+            "such as tfrecord"
+        )
+    for flag in ("data_dir", "eval_data_dir"):
+        path = config.values[flag]
+        if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
+            raise UsageError(f"--{flag}={path} does not exist; give the folder that holds the input's files")
 
 
 def _check_export(config: Config) -> None:

@@ -27,8 +27,8 @@ DECIDING = (
     "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
     "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
     "clip_variable_norm clip_value ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
-    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer auto_shard_policy "
-    "validation_split"
+    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer shuffle_window "
+    "auto_shard_policy validation_split"
 ).split()
 # Flags of NAME=VALUE, which a run's configuration holds as objects.
 ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
@@ -49,7 +49,7 @@ _OF_THIS_CALL = (
 ).split() + GROUPS["Benchmark mode"]
 # Flags that mean nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
-    "input": ("input_arg", "data_dir"),
+    "input": ("input_arg", "data_dir", "eval_data_dir"),
     "model": ("model_arg",),
     "optimizer": ("optimizer_arg",),
     "learning_rate_schedule": ("learning_rate_schedule_arg",),

@@ -7,7 +7,7 @@ from absl import flags
 from crankshaft.engine.step.ranges import HUGE
 from crankshaft.engine.strategies import registry
 from crankshaft.launch.benchmark import flags as benchmark_flags
-from crankshaft.launch.command_line import gpu_flags, rules
+from crankshaft.launch.command_line import gpu_flags, input_flags, rules
 from crankshaft.launch.command_line.groups import GROUPS, HELP, USES, group
 
 __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
@@ -15,7 +15,6 @@ __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
-AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
 EXPORT_FORMATS = ("saved_model", "keras")
 SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
 
@@ -23,13 +22,8 @@ SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
 _path, _integer, _number, _string, _repeated = rules.path, rules.whole, rules.number, rules.text, rules.repeated
 _boolean, _enum = flags.DEFINE_bool, flags.DEFINE_enum
 _COUNT = {"lower": 0}
-_ARGUMENT = {
-    "wants": "NAME=VALUE",
-    "rule": rules.matching(r"[^=]+=.*", "it has no value; write NAME=VALUE"),
-}
 _SECONDS = {"lower": 0, "upper": 1e6}
 _NAME = {"wants": "a name"}
-_MODULE = {"wants": "a name, or the path of a file"}
 _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", "multi_worker", "parameter_server")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
@@ -66,20 +60,17 @@ def _define_what() -> None:
     run(_path, "result_json", None, "Write the result here too.")
 
     model = group("Model")
-    model(_string, "model", None, "One that comes with Crankshaft, or a .py file with a class Model.", **_MODULE)
-    model(_repeated, "model_arg", [], "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.", **_ARGUMENT)
+    model(_string, "model", None, "One that comes with Crankshaft, or a .py file with a class Model.", **rules.MODULE)
+    model(
+        _repeated,
+        "model_arg",
+        [],
+        "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.",
+        **rules.ARGUMENT,
+    )
     model(_path, "init_from", None, "Start from the weights (no more) of this run, checkpoint or Keras file.")
 
-    data = group("Input")
-    data(_string, "input", None, "One that comes with Crankshaft, or a .py file with a function load.", **_MODULE)
-    data(_repeated, "input_arg", [], "NAME=VALUE for the input, e.g. examples=10000. Repeatable.", **_ARGUMENT)
-    data(_path, "data_dir", None, "Where the input's files are.")
-    data(_integer, "global_batch_size", 64, "Examples an update, over all replicas.", lower=1)
-    data(_number, "validation_split", 0.0, "Share of the training arrays, their end, to evaluate on.", lower=0, upper=1)
-    data(_integer, "eval_batch_size", 512, "Examples an evaluation step, over all replicas.", lower=1)
-    data(_integer, "resident_data_mb", 1024, "Arrays up to so many MiB are kept on each device.", **_COUNT)
-    data(_integer, "shuffle_buffer", 10_000, "Examples in the shuffle buffer of a tf.data.Dataset.", lower=1)
-    data(_enum, "auto_shard_policy", "auto", "How hosts divide a tf.data.Dataset.", enum_values=AUTO_SHARD_POLICIES)
+    input_flags.define(group("Input"))
 
 
 def _define_where() -> None:
@@ -221,7 +212,9 @@ def _define_rule() -> None:
         "sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers.",
         **_NAME,
     )
-    update(_repeated, "optimizer_arg", [], "NAME=VALUE for the optimizer, e.g. beta_1=0.8. Repeatable.", **_ARGUMENT)
+    update(
+        _repeated, "optimizer_arg", [], "NAME=VALUE for the optimizer, e.g. beta_1=0.8. Repeatable.", **rules.ARGUMENT
+    )
     update(
         _number,
         "learning_rate",
@@ -236,7 +229,7 @@ def _define_rule() -> None:
         "learning_rate_schedule_arg",
         [],
         "NAME=VALUE for the schedule, e.g. decay_rate=0.9. Repeatable.",
-        **_ARGUMENT,
+        **rules.ARGUMENT,
     )
     update(_integer, "warmup_steps", 0, "Steps in which the rate rises linearly to where it begins.", **_COUNT)
     update(

@@ -36,6 +36,7 @@ class Entry:
       has_tables: whether its module, or one of models/ that it imports, imports `engine.layers.embeddings`.
       intervals: the interval in which an argument has to lie, by name, where there is one.
       path: of a file of the user's own; None for a module that comes with Crankshaft.
+      reads_eval_data: of an input, whether its `load` has the keyword `eval_data_dir`, which --eval_data_dir fills.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Entry:
     has_tables: bool = False
     intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
     path: str | None = None
+    reads_eval_data: bool = False
 
 
 def models() -> dict[str, Entry]:
@@ -55,7 +57,7 @@ def models() -> dict[str, Entry]:
 
 def inputs() -> dict[str, Entry]:
     """Finds the modules of input/ that have a function `load`."""
-    return _entries("input", _load_arguments)
+    return {name: _with_eval_data(entry) for name, entry in _entries("input", _load_arguments).items()}
 
 
 def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
@@ -81,7 +83,14 @@ def of_file(kind: str, path: str) -> Entry:
         raise own_files.lacking(kind, path, "a load without the arguments data_dir and seed")
     summary = (ast.get_docstring(tree) or "").split("\n")[0]
     has_tables = _has_tables(tree, _ROOT / "models")
-    return Entry(own_files.name_of(path), summary, *_signature(arguments), has_tables=has_tables, path=path)
+    entry = Entry(own_files.name_of(path), summary, *_signature(arguments), has_tables=has_tables, path=path)
+    return _with_eval_data(entry) if kind == "input" else entry
+
+
+def _with_eval_data(entry: Entry) -> Entry:
+    """Takes `eval_data_dir`, which has a flag of its own, from an input's arguments."""
+    defaults = {name: default for name, default in entry.defaults.items() if name != "eval_data_dir"}
+    return dataclasses.replace(entry, defaults=defaults, reads_eval_data=len(defaults) < len(entry.defaults))
 
 
 def of_class(trainer_class: type) -> Entry:

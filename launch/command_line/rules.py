@@ -59,6 +59,15 @@ class Path(_Parser):
         return os.path.expanduser(_text(argument))
 
 
+class Files(_Parser):
+    """Parses what names files: a folder, a file or a glob, of any file system that TensorFlow knows, with commas."""
+
+    wants = "a path"
+
+    def parse(self, argument: str) -> str:
+        return ",".join(os.path.expanduser(part) for part in _text(argument).split(","))
+
+
 class Text(_Parser):
     """Parses text that keeps a rule.
 
@@ -147,6 +156,11 @@ def path(name, default, help, *, flag_values=flags.FLAGS) -> None:
     _define(Path(), name, default, help, flag_values)
 
 
+def files(name, default, help, *, flag_values=flags.FLAGS) -> None:
+    """Defines a flag that names files; see `Files`."""
+    _define(Files(), name, default, help, flag_values)
+
+
 def text(name, default, help, *, wants: str, rule: Rule | None = None, may_be_empty: bool = False) -> None:
     """Defines a flag of text; see `Text`."""
     _define(Text(wants, rule, may_be_empty), name, default, help, flags.FLAGS)
@@ -198,3 +212,11 @@ def explain(error: flags.Error, values: flags.FlagValues) -> UsageError:
     if wants and not isinstance(flag.parser, (_Parser, Names)) and "is not" not in why:  # absl says what it is not
         why = f"it takes {wants}"
     return UsageError(f"--{flag.name}={value} can't be used: {why}; see --help")
+
+
+# Of flags of NAME=VALUE, and of those that name a module.
+ARGUMENT = {
+    "wants": "NAME=VALUE",
+    "rule": matching(r"[^=]+=.*", "it has no value; write NAME=VALUE"),
+}
+MODULE = {"wants": "a name, or the path of a file"}

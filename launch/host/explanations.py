@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 
+from crankshaft.engine.data.source import SourceError
 from crankshaft.engine.internals.errors import reason
 from crankshaft.input.splits import InputError
 from crankshaft.launch.cluster.tf_config import ClusterError
@@ -23,8 +24,8 @@ _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryErr
 
 def explain(error: Exception) -> tuple[int, str]:
     """Returns (exit code, line); the code is 2 where the same command would fail again for the same reason."""
-    if isinstance(error, (UsageError, InputError)):
-        return EXIT_USAGE, str(error)
+    if isinstance(error, (UsageError, InputError, SourceError)):
+        return EXIT_USAGE, with_flags(str(error))
     if isinstance(error, ClusterError):
         return EXIT_FAILED, str(error)
     if "tensorflow" in sys.modules and (found := _by_engine(error)):

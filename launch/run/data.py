@@ -17,7 +17,10 @@ from crankshaft.launch.errors import UsageError
 def load(config: Config) -> tuple:
     """Loads (train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
     found = own_files.module("input", config.input)
-    return call(functools.partial(found.load, config.data_dir, config.seed, **config.input_arg))
+    arguments = dict(config.input_arg)
+    if config.input_entry.reads_eval_data:
+        arguments["eval_data_dir"] = config.eval_data_dir
+    return call(functools.partial(found.load, config.data_dir, config.seed, **arguments))
 
 
 def call(data: Callable | Sequence) -> tuple:

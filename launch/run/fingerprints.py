@@ -14,6 +14,8 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.checkpoints import Manifest
+from crankshaft.engine.data.source import Source, Spec
+from crankshaft.engine.data.split import spec_of
 from crankshaft.launch.command_line.config import Config, differences
 from crankshaft.launch.errors import UsageError
 
@@ -35,21 +37,22 @@ def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
       ids: what tells one numbering of ids from another, a number or text; None where the data does not say.
     """
     digest = zlib.crc32(layout(split).encode())
-    for array in [] if isinstance(split, tf.data.Dataset) else tf.nest.flatten(split):
-        digest = zlib.crc32(_content(array), digest)
+    if isinstance(split, Source):
+        digest = zlib.crc32(split.identity().encode(), digest)
+    elif not isinstance(split, tf.data.Dataset):
+        for array in tf.nest.flatten(split):
+            digest = zlib.crc32(_content(array), digest)
     return {"examples": examples, "digest": digest, **({} if ids is None else {"ids": zlib.crc32(repr(ids).encode())})}
 
 
 def layout(split: Any) -> str:
     """Returns types and shapes of one example's parts, as text."""
-    spec = split.element_spec if isinstance(split, tf.data.Dataset) else split
-    return json.dumps(tf.nest.map_structure(_layout, spec), sort_keys=True, default=str)
+    return json.dumps(tf.nest.map_structure(_layout, spec_of(split)), sort_keys=True, default=str)
 
 
-def _layout(part) -> str:
-    """Returns type and shape of one example's part, the same for an array and a dataset's specification."""
-    shape = part.shape.as_list() if isinstance(part, tf.TensorSpec) else part.shape[1:]
-    return f"{part.dtype.name} {[*shape]}"
+def _layout(spec: Spec) -> str:
+    """Returns type and shape of one example's part, the same for each form of a split."""
+    return f"{spec.dtype.name} {[*spec.shape]}"
 
 
 def _content(array) -> bytes:

@@ -13,6 +13,8 @@ from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
+from crankshaft.engine.data.source import Source, WithoutBadRecords
+from crankshaft.engine.data.split import spec_of
 from crankshaft.engine.health import watchdog
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.layers.embeddings import shards_in
@@ -99,7 +101,9 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         step_timeout_seconds=_step_timeout_seconds(config),
         end_process=lambda line: watchdog.end_process(with_flags(line)),
         steps_per_loop=config.steps_per_loop,
-        feed_options=FeedOptions(config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy),
+        feed_options=FeedOptions(
+            config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
+        ),
         batch_parts=batch_parts(config, trainer_class or config.named_class),
         owns_process=config.owns_process,
         gpus=config.gpu_numbers,
@@ -121,6 +125,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     train, evaluation, num_classes, vocabulary, ids = splits
     trainer_class = trainer_class or config.named_class
     train, evaluation, said = datasplits.prepare(train, evaluation, config.validation_split)
+    train, evaluation = (_without_bad_records(config, split) for split in (train, evaluation))
     _check_data(config, trainer_class, train, evaluation, num_classes)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
@@ -158,10 +163,16 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     return session
 
 
+def _without_bad_records(config: Config, split):
+    if not config.max_bad_records or not isinstance(split, Source):
+        return split
+    return WithoutBadRecords(split, config.max_bad_records, lambda line: logging.warning("%s", with_flags(line)))
+
+
 def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:
     """Raises `UsageError` where the model or the flags can't work with the data."""
     name, is_ours = config.model_entry.name, issubclass(trainer_class, (Classifier, Tabular))
-    if is_ours and batches.parts(datasplits.spec(train)).labels is None:
+    if is_ours and batches.parts(spec_of(train)).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
     if num_classes is None and issubclass(trainer_class, Classifier):
         raise UsageError(
@@ -169,7 +180,7 @@ def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation,
         )
     if evaluation is None:
         checks.check_without_evaluation(config)
-    if config.strategy == "tpu" and (text := batches.text_parts(datasplits.spec(train))):
+    if config.strategy == "tpu" and (text := batches.text_parts(spec_of(train))):
         raise UsageError(
             f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
             "function, or use another --strategy"
@@ -177,7 +188,7 @@ def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation,
 
 
 def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
-    if isinstance(split, tf.data.Dataset) or not is_chief:
+    if isinstance(split, (Source, tf.data.Dataset)) or not is_chief:
         return
     for name, most in whole_numbers.rounded(trainer, batches.features(split)).items():
         logging.warning(

@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
+from crankshaft.engine.data.source import Part, Source, Spec
+from crankshaft.engine.data.split import num_examples, spec_of
 from crankshaft.engine.step.batches import parts
 from crankshaft.launch.errors import UsageError
 
@@ -49,27 +51,24 @@ def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any,
     return train, evaluation, said
 
 
-def spec(split):
-    """Returns the structure of a split's examples: what the parts of a batch will be."""
-    return split.element_spec if isinstance(split, tf.data.Dataset) else split
-
-
 def example(split):
     """Returns one example of zeros, or of empty strings, with a batch axis of 1."""
-    if isinstance(split, tf.data.Dataset):
-        return tf.nest.map_structure(lambda part: zeros(part.shape, part.dtype), split.element_spec)
-    return tf.nest.map_structure(lambda array: zeros(array.shape[1:], tf.as_dtype(array.dtype)), split)
+    return tf.nest.map_structure(zeros, spec_of(split))
 
 
-def zeros(shape, dtype: tf.DType) -> np.ndarray:
+def zeros(spec: Spec) -> np.ndarray:
     """Returns a batch of one example, of zeros or empty strings."""
-    return np.full([1, *shape], b"", object) if dtype == tf.string else np.zeros([1, *shape], dtype.as_numpy_dtype)
+    shape = [1, *spec.shape]
+    is_text = tf.as_dtype(spec.dtype) == tf.string
+    return np.full(shape, b"", object) if is_text else np.zeros(shape, spec.dtype)
 
 
 def checked(name: str, split, said: list[str]):
     """Returns a split in its form, see `prepare`; adds lines to print to `said`."""
     if isinstance(split, tf.data.Dataset):
         return _checked_dataset(name, split, said)
+    if isinstance(split, Source):
+        return _checked_source(name, split)
     split = _in_form(name, split)
     split = as_arrays(split)
     found = parts(split)
@@ -202,9 +201,26 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
     return dataset.map(checked)
 
 
+def _checked_source(name: str, source: Source) -> Source:
+    """Checks what a source says of its examples; what it reads is checked as it is read."""
+    for what, spec in parts(source.element_spec).named():
+        if not isinstance(spec, Spec):
+            raise UsageError(
+                f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({what}); give "
+                "a Spec(shape, dtype) for each part of an example"
+            )
+        _check_real(name, tf.as_dtype(spec.dtype))
+    if not len(source):
+        raise UsageError(f"the {name} data has no examples; give at least one")
+    weights = parts(source.element_spec).weights
+    if weights is not None:
+        _check_weights(name, weights, getattr(weights, "shape", ()))
+    return source
+
+
 def _check_alike(train, evaluation) -> None:
     """Checks that both have labels or neither, and the same features by name; weights may be in one alone."""
-    train, evaluation = ({name for name, _ in parts(spec(x)).named()} - {"weights"} for x in (train, evaluation))
+    train, evaluation = ({name for name, _ in parts(spec_of(x)).named()} - {"weights"} for x in (train, evaluation))
     for one, name, other, other_name in ((train, "train", evaluation, "eval"), (evaluation, "eval", train, "train")):
         if only := sorted(one - other):
             raise UsageError(
@@ -220,13 +236,16 @@ def _divided(train, share: float) -> tuple:
             f"--validation_split={share} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), "
             "dataset.take(n)) from the data function"
         )
-    examples = len(tf.nest.flatten(train)[0])
+    examples = num_examples(train)
     first = math.floor(examples * (1.0 - share))
     if not 0 < first < examples:
         raise UsageError(
             f"--validation_split={share} of {examples} examples leaves {first} to train on and {examples - first} to "
             "evaluate; use another share"
         )
+
+    if isinstance(train, Source):
+        return Part(train, 0, first), Part(train, first, examples)
 
     def part(examples: slice):
         return tf.nest.map_structure(lambda array: host_arrays.part(array, examples), train)

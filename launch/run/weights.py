@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
+from crankshaft.engine.data.source import Spec
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.machine.files import read_json
 from crankshaft.engine.optimizers.averaging import WeightAverage
@@ -166,4 +167,4 @@ def _zeros(described: dict[str, Any]) -> Any:
         return {name: _zeros(value) for name, value in described["dict"].items()}
     if "tuple" in described:
         return tuple(_zeros(value) for value in described["tuple"])
-    return splits.zeros(described["shape"], tf.as_dtype(np.dtype(described["dtype"])))
+    return splits.zeros(Spec(tuple(described["shape"]), described["dtype"]))

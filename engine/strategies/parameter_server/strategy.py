@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.order import Order
+from crankshaft.engine.data.reading import whole
+from crankshaft.engine.data.source import Source
+from crankshaft.engine.data.split import order_of
 from crankshaft.engine.health import answers, standstill
 from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.internals.tensorflow import let_coordinator_compute
@@ -183,8 +185,8 @@ class ParameterServer(Measured):
                 "`strategy`=parameter_server takes arrays, whose order its leases are made of, and the data is a "
                 "tf.data.Dataset; return NumPy arrays, or use another `strategy`"
             )
-        order = Order(len(tf.nest.flatten(source)[0]), global_batch_size, 1, seed)
-        return WorkersFeed(self.coordinator, source, order)
+        order = order_of(source, global_batch_size, 1, seed)
+        return WorkersFeed(self.coordinator, whole(source) if isinstance(source, Source) else source, order)
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -13,7 +13,8 @@ from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.errors import UsageError
 
-FLAGS = "run_dir config init_from data_dir export_dir result_json result_jsonl result_html baseline".split()
+LOCAL = "run_dir config init_from export_dir result_json result_jsonl result_html baseline".split()
+FLAGS = [*LOCAL, "data_dir", "eval_data_dir"]
 NONE = dict.fromkeys(FLAGS)
 
 
@@ -24,7 +25,7 @@ def refusal(name: str, path: str) -> str:
     return str(rules.explain(error.value, flags.FLAGS))
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", LOCAL)
 @pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket", "file:///tmp/run"])
 def test_a_bucket_is_no_folder(name, path):
     cure = "it is no path of a mounted file system; mount the bucket or give a local folder; see --help"
@@ -55,7 +56,8 @@ def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypa
 
 def test_each_flag_of_a_path_is_checked():
     names = [name for group in our_flags.GROUPS.values() for name in group]
-    assert {name for name in names if isinstance(flags.FLAGS[name].parser, rules.Path)} == set(FLAGS)
+    kinds = (rules.Path, rules.Files)
+    assert {name for name in names if isinstance(flags.FLAGS[name].parser, kinds)} == set(FLAGS)
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -65,6 +67,13 @@ def test_a_home_is_found_as_by_a_shell(name, monkeypatch):
         with flagsaver.flagsaver():
             flags.FLAGS(["crankshaft train", f"--{name}={given}"])
             assert flags.FLAGS[name].value == meant
+
+
+def test_files_with_commas_are_each_found_in_a_home_or_a_bucket(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    with flagsaver.flagsaver():
+        flags.FLAGS(["crankshaft train", "--data_dir=~/a,gs://bucket/b*,~/c"])
+        assert flags.FLAGS["data_dir"].value == "/home/me/a,gs://bucket/b*,/home/me/c"
 
 
 def test_a_run_in_a_home_is_printed_as_it_is(crank, tmp_path, monkeypatch):

@@ -1,0 +1,197 @@
+"""Reads a split's examples for a block of steps, in the graph of a host's pipeline: from memory, or from a source."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.data import host_arrays
+from crankshaft.engine.data.order import ChunkedOrder, Order
+from crankshaft.engine.data.source import Source, Spec
+
+_READERS = 2  # threads that read chunks ahead: one waits for the disk while another parses
+_WHOLE_EXAMPLES = 4096  # at once, where a split is read into memory
+
+
+class ArraysReader:
+    """Gathers examples of arrays, in memory or mapped from a file.
+
+    Args:
+      arrays: nest of arrays [examples, ...].
+    """
+
+    failure: Exception | None = None
+
+    def __init__(self, arrays):
+        # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
+        with tf.device("CPU:0"):
+            self._tensors = tf.nest.map_structure(host_arrays.to_gather_from, arrays)
+
+    def read(self, indices: tf.Tensor, block: tf.Tensor):
+        """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph."""
+        return tf.nest.map_structure(lambda array: host_arrays.gather(array, indices), self._tensors)
+
+
+class SourceReader:
+    """Reads a source's examples.
+
+    Args:
+      source: what is read.
+      order: of its examples, by which chunks are read ahead and `decode` gets its seeds.
+
+    Attributes:
+      failure: what the source has raised, if it has; TensorFlow hands on no more than its text.
+    """
+
+    def __init__(self, source: Source, order: Order):
+        self._source, self._order = source, order
+        self._chunks = None
+        if isinstance(order, ChunkedOrder):  # this window's, the next one's, and those that stand on a border
+            self._chunks = Chunks(source, order.chunk_examples, 2 * order.window_chunks + 2)
+        self.failure: Exception | None = None
+
+    def read(self, indices: tf.Tensor, block: tf.Tensor):
+        """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph."""
+        order = self._order
+        ahead = order.chunks_ahead(block) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
+        flat = tf.reshape(indices, [-1])
+        epochs = tf.repeat(self._order.epochs(block), tf.shape(indices)[1])
+        found = self._source.decode(
+            read_in_graph(self._read, self._source.stored_spec, flat, ahead), example_seeds(self._order, epochs, flat)
+        )
+
+        def as_steps(x, spec: Spec):
+            return tf.reshape(x, tf.concat([tf.shape(indices), [*spec.shape]], 0))
+
+        return tf.nest.map_structure(
+            lambda x, spec: tf.ensure_shape(as_steps(x, spec), [*indices.shape, *spec.shape]),
+            found,
+            self._source.element_spec,
+        )
+
+    def _read(self, indices: np.ndarray, ahead: np.ndarray):
+        try:
+            return self._chunks.read(indices, ahead) if self._chunks else self._source.read(indices)
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+
+class Chunks:
+    """Keeps the chunks of a source that were read last, and reads ahead those that will be wanted next.
+
+    Args:
+      source: what is read.
+      size: examples in a chunk.
+      most: chunks that are kept.
+    """
+
+    def __init__(self, source: Source, size: int, most: int):
+        self._source, self._size, self._most = source, size, most
+        self._kept: OrderedDict[int, Future] = OrderedDict()  # by number, the one used last at the end
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_READERS, "crankshaft-chunks")
+
+    def read(self, indices: np.ndarray, ahead: np.ndarray):
+        """Returns the examples at `indices`, [n] int64, and starts to read the chunks `ahead`, without waiting."""
+        numbers, which = np.unique(indices // self._size, return_inverse=True)
+        with self._lock:
+            wanted = [self._chunk(int(number)) for number in numbers]
+            for number in ahead:
+                self._chunk(int(number))
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        chunks = [future.result() for future in wanted]
+        by_chunk = np.argsort(which, kind="stable")
+        ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
+        rows = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        places = [indices[each] % self._size for each in rows]
+
+        def gathered(*parts: np.ndarray) -> np.ndarray:
+            found = np.empty((len(indices), *parts[0].shape[1:]), parts[0].dtype)
+            for each, place, part in zip(rows, places, parts, strict=True):
+                found[each] = part[place]
+            return found
+
+        return tf.nest.map_structure(gathered, *chunks)
+
+    def _chunk(self, number: int) -> Future:
+        if number not in self._kept:
+            self._kept[number] = self._pool.submit(self._read_chunk, number)
+        self._kept.move_to_end(number)
+        return self._kept[number]
+
+    def _read_chunk(self, number: int):
+        first = number * self._size
+        return self._source.read(np.arange(first, min(first + self._size, len(self._source)), dtype=np.int64))
+
+
+def reader_of(split, order: Order) -> ArraysReader | SourceReader:
+    """Returns what reads a split: a nest of arrays, or a `Source`."""
+    return SourceReader(split, order) if isinstance(split, Source) else ArraysReader(split)
+
+
+def read_in_graph(read: Callable, stored_spec: Any, *arguments: tf.Tensor):
+    """Calls `read` with arrays, in a graph on the host; returns a nest of tensors [n, ...] as `stored_spec` says."""
+    specs = tf.nest.flatten(stored_spec)
+
+    def flat(*arrays):
+        found = tf.nest.flatten(read(*arrays))
+        return [np.asarray(x, spec.dtype) for x, spec in zip(found, specs, strict=True)]
+
+    with tf.device("CPU:0"):
+        tensors = tf.numpy_function(flat, arguments, [_dtype(spec) for spec in specs], stateful=False)
+    shaped = [tf.ensure_shape(x, [None, *spec.shape]) for x, spec in zip(tensors, specs, strict=True)]
+    return tf.nest.pack_sequence_as(stored_spec, shaped)
+
+
+def example_seeds(order: Order, epochs: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    """Returns [n, 2] int64 seeds, one for each (seed, epoch, example).
+
+    Args:
+      order: whose seed it is; None counts as 0.
+      epochs: [n] int64.
+      indices: [n] int64.
+    """
+    return tf.stack([((order.seed or 0) << 32) + epochs, indices], 1)
+
+
+@contextlib.contextmanager
+def unmasked(reader: ArraysReader | SourceReader) -> Iterator[None]:
+    """Raises what the source has raised, where TensorFlow raises an error of its own with that text."""
+    try:
+        yield
+    except tf.errors.OpError:
+        if reader.failure is None:
+            raise
+        raise reader.failure from None
+
+
+def whole(source: Source) -> Any:
+    """Reads all examples into memory: nest of arrays [examples, ...]."""
+    order = Order(len(source), _WHOLE_EXAMPLES, 1)
+    reader = SourceReader(source, order)
+
+    @tf.function(autograph=False)
+    def piece(indices):
+        return reader.read(indices[tf.newaxis], tf.zeros([], tf.int64))
+
+    arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
+    for first in range(0, len(source), _WHOLE_EXAMPLES):
+        stop = min(first + _WHOLE_EXAMPLES, len(source))
+        with unmasked(reader):
+            found = piece(tf.range(first, stop, dtype=tf.int64))
+        for target, part in zip(tf.nest.flatten(arrays), tf.nest.flatten(found), strict=True):
+            target[first:stop] = part.numpy()[0]
+    return arrays
+
+
+def _dtype(spec: Spec) -> tf.DType:
+    return tf.string if spec.dtype == object else tf.as_dtype(spec.dtype)

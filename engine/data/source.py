@@ -1,0 +1,203 @@
+"""What a source is: examples with random access, in memory or in files. Host code that does without TensorFlow."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """One part of an example, as `tf.TensorSpec` says it.
+
+    Attributes:
+      shape: of one example, without an axis of examples.
+      dtype: NumPy's; `object` is strings.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one example's part in memory; a string counts as its reference."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class SourceError(ValueError):
+    """Data can't be read; the message is one line: the file, the record, what was found, what to do."""
+
+
+class BadRecordError(SourceError):
+    """One example can't be read, and others can.
+
+    Args:
+      example: its index.
+      line: the message.
+    """
+
+    def __init__(self, example: int, line: str):
+        super().__init__(line)
+        self.example = example
+
+
+class Source(abc.ABC):
+    """Examples that are read by their indices, in any order, as often as one likes.
+
+    The engine does the rest: which example stands where, epochs, batches, replicas, workers, what a resumed run reads.
+    A source knows nothing of these, and keeps no position.
+
+    Attributes:
+      element_spec: nest of `Spec`, the parts of one example in a form of `engine.step.batches`.
+      chunk_examples: how many neighbours are best read at once: 1 where single examples are read well, as from memory
+        or a warm disk; more where a file is in pieces that are read whole, or far away. Such a source is shuffled by
+        chunks (`engine.data.order.ChunkedOrder`); all are of this size but the last.
+      draws: whether `decode` uses its seeds, so that an example is another one in the next epoch.
+    """
+
+    element_spec: Any
+    chunk_examples: int = 1
+    draws: bool = False
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of examples, without reading them."""
+
+    @abc.abstractmethod
+    def read(self, indices: np.ndarray) -> Any:
+        """Reads examples. Is called by several threads at once, with hundreds of indices or more.
+
+        Args:
+          indices: [n] int64, in any order; a whole chunk comes in ascending order.
+
+        Returns:
+          Nest of arrays [n, ...], as `stored_spec` says.
+
+        Raises:
+          BadRecordError: an example can't be read, and others can.
+          SourceError: the files can't be read, or are not what they were.
+        """
+
+    @property
+    def stored_spec(self) -> Any:
+        """Nest of `Spec` of what `read` returns; where it is not `element_spec`, `decode` makes that of it."""
+        return self.element_spec
+
+    def decode(self, stored: Any, seeds: Any) -> Any:
+        """Makes examples of what `read` has returned. TensorFlow code, traced once.
+
+        Args:
+          stored: nest of tensors [n, ...].
+          seeds: [n, 2] int64, another one for each (seed, epoch, example), for `tf.random.stateless_*`.
+
+        Returns:
+          Nest of tensors [n, ...], as `element_spec` says.
+        """
+        return stored
+
+    def identity(self) -> str:
+        """Returns text that differs where the examples do: files' names, sizes, what an index knows of them."""
+        return ""
+
+
+class Around(Source):
+    """A source around another, which reads as that one does."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.element_spec = source.element_spec
+        self.chunk_examples = source.chunk_examples
+        self.draws = source.draws
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, indices: np.ndarray) -> Any:
+        return self.source.read(indices)
+
+    @property
+    def stored_spec(self) -> Any:
+        return self.source.stored_spec
+
+    def decode(self, stored: Any, seeds: Any) -> Any:
+        return self.source.decode(stored, seeds)
+
+    def identity(self) -> str:
+        return self.source.identity()
+
+
+class Part(Around):
+    """Some examples of a source, from one index to another.
+
+    Args:
+      source: the whole.
+      first: index of the first example.
+      stop: index after the last one.
+    """
+
+    def __init__(self, source: Source, first: int, stop: int):
+        super().__init__(source)
+        self._range = range(first, stop)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def read(self, indices: np.ndarray) -> Any:
+        try:
+            return self.source.read(indices + self._range.start)
+        except BadRecordError as error:
+            raise BadRecordError(error.example - self._range.start, str(error)) from None
+
+    def identity(self) -> str:
+        return f"{self._range.start}:{self._range.stop} of {self.source.identity()}"
+
+
+class WithoutBadRecords(Around):
+    """A source whose bad records are left out, up to a number: in the place of each stands the next good one.
+
+    Which one that is depends on nothing but the records, so it is the same on each worker and after a resume.
+
+    Args:
+      source: the whole.
+      limit: bad records that are put up with; one more is an error.
+      warn: is given the line of each that is left out, once.
+
+    Attributes:
+      bad: the records that were left out so far, by index, and what is wrong with each.
+    """
+
+    def __init__(self, source: Source, limit: int, warn: Callable[[str], None]):
+        super().__init__(source)
+        self._limit, self._warn = limit, warn
+        self.bad: dict[int, str] = {}
+
+    def read(self, indices: np.ndarray) -> Any:
+        while True:
+            wanted = np.array(indices)
+            for example in [*self.bad]:  # few, and mostly none
+                wanted[wanted == example] = self._next_good(example)
+            try:
+                return self.source.read(wanted)
+            except BadRecordError as error:
+                self._leave_out(error)
+
+    def _leave_out(self, error: BadRecordError) -> None:
+        if error.example in self.bad:
+            return  # another thread has met it meanwhile
+        if len(self.bad) >= min(self._limit, len(self) - 1):
+            raise error
+        self.bad[error.example] = str(error)
+        self._warn(f"{error}; left out, as {len(self.bad)} of the {self._limit} that `max_bad_records` allows")
+
+    def _next_good(self, example: int) -> int:
+        while example in self.bad:
+            example = (example + 1) % len(self)
+        return example

@@ -1,0 +1,119 @@
+"""Sources: what is read by indices gives, in each order and by each feed, every example once an epoch."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.data import reading
+from crankshaft.engine.data.order import ChunkedOrder, Order
+from crankshaft.engine.data.source import BadRecordError, Part, Source, SourceError, Spec, WithoutBadRecords
+from crankshaft.engine.data.split import order_of
+
+
+class Counted(Source):
+    """Examples whose feature is their index; counts what is read, and can't read some."""
+
+    element_spec = (Spec((2,), np.int64), Spec((), object))
+
+    def __init__(self, examples: int, chunk_examples: int = 1, bad=()):
+        self.chunk_examples = chunk_examples
+        self._examples, self._bad = examples, set(bad)
+        self.read_at: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def read(self, indices):
+        if found := sorted(self._bad & set(indices.tolist())):
+            raise BadRecordError(found[0], f"example {found[0]} is bad")
+        assert indices.min() >= 0
+        assert indices.max() < self._examples
+        self.read_at.append(indices)
+        return np.stack([indices, indices * 2], 1), np.array([b"%d" % each for each in indices], object)
+
+
+def blocks_of_epoch(order: Order, epoch: int):
+    """Yields (block, its first and last row in this epoch)."""
+    step = epoch * order.steps_per_epoch
+    end = step + order.steps_per_epoch
+    while step < end:
+        block, place, length = order.block_of(step)
+        rows = min(length - place, end - step)
+        yield tf.constant(block, tf.int64), place, place + rows
+        step += rows
+
+
+@pytest.mark.parametrize("window_chunks", [1, 3])
+@pytest.mark.parametrize("chunk_examples", [2, 16])
+@pytest.mark.parametrize("examples", [1, 2, 17, 64, 100])
+def test_an_order_by_chunks_has_each_example_once_an_epoch(examples, chunk_examples, window_chunks):
+    order = ChunkedOrder(examples, 7, 3, 5, chunk_examples=chunk_examples, window_chunks=window_chunks)
+    epochs = []
+    for epoch in (0, 1):
+        found = []
+        for block, first, stop in blocks_of_epoch(order, epoch):
+            found += order.examples(block)[first:stop].numpy().ravel().tolist()
+            assert set(order.epochs(block)[first:stop].numpy()) == {epoch}
+        assert sorted(found) == [*range(examples)]
+        epochs.append(found)
+    assert epochs[0] != epochs[1] or examples <= 2
+
+
+def test_a_window_of_an_order_by_chunks_has_whole_chunks_that_were_said_before():
+    order = ChunkedOrder(96, 16, 1, 5, chunk_examples=8, window_chunks=2)  # no smaller chunk: a window is a step
+    for step in range(12):
+        chunks = {*(order.examples(tf.constant(step, tf.int64)).numpy().ravel() // 8).tolist()}
+        assert len(chunks) == 2
+        if step:
+            assert chunks == {*order.chunks_ahead(tf.constant(step - 1, tf.int64)).numpy().tolist()}
+
+
+def test_each_chunk_is_read_once_a_window():
+    source = Counted(1000, chunk_examples=10)
+    order = order_of(source, 20, 2, seed=1, shuffle_window=5)
+    reader = reading.SourceReader(source, order)
+    for block, _, _ in blocks_of_epoch(order, 0):
+        features, labels = reader.read(order.examples(block), block)
+        np.testing.assert_array_equal(features[..., 0], order.examples(block))
+        assert labels.numpy().ravel()[0] == b"%d" % int(features[0, 0, 0])
+    # Of the next epoch's first window, too, which is read ahead.
+    assert sorted(int(each[0]) // 10 for each in source.read_at if each[0] < 1000)[:1] == [0]
+    assert len(source.read_at) <= 100 + 5
+
+
+@pytest.mark.parametrize("chunk_examples", [1, 8])
+def test_what_is_read_whole_is_in_order(chunk_examples):
+    features, labels = reading.whole(Counted(50, chunk_examples))
+    np.testing.assert_array_equal(features[:, 1], np.arange(50) * 2)
+    assert labels.tolist() == [b"%d" % each for each in range(50)]
+
+
+def test_bad_records_are_replaced_by_the_next_good_ones_and_said_once():
+    said: list[str] = []
+    source = WithoutBadRecords(Counted(10, bad=(3, 4, 9)), 3, said.append)
+    for _ in range(2):
+        np.testing.assert_array_equal(source.read(np.array([2, 3, 4, 9]))[0][:, 0], [2, 5, 5, 0])
+    assert [line.split(";")[0] for line in said] == ["example 3 is bad", "example 4 is bad", "example 9 is bad"]
+
+
+def test_one_bad_record_too_many_is_an_error():
+    source = WithoutBadRecords(Counted(10, bad=(3, 4)), 1, lambda line: None)
+    with pytest.raises(SourceError, match="example 4 is bad"):
+        source.read(np.arange(10))
+
+
+def test_a_part_counts_from_its_own_first_example():
+    part = Part(Counted(10, bad=(9,)), 4, 10)
+    assert len(part) == 6
+    np.testing.assert_array_equal(part.read(np.array([0, 3]))[0][:, 0], [4, 7])
+    with pytest.raises(BadRecordError) as caught:
+        part.read(np.array([5]))
+    assert caught.value.example == 5
+
+
+def test_what_a_source_raises_is_raised_as_it_is():
+    source = Counted(10, bad=(3,))
+    order = order_of(source, 5, 1, seed=None)
+    reader = reading.SourceReader(source, order)
+    with pytest.raises(BadRecordError, match=r"^example 3 is bad$"), reading.unmasked(reader):
+        reader.read(order.examples(tf.constant(0, tf.int64)), tf.constant(0, tf.int64))
