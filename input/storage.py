@@ -10,8 +10,10 @@ import os
 import re
 import stat
 import threading
+import time
+from array import array
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from crankshaft.engine.data.source import SourceError
 from crankshaft.input.splits import InputError
@@ -19,6 +21,9 @@ from crankshaft.input.splits import InputError
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as some 64 KiB do
 _REMOTE_BLOCKS = 16  # of a file that are kept
+# How often a file that is read is looked at: it costs 2 us here, and some 50 ms where it is asked for over a network.
+_CHECK_EVERY_SECONDS = 1.0
+_REMOTE_CHECK_EVERY_SECONDS = 60.0
 
 
 def is_remote(path: str) -> bool:
@@ -84,8 +89,23 @@ def _natural(path: str) -> list:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
+class State(NamedTuple):
+    """What tells whether a file is still the one that it was.
+
+    Attributes:
+      nbytes: its size.
+      written_ns: when it was last written to, since the epoch.
+    """
+
+    nbytes: int
+    written_ns: int
+
+
 class Files:
     """Files of which pieces are read by any thread. They must stay what they were when this was made.
+
+    Each file is looked at when it is opened and then once a second while it is read (once a minute over a network): one
+    that was removed, replaced, or written to ends the reading, although an open file would go on giving its old bytes.
 
     Args:
       paths: of the files.
@@ -100,8 +120,11 @@ class Files:
 
     def __init__(self, paths: list[str]):
         self.paths = [*paths]
-        self.sizes = [size_of(path) for path in paths]
+        states = [state_of(path) for path in paths]
+        self.sizes = [state.nbytes for state in states]
+        self._written_ns = array("q", [state.written_ns for state in states])
         self._open: OrderedDict[int, _Local | _Remote] = OrderedDict()  # the one used last at the end
+        self._check_at: dict[int, float] = {}  # of open files
         self._lock = threading.Lock()
 
     def pread(self, number: int, offset: int, length: int) -> bytes:
@@ -110,30 +133,55 @@ class Files:
         Raises:
           SourceError: the file has become another, or can't be read.
         """
-        path = self.paths[number]
+        if time.monotonic() >= self._check_at.get(number, 0.0):
+            self.check(number)
         try:
             found = self._file(number).pread(offset, length)
         except OSError as error:
-            raise SourceError(f"{path} can't be read ({error.strerror or error}); see that it is there") from None
+            raise self._unreadable(number, error) from None
         if len(found) < length:
+            self.check(number)
             raise SourceError(
-                f"{path} ends at byte {offset + len(found):,} and had {self.sizes[number]:,} bytes as the run began; "
-                "restore it, and resume the run"
+                f"{self.paths[number]} ends at byte {offset + len(found):,}, and bytes {offset:,} to "
+                f"{offset + length:,} were to be read; restore it, and resume the run"
             )
         return found
 
-    def check(self, number: int) -> None:
-        """Raises `SourceError` if a file was replaced, has grown or has shrunk since this was made."""
-        path = self.paths[number]
+    def read(self, number: int) -> bytes:
+        """Returns a whole file, which is opened for it and closed: for files that are read once in a while.
+
+        Raises:
+          SourceError: the file has become another, or can't be read.
+        """
+        path, nbytes = self.paths[number], self.sizes[number]
+        self.check(number)
         try:
-            size = size_of(path)
+            found = (_Remote(path, nbytes) if is_remote(path) else _Local(path)).pread(0, nbytes)
+        except OSError as error:
+            raise self._unreadable(number, error) from None
+        if len(found) < nbytes:
+            self.check(number)
+            raise SourceError(f"{path} gave {len(found):,} of its {nbytes:,} bytes; see to the disk that it is on")
+        return found
+
+    def check(self, number: int) -> None:
+        """Raises `SourceError` if a file was removed, replaced or written to since this was made."""
+        path, was = self.paths[number], State(self.sizes[number], self._written_ns[number])
+        try:
+            found = state_of(path)
         except InputError as error:
             raise SourceError(f"{error} (it was there as the run began)") from None
-        if size != self.sizes[number]:
-            raise SourceError(
-                f"{path} has {size:,} bytes, and had {self.sizes[number]:,} as the run began; let files be as they "
-                "are while a run reads them: restore it, and resume the run"
-            )
+        cure = "let files be as they are while a run reads them: restore it, and resume the run"
+        if found.nbytes != was.nbytes:
+            raise SourceError(f"{path} has {found.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {cure}")
+        if found.written_ns != was.written_ns:
+            raise SourceError(f"{path} was written to or replaced since the run began; {cure}")
+        every = _REMOTE_CHECK_EVERY_SECONDS if is_remote(path) else _CHECK_EVERY_SECONDS
+        if number in self._open:
+            self._check_at[number] = time.monotonic() + every
+
+    def _unreadable(self, number: int, error: OSError) -> SourceError:
+        return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")
 
     def _file(self, number: int) -> _Local | _Remote:
         with self._lock:
@@ -141,18 +189,27 @@ class Files:
                 path = self.paths[number]
                 self._open[number] = _Remote(path, self.sizes[number]) if is_remote(path) else _Local(path)
                 if len(self._open) > _OPEN_FILES:
-                    self._open.popitem(last=False)  # is closed when the last thread that reads it is done
+                    closed, _ = self._open.popitem(last=False)  # when the last thread that reads it is done
+                    self._check_at.pop(closed, None)
             self._open.move_to_end(number)
             return self._open[number]
 
 
 def size_of(path: str) -> int:
     """Returns a file's bytes. Raises `InputError` where there is no regular file that can be read."""
+    return state_of(path).nbytes
+
+
+def state_of(path: str) -> State:
+    """Returns what a file is now. Raises `InputError` where there is no regular file that can be read."""
     if is_remote(path):
         try:
-            return int(_gfile().stat(path).length)
+            remote = _gfile().stat(path)
         except Exception as error:  # of TensorFlow, which is imported only here
-            raise InputError(f"{path} can't be read ({str(error).splitlines()[0]}); see that it is there") from None
+            raise InputError(f"{path} can't be read ({_why(error)}); see that it is there") from None
+        if remote.is_directory:
+            raise InputError(f"{path} is a folder; give files")
+        return State(int(remote.length), int(remote.mtime_nsec))
     try:
         found = os.stat(path)
     except OSError as error:
@@ -161,7 +218,7 @@ def size_of(path: str) -> int:
         raise InputError(f"{path} is no regular file; give files, not folders, FIFOs or devices")
     if not os.access(path, os.R_OK):
         raise InputError(f"{path} can't be read (permission denied); see to its permissions")
-    return found.st_size
+    return State(found.st_size, found.st_mtime_ns)
 
 
 class _Local:
@@ -206,11 +263,16 @@ class _Remote:
                 self._file.seek(number * _REMOTE_BLOCK_BYTES)
                 self._blocks[number] = self._file.read(_REMOTE_BLOCK_BYTES)
             except Exception as error:  # of TensorFlow
-                raise OSError(str(error).splitlines()[0]) from None
+                raise OSError(_why(error)) from None
             if len(self._blocks) > _REMOTE_BLOCKS:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(number)
         return self._blocks[number]
+
+
+def _why(error: Exception) -> str:
+    """Returns the first line of an error of TensorFlow, whose text may be empty."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _gfile() -> Any:

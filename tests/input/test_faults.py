@@ -1,0 +1,175 @@
+"""Files that change, vanish or turn out to be something else while they are read: each one line, and no hang."""
+
+import os
+import re
+import time
+
+import pytest
+
+from crankshaft.engine.data.source import SourceError
+from crankshaft.input import storage
+from crankshaft.input.splits import InputError
+
+CONTENT = bytes(range(256)) * 4
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "shard"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def become_other_file(path):
+    os.rename(path, f"{path}.old")
+    path.write_bytes(CONTENT)  # as long as it was
+
+
+def become_fifo(path):
+    os.remove(path)
+    os.mkfifo(path)
+
+
+def become_folder(path):
+    os.remove(path)
+    os.mkdir(path)
+
+
+def overwrite_in_place(path):
+    with open(path, "r+b") as file:
+        file.write(b"other")
+
+
+def lose_its_permissions(path):
+    os.chmod(path, 0)
+
+
+CHANGES = {
+    "vanishes": (os.remove, "can't be read (No such file or directory); see that it is there (it was there as"),
+    "shrinks": (lambda path: os.truncate(path, 700), "has 700 bytes, and had 1,024 as the run began; let files be"),
+    "grows": (lambda path: os.truncate(path, 2000), "has 2,000 bytes, and had 1,024 as the run began; let files be"),
+    "is overwritten": (overwrite_in_place, "was written to or replaced since the run began; let files be"),
+    "is replaced": (become_other_file, "was written to or replaced since the run began; let files be"),
+    "becomes a FIFO": (become_fifo, "is no regular file"),
+    "becomes a folder": (become_folder, "is no regular file"),
+}
+
+
+@pytest.fixture(params=CHANGES)
+def change(request):
+    """(do, what is said)"""
+    return CHANGES[request.param]
+
+
+def test_a_file_that_changes_before_it_is_opened_is_not_read(path, change):
+    files = storage.Files([str(path)])
+    change[0](path)
+    for read in (lambda: files.pread(0, 0, 512), lambda: files.read(0)):
+        with pytest.raises(SourceError, match=re.escape(f"{path} {change[1]}")):
+            read()
+
+
+def test_a_file_that_changes_while_it_is_open_is_not_read_on(path, change):
+    files = storage.Files([str(path)])
+    assert files.pread(0, 0, 512) == CONTENT[:512]
+    change[0](path)
+
+    def go_on():  # an open file may be given for a second more
+        while True:
+            files.pread(0, 0, 512)
+            time.sleep(0.01)
+
+    with pytest.raises(SourceError, match=re.escape(f"{path} {change[1]}")):
+        go_on()
+
+
+def test_what_a_file_lacks_is_noticed_at_once(path):
+    files = storage.Files([str(path)])
+    files.pread(0, 0, 512)
+    files.pread(0, 0, 512)
+    os.truncate(path, 700)
+    with pytest.raises(SourceError, match=r"shard has 700 bytes, and had 1,024 as the run began"):
+        files.pread(0, 512, 512)
+
+
+def test_a_read_past_the_end_names_its_bytes(path):
+    files = storage.Files([str(path)])
+    with pytest.raises(SourceError, match=r"shard ends at byte 1,024, and bytes 1,000 to 1,100 were to be read"):
+        files.pread(0, 1000, 100)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_may_not_be_read_is_one_line(path):
+    lose_its_permissions(path)
+    with pytest.raises(InputError, match=r"shard can't be read \(permission denied\)"):
+        storage.Files([str(path)])
+
+
+@pytest.mark.parametrize("become", [become_fifo, become_folder])
+def test_what_is_no_file_is_refused_without_being_opened(path, become):
+    become(path)
+    with pytest.raises(InputError, match="shard is no regular file; give files"):
+        storage.Files([str(path)])
+
+
+def test_files_beyond_those_kept_open_are_read_and_watched_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_OPEN_FILES", 2)
+    paths = [tmp_path / str(number) for number in range(5)]
+    for number, each in enumerate(paths):
+        each.write_bytes(b"%d" % number)
+    files = storage.Files([str(each) for each in paths])
+    for _ in range(3):
+        assert [files.pread(number, 0, 1) for number in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+    become_folder(paths[3])
+    with pytest.raises(SourceError, match=r"3 is no regular file"):
+        files.pread(3, 0, 1)
+
+
+class TestElsewhere:
+    """The same on a file system that TensorFlow reads."""
+
+    @pytest.fixture
+    def remote(self):
+        import tensorflow as tf
+
+        path = "ram://faults/shard"
+        tf.io.gfile.makedirs("ram://faults")
+        self.write(path, CONTENT)
+        yield path
+        tf.io.gfile.rmtree("ram://faults")
+
+    def write(self, path, content):
+        import tensorflow as tf
+
+        if tf.io.gfile.exists(path):
+            tf.io.gfile.remove(path)  # ram:// would append
+        with tf.io.gfile.GFile(path, "wb") as file:
+            file.write(content)
+
+    def test_pieces_and_whole_files_are_what_was_written(self, remote, monkeypatch):
+        monkeypatch.setattr(storage, "_REMOTE_BLOCK_BYTES", 100)
+        files = storage.Files([remote])
+        assert files.read(0) == CONTENT
+        assert [files.pread(0, at, 300) for at in (0, 99, 350, 724)] == [
+            CONTENT[at : at + 300] for at in (0, 99, 350, 724)
+        ]
+
+    @pytest.mark.parametrize("content", [CONTENT[:700], CONTENT * 2])
+    def test_another_length_is_one_line(self, remote, content):
+        files = storage.Files([remote])
+        self.write(remote, content)
+        for read in (lambda: files.pread(0, 0, 512), lambda: files.read(0)):
+            with pytest.raises(SourceError, match=f"{remote} has {len(content):,} bytes, and had 1,024 as the run"):
+                read()
+
+    def test_what_vanishes_is_one_line(self, remote):
+        import tensorflow as tf
+
+        files = storage.Files([remote])
+        tf.io.gfile.remove(remote)
+        with pytest.raises(SourceError, match=f"{remote} can't be read .*as the run began"):
+            files.pread(0, 0, 512)
+
+    def test_a_folder_is_no_file(self, remote):
+        with pytest.raises(InputError, match="ram://faults is a folder; give files"):
+            storage.Files([remote.rpartition("/")[0]])
