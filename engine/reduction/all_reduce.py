@@ -25,7 +25,7 @@ class Reduction(tf.Module):
     """Sums gradients over the replicas of the current `tf.distribute` strategy.
 
     Another way to reduce is a subclass: it overrides `sum`, `alone` if replicas are updated by themselves, `build` for
-    what it keeps from step to step, and, where replicas differ for some steps, `sync_every_steps`, `begin_round` and
+    what it keeps from step to step, and, where replicas differ for some steps, `sync_every_steps`, `begin_period` and
     `sync`. A `tf.Module`, so that what a subclass keeps from step to step is in the trainer's checkpoints.
 
     With float32 on the wire a pack is summed by `collectives.all_reduce`. With a 16-bit dtype it is all-gathered as it
@@ -63,14 +63,14 @@ class Reduction(tf.Module):
           averages: all that `sum` may be asked to keep equal.
         """
 
-    def begin_round(self) -> None:
-        """Takes the weights as those that a round of `sync_every_steps` begins with.
+    def begin_period(self) -> None:
+        """Takes the weights as those that a period of `sync_every_steps` begins with.
 
-        On each replica, before the first step of a process; never called where there are no rounds.
+        On each replica, before the first step of a process; never called where replicas are always in step.
         """
 
     def sync(self) -> None:
-        """Ends a round: brings replicas together. On each replica, outside any loop or condition of its own."""
+        """Ends a period: brings replicas in step. On each replica, outside any loop or condition of its own."""
 
     def alone(self) -> bool:
         """Returns whether an update is made of a replica's own gradients. Replica code."""

@@ -22,19 +22,19 @@ from crankshaft.engine.step.gradients import Gradients
 class LocalSgd(Reduction):
     """A `Reduction` that sums nothing in a step: each replica is updated by its own gradients, and they drift apart.
 
-    After `sync_every_steps` steps, a *round*, the inner loop calls `sync`: the difference between the weights that the
-    round began with and those of each replica, averaged over the replicas, is a gradient for an outer optimizer,
-    gradient descent with Nesterov's momentum, which makes the weights that all replicas begin the next round with. A
-    replica weighs by the examples that it saw in the round. With an outer learning rate of 1 and no momentum the
-    weights are averaged; with that, plain SGD and rounds of one step it is synchronous training.
+    After each *sync period* of `sync_every_steps` steps the inner loop calls `sync`: the difference between the weights
+    that the period began with and those of each replica, averaged over the replicas, is a gradient for an outer
+    optimizer, gradient descent with Nesterov's momentum, which makes the weights that all replicas begin the next
+    period with. A replica weighs by the examples that it saw in the period. With an outer learning rate of 1 and no
+    momentum the weights are averaged; with that, plain SGD and periods of one step it is synchronous training.
 
     The optimizer's own state (slots, its count of updates) stays each replica's; moving statistics are averaged at the
-    end of a round. Between two rounds' ends, weights and statistics differ by replica: nothing may read them there.
+    end of a period. Within a period, weights and statistics differ by replica: nothing may read them there.
 
     Args:
-      sync_every_steps: steps of a round.
+      sync_every_steps: steps of a period.
       outer_learning_rate, outer_momentum: the paper's are 0.7 and 0.9.
-      wire_dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a round.
+      wire_dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a period.
     """
 
     restores_statistics = True
@@ -55,8 +55,8 @@ class LocalSgd(Reduction):
         return tf.variable_creator_scope(per_replica.create)
 
     def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
-        self._round = _Round(variables, averages)
-        self.outer.build(self._round.starts)
+        self._period = _Period(variables, averages)
+        self.outer.build(self._period.starts)
 
     def alone(self) -> bool:
         return True
@@ -70,7 +70,7 @@ class LocalSgd(Reduction):
         """
         own_count, step = self._counted(count), step_context()
         self._watch_norm(gradients, count)
-        tf.raw_ops.AssignAddVariableOp(resource=self._round.examples.handle, value=own_count)
+        tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=own_count)
         if step.present is None:
             return gradients, count
         for variable, before in step.before:
@@ -78,11 +78,11 @@ class LocalSgd(Reduction):
         given = Gradients(gradients)
         return given.with_values(_zeros_unless(step.present, given.values)), count
 
-    def begin_round(self) -> None:
-        self._round.begin()
+    def begin_period(self) -> None:
+        self._period.begin()
 
     def sync(self) -> None:
-        now = self._round
+        now = self._period
         weight = tf.convert_to_tensor(now.examples)
         moved = [Item((start - target.read()) * weight, exact=False) for start, target in now.pairs()]
         items = moved + weighted(now.averages, weight) + [Item(weight, exact=True)]
@@ -92,10 +92,10 @@ class LocalSgd(Reduction):
         now.go_on()
 
 
-class _Round:
-    """What a round keeps, on each replica: the weights it began with, and how many examples the replica has seen.
+class _Period:
+    """What a period keeps, on each replica: the weights it began with, and how many examples the replica has seen.
 
-    A class of its own, so that no checkpoint holds it: at a round's end the first are the weights, the second is 0.
+    A class of its own, so that no checkpoint holds it: at a period's end the first are the weights, the second is 0.
     """
 
     def __init__(self, variables: Sequence, averages: Sequence[tf.Variable]):
@@ -105,17 +105,17 @@ class _Round:
         self._targets = [Target(variable, place) for place, variable in enumerate(variables)]
 
     def pairs(self):
-        """Returns (what the round began with, the variable as it is), of each."""
+        """Returns (what the period began with, the variable as it is), of each."""
         return zip(self.starts, self._targets, strict=True)
 
     def begin(self) -> None:
-        """Begins the first round with the weights as they are."""
+        """Begins the first period with the weights as they are."""
         for start, target in self.pairs():
             assign_local(start, target.read())
         assign_local(self.examples, tf.constant(0.0))
 
     def go_on(self) -> None:
-        """Begins the next round with the weights as they are."""
+        """Begins the next period with the weights as they are."""
         for start, target in self.pairs():
             assign_local(target.variable, tf.identity(start))
         assign_local(self.examples, tf.constant(0.0))

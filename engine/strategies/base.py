@@ -95,7 +95,7 @@ class Strategy(Processes, abc.ABC):
       num_servers: that hold parts of the variables.
       updates_here: whether the devices that compute gradients apply them too.
       computing_tasks: host:port of those that compute in this process's stead.
-      round_steps: replicas are brought in step at each multiple of so many steps.
+      sync_period_steps: replicas are in step at each multiple of so many steps; 1 where they always are.
       train_feed: what `bind` was given.
       without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
     """
@@ -186,7 +186,7 @@ class Strategy(Processes, abc.ABC):
         return own[0], min(len(own), len(there)) * self.num_hosts
 
     @property
-    def round_steps(self) -> int:
+    def sync_period_steps(self) -> int:
         return 1
 
     @property

@@ -13,7 +13,7 @@ from absl import logging
 from crankshaft.engine.data.residency import is_on_gpus
 from crankshaft.engine.internals import graphs
 from crankshaft.engine.metrics.means import LoopSums, row_names, stack
-from crankshaft.engine.strategies.rounds import Rounds
+from crankshaft.engine.strategies.syncs import Syncs
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
 # begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more
@@ -61,7 +61,7 @@ class InnerLoop:
       feed: one of `engine.data.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 but where the device has none.
-      rounds: where replicas train by themselves and meet again; None where they are always in step.
+      syncs: bring replicas that train by themselves in step; None where they are always in step.
       unrolls: make several steps one iteration, if they are small.
       counter: scalar int64 variable, which each call leaves at the global step that it has come to.
     """
@@ -74,11 +74,11 @@ class InnerLoop:
         *,
         jit: bool = False,
         sums_dtype=tf.float64,
-        rounds: Rounds | None = None,
+        syncs: Syncs | None = None,
         unrolls: bool = False,
         counter: tf.Variable | None = None,
     ):
-        self._rounds = rounds
+        self._syncs = syncs
         self._unrolls = unrolls
         self._counter = counter
         self._strategy = strategy
@@ -186,10 +186,10 @@ class InnerLoop:
                 place, sums = self._while(lambda place: place + _UNROLLED_STEPS <= end, several, place, sums)
             return self._while(lambda place: place < end, body(1, one_step), place, sums)
 
-        if self._rounds is None:
+        if self._syncs is None:
             _, sums = run_until(stop, start, zeros)
         else:
-            sums = self._in_rounds(run_until, first_step, start, stop, zeros)
+            sums = self._in_periods(run_until, first_step, start, stop, zeros)
         if self._counter is not None:  # here it is one operation more, where from the host it takes half a millisecond
             with self._on_host():
                 last_step = first_step + tf.cast(stop - start, tf.int64)
@@ -245,26 +245,26 @@ class InnerLoop:
         """Returns the metrics among what `_replicated_step` returns."""
         return outputs
 
-    def _in_rounds(self, run_until, first_step, start, stop, zeros):
-        """Runs the same steps, with a sum over replicas at the end of each round; `first_step` is the one at `start`.
+    def _in_periods(self, run_until, first_step, start, stop, zeros):
+        """Runs the same steps, with a sum over replicas at the end of each period; `first_step` is the one at `start`.
 
         A loop of loops, since such a sum may stand in a loop around `strategy.run`, but not in a condition.
         """
-        sync = self._rounds.sync.get_concrete_function()
+        sync = self._syncs.sync.get_concrete_function()
 
-        def round_end(place):
+        def period_end(place):
             with self._on_host():
                 step = first_step + tf.cast(place - start, tf.int64)
-                left = self._rounds.steps - step % self._rounds.steps
+                left = self._syncs.period_steps - step % self._syncs.period_steps
                 return place + tf.cast(left, place.dtype)
 
-        def whole_round(place, sums):
-            place, sums = run_until(round_end(place), place, sums)
+        def whole_period(place, sums):
+            place, sums = run_until(period_end(place), place, sums)
             with tf.control_dependencies(sums):
                 sync()
             return place, sums
 
-        place, sums = self._while(lambda place: round_end(place) <= stop, whole_round, start, zeros)
+        place, sums = self._while(lambda place: period_end(place) <= stop, whole_period, start, zeros)
         return run_until(stop, place, sums)[1]
 
     def _batch(self, operands, place):

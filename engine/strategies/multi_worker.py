@@ -19,7 +19,7 @@ from crankshaft.engine.strategies.base import Stop
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.registry import FeedOptions
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.engine.strategies.rounds import Rounds
+from crankshaft.engine.strategies.syncs import Syncs
 from crankshaft.engine.strategies.workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
@@ -159,11 +159,11 @@ class MultiWorker(Replicated):
         found = context.figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
 
-    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None, counter=None) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
         return WorkersLoop(
             *(self.distribution, step, feed),
             jit=jit,
-            rounds=rounds,
+            syncs=syncs,
             counter=counter,
             worker=self.host,
             num_workers=self.num_hosts,

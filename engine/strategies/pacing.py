@@ -15,7 +15,7 @@ class Pace:
 
     Args:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
-      round_steps: a call that comes near a multiple of it, or goes past one, ends there; only there, and where
+      sync_period_steps: a call that comes near a multiple of it, or goes past one, ends there; only there, and where
         something is due, can a run be stopped.
       target_seconds: the length aimed at. A call costs 1 to 3 ms: the host's Python, whose caches are cold by then,
         what runs beside other steps elsewhere, and where there are several workers, their wait for the slowest.
@@ -23,20 +23,20 @@ class Pace:
 
     Attributes:
       steps: how many the next call is to take, about: up to where they have to end, calls share the steps evenly, as
-        far as rounds allow.
+        far as periods allow.
     """
 
     def __init__(
         self,
         steps_per_loop: int = 0,
-        round_steps: int = 1,
+        sync_period_steps: int = 1,
         target_seconds: float = 0.25,
         clock=time.perf_counter,
     ):
         self.steps = steps_per_loop or 1
         self._fixed = steps_per_loop
         self._target_seconds = target_seconds
-        self._round_steps = round_steps
+        self._sync_period_steps = sync_period_steps
         self._clock = clock
         self._calls = 0
         self._before = None  # the result of the call before, which may still be at work
@@ -69,7 +69,7 @@ class Pace:
         steps = min(left, self._fixed or math.ceil(left / max(1, round(left / self.steps))))
         if steps == limit:
             return limit
-        end = round((step + steps) / self._round_steps) * self._round_steps
+        end = round((step + steps) / self._sync_period_steps) * self._sync_period_steps
         if end > step + (steps if self._fixed else min(left, 2 * steps)):
-            end -= self._round_steps
+            end -= self._sync_period_steps
         return end - step if end > step else steps

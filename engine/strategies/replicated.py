@@ -21,7 +21,7 @@ from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.pacing import Pace
 from crankshaft.engine.strategies.registry import FeedOptions
-from crankshaft.engine.strategies.rounds import Rounds
+from crankshaft.engine.strategies.syncs import Syncs
 
 # Of a streamed block, by where it goes. Of a CPU larger ones leave the last-level cache before they are used. A GPU is
 # sent each as a whole, and a call ends with it, so there it is to last: at 10 GB/s, PCIe's, 64 MiB travel for 7 ms.
@@ -106,7 +106,7 @@ class Replicated(Measured):
         self._runner = runner = StepRunner(state.trainer)
         reduction = state.trainer.reduction
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
-        self._rounds = Rounds(self.distribution, reduction) if reduction.sync_every_steps else None
+        self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
         if train_feed and self.num_replicas > 1:  # one alone takes the mean
             examples = train_feed.order.batch_size / self.num_replicas / state.trainer.options.accumulate_steps
             state.trainer.loss_scale.expect_sums(examples)
@@ -138,7 +138,7 @@ class Replicated(Measured):
             metrics, context = runner.train_step(batch, step, observed, watched=self._watched)
             return {**metrics, **self._own_figures(context)}
 
-        return self._loop(self.train_feed, train_step, jit, self._rounds, self._state.step_variable)
+        return self._loop(self.train_feed, train_step, jit, self._syncs, self._state.step_variable)
 
     def loop(self, step, jit: bool = False) -> InnerLoop:
         def step_alone(*batch_and_place):
@@ -175,21 +175,21 @@ class Replicated(Measured):
         return self._run(limit)
 
     def _run(self, limit: int, *told) -> LoopResult:
-        if self._rounds:
-            self._rounds.before_call()
+        if self._syncs:
+            self._syncs.before_call()
         result = self._pace.run(self._train_loop, self._state.step, limit, *told)
         self._state.step += result.steps  # as the loop has counted them on the device
-        if self._rounds:
-            self._rounds.after_call(self._state.step, due=result.steps == limit)
+        if self._syncs:
+            self._syncs.after_call(self._state.step, due=result.steps == limit)
         return result
 
     @property
     def in_step(self) -> bool:
-        return not self._rounds or self._rounds.in_step
+        return not self._syncs or self._syncs.in_step
 
     @property
-    def round_steps(self) -> int:
-        return self._rounds.steps if self._rounds else 1
+    def sync_period_steps(self) -> int:
+        return self._syncs.period_steps if self._syncs else 1
 
     def trace_evaluation(self) -> None:
         """Traces the first call of the first evaluation: mistakes in it show now, and it need not be traced again."""
@@ -207,12 +207,12 @@ class Replicated(Measured):
         self._evaluations += 1
         return sums
 
-    def _loop(self, feed, step, jit: bool, rounds: Rounds | None = None, counter=None) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
         # It gains nothing with more replicas, in XLA's programs, a TPU's among them, and where nothing is updated.
-        unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or rounds or self._static_shapes)
+        unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or syncs or self._static_shapes)
         return InnerLoop(
-            *(self.distribution, step, feed), jit=jit, sums_dtype=dtype, rounds=rounds, unrolls=unrolls, counter=counter
+            *(self.distribution, step, feed), jit=jit, sums_dtype=dtype, syncs=syncs, unrolls=unrolls, counter=counter
         )
 
 

@@ -17,7 +17,7 @@ def check(config: Config) -> None:
     """Raises `UsageError` for the first mistake found."""
     _check_strategy(config)
     _check_amounts(config)
-    _check_rounds(config)
+    _check_sync_periods(config)
     _check_monitor(config)
     if config.mode == "benchmark":
         _check_benchmark(config)
@@ -145,15 +145,15 @@ def _check_amounts(config: Config) -> None:
         )
 
 
-def _check_rounds(config: Config) -> None:
-    """Checks that nothing needs replicas to be equal within a round of --sync_every_steps, where they differ."""
+def _check_sync_periods(config: Config) -> None:
+    """Checks that nothing needs replicas to be equal between syncs (--sync_every_steps), where they differ."""
     steps = config.sync_every_steps
     if steps == 1:
         return
-    apart = f"--sync_every_steps={steps}, whose replicas differ within a round"
+    apart = f"--sync_every_steps={steps}, whose replicas differ between syncs"
     for name in configs.PERIODS:
         if (period := config.values[name]) and period % steps:
-            above = configs.whole_rounds(period, steps)
+            above = configs.whole_periods(period, steps)
             near = " or ".join(str(n) for n in (above - steps, above) if n)
             raise UsageError(f"--{name}={period} is no multiple of {apart}; use {near}")
     for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):

@@ -230,9 +230,9 @@ def from_flags(
     _parse_update(values)
     _settle_length(values, "train_steps", "train_epochs", 10.0)
     _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
-    for name in PERIODS:  # a default gives way to whole rounds; what was asked for is checked against them
+    for name in PERIODS:  # defaults give way to multiples of the sync period; what was asked for is checked against it
         if values[name] and not flags.FLAGS[name].present:
-            values[name] = whole_rounds(values[name], values["sync_every_steps"])
+            values[name] = whole_periods(values[name], values["sync_every_steps"])
     own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
     return Config(values, model, data, cluster, own, owns_process)
 
@@ -264,9 +264,9 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(values, default=name), parse_constant=str)
 
 
-def whole_rounds(steps: int, round_steps: int) -> int:
-    """Returns the next multiple of a round's steps."""
-    return -(-steps // round_steps) * round_steps
+def whole_periods(steps: int, period_steps: int) -> int:
+    """Returns the next multiple of the steps between two syncs."""
+    return -(-steps // period_steps) * period_steps
 
 
 def _arguments(flag: str, values: Mapping[str, Any], entry: registry.Entry) -> dict[str, Any]:

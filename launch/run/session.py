@@ -31,7 +31,7 @@ from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
 from crankshaft.engine.strategies.parameter_server.placement import Rule
 from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
 from crankshaft.launch.command_line import checks
-from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_rounds
+from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_periods
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import threads
 from crankshaft.launch.host.explanations import with_flags
@@ -80,8 +80,8 @@ class Session:
 
     @property
     def epoch_period(self) -> int:
-        """The period of what is due each epoch: the epoch's steps, rounded up to whole rounds of local SGD."""
-        return whole_rounds(self.strategy.train_order.steps_per_epoch, self.config.sync_every_steps)
+        """The period of what is due each epoch: the epoch's steps, rounded up to whole sync periods."""
+        return whole_periods(self.strategy.train_order.steps_per_epoch, self.config.sync_every_steps)
 
     def say(self, text: str) -> None:
         """Prints a line, on the chief alone."""

@@ -38,5 +38,5 @@ class Length:
         """
         if self.steps is not None:
             return self.steps
-        filling, each = self.seconds * share * steps_per_sec, strategy.round_steps
+        filling, each = self.seconds * share * steps_per_sec, strategy.sync_period_steps
         return strategy.exchange(each * round(filling / each) if filling >= each else max(1, round(filling)))[0]

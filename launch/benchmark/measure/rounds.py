@@ -84,7 +84,7 @@ def run(
         at_round(described, steps)
     disturbed = noise.between(start, first_round, noise.read(processes()), cpus.quota_cores())
     return {
-        **_figures(rounds, disturbed, strategy.round_steps),
+        **_figures(rounds, disturbed, strategy.sync_period_steps),
         "train": values_by_name(sums),
         "compile_seconds": compile_seconds,
         "first_step_seconds": first_step_seconds,
@@ -138,7 +138,7 @@ def timed_round(
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     awaited = clock() - before
     # Replicas that train by themselves for a round have their sums between steps, where they are not timed.
-    known = result.workers is not None and strategy.round_steps == 1
+    known = result.workers is not None and strategy.sync_period_steps == 1
     calls = []
     for first, steps, seconds, input_seconds, workers in noted:
         examples = strategy.train_order.examples_before(first + steps) - strategy.train_order.examples_before(first)

@@ -106,7 +106,7 @@ def _come_in_step(strategy, state: TrainState, round_steps: int) -> None:
     program by which they meet in between, as they do where something is due, is compiled here: one of two steps ends
     there.
     """
-    each = strategy.round_steps
+    each = strategy.sync_period_steps
     if each > 1:
         strategy.run_train_steps(1)
         strategy.run_train_steps(1).sums.read()

@@ -17,7 +17,7 @@ from tests.engine.reduction.noisy_points import four_classes
 SHAPES = [(5, 4), (4,)]
 
 
-class Rounds:
+class Syncs:
     """A `LocalSgd` on its replicas, driven by hand: an inner step subtracts what a replica is given."""
 
     def __init__(self, strategy, *arguments, **keywords):
@@ -29,7 +29,7 @@ class Rounds:
             self.reduction.build(self.variables, [self.statistic])
         self._step = tf.function(self._replicated_step, autograph=False)
         self._sync = tf.function(lambda: strategy.run(self.reduction.sync), autograph=False)
-        tf.function(lambda: strategy.run(self.reduction.begin_round), autograph=False)()
+        tf.function(lambda: strategy.run(self.reduction.begin_period), autograph=False)()
 
     def step(self, changes, counts, statistics):
         """Gives replica r, of counts[r] examples, changes[r][variable], and its moving statistic a value."""
@@ -44,7 +44,7 @@ class Rounds:
         )
 
     def sync(self):
-        """Ends the round: the weights and the statistic, which are the same on all replicas."""
+        """Ends the period: the weights and the statistic, which are the same on all replicas."""
         self._sync()
         found = [self.copies(variable) for variable in [*self.variables, self.statistic]]
         for first, *others in found:
@@ -75,12 +75,12 @@ def draw(step, replica):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_rounds_equal_dilocos_algorithm(distribution, replicas, dtype):
-    """Algorithm 1 of arXiv:2311.08105 with the Nesterov momentum of its authors' framework; three rounds.
+def test_sync_periods_equal_dilocos_algorithm(distribution, replicas, dtype):
+    """Algorithm 1 of arXiv:2311.08105 with the Nesterov momentum of its authors' framework; three periods.
 
-    A bfloat16 has 8 bits: differences of size 0.3 are rounded by up to 1e-3, and momentum adds rounds up.
+    A bfloat16 has 8 bits: differences of size 0.3 are rounded by up to 1e-3, and momentum adds several syncs' up.
     """
-    rounds = Rounds(distribution(replicas), 0.7, 0.9, wire_dtype=dtype)
+    periods = Syncs(distribution(replicas), 0.7, 0.9, wire_dtype=dtype)
     weights = [np.ones(shape) for shape in SHAPES]
     momenta = [np.zeros(shape) for shape in SHAPES]
     for first in (0, 2, 4):
@@ -89,14 +89,14 @@ def test_rounds_equal_dilocos_algorithm(distribution, replicas, dtype):
         for step in (first, first + 1):
             counts = np.array([8.0, 4.0, 4.0])[:replicas]
             changes = [draw(step, r) for r in range(replicas)]
-            rounds.step(changes, counts, np.arange(replicas) + float(step))
+            periods.step(changes, counts, np.arange(replicas) + float(step))
             examples += counts
             local = [[w - c for w, c in zip(ws, cs, strict=True)] for ws, cs in zip(local, changes, strict=True)]
         for place, weight in enumerate(weights):
             gradient = np.average([weight - local[r][place] for r in range(replicas)], 0, examples)
             momenta[place] = 0.9 * momenta[place] + gradient
             weights[place] = weight - 0.7 * (gradient + 0.9 * momenta[place])
-        *found, statistic = rounds.sync()
+        *found, statistic = periods.sync()
         for a, b in zip(found, weights, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6 if dtype == "float32" or replicas == 1 else 1e-2)
         np.testing.assert_allclose(
@@ -105,21 +105,21 @@ def test_rounds_equal_dilocos_algorithm(distribution, replicas, dtype):
 
 
 def test_replicas_drift_between_syncs_and_nothing_else_does(distribution):
-    rounds = Rounds(distribution(2))
-    rounds.step([draw(0, 0), draw(0, 1)], [1.0, 1.0], [1.0, 2.0])
-    for variable in (*rounds.variables, rounds.statistic):
-        first, second = rounds.copies(variable)
+    periods = Syncs(distribution(2))
+    periods.step([draw(0, 0), draw(0, 1)], [1.0, 1.0], [1.0, 2.0])
+    for variable in (*periods.variables, periods.statistic):
+        first, second = periods.copies(variable)
         assert (first != second).all()
-    rounds.sync()
+    periods.sync()
 
 
 def test_a_replica_without_examples_in_a_step_changes_nothing_by_it(distribution):
-    """Neither weights nor statistics, whatever it computed; and one that saw none all round has no say."""
-    rounds = Rounds(distribution(2), 1.0, 0.0)
+    """Neither weights nor statistics, whatever it computed; and one that saw none at all has no say."""
+    periods = Syncs(distribution(2), 1.0, 0.0)
     changes = draw(0, 0)
     nothing = [np.full(shape, np.nan) for shape in SHAPES]
-    rounds.step([changes, nothing], [3.0, 0.0], [5.0, np.nan])
-    *found, statistic = rounds.sync()
+    periods.step([changes, nothing], [3.0, 0.0], [5.0, np.nan])
+    *found, statistic = periods.sync()
     for weight, change in zip(found, changes, strict=True):
         np.testing.assert_allclose(weight, 1.0 - change, rtol=1e-6)
     assert statistic == 5.0
@@ -149,7 +149,7 @@ def run(bench):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_rounds_of_one_step_with_plain_averaging_are_synchronous_training(run, replicas):
+def test_sync_periods_of_one_step_with_plain_averaging_are_synchronous_training(run, replicas):
     """For SGD, uneven batches and all: 40 steps, each rounding the weights at 1e-7."""
 
     def curve(reduction):
@@ -173,14 +173,14 @@ def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(
     made.train(8)
     assert made.strategy.in_step
     assert not any(apart())
-    made.train(10)  # ends a round early
+    made.train(10)  # ends a period early
     assert made.strategy.in_step
     assert not any(apart())
 
 
 @pytest.mark.parametrize(("replicas", "jit"), [(1, True), (2, False)])
 def test_where_calls_are_cut_changes_no_bit(run, replicas, jit):
-    """Calls of 1, of 5, which do not divide rounds of 4, and of a whole epoch, which holds several."""
+    """Calls of 1, of 5, which do not divide periods of 4, and of a whole epoch, which holds several."""
     arrays = []
     for block_steps in (1, 5, 64):
         made = run(LocalSgd(4), replicas, jit=jit, block_steps=block_steps)
@@ -236,7 +236,7 @@ def test_another_number_of_replicas_goes_on_from_the_slots_mean(run, tmp_path, r
 
 
 class StopAfter(Hook):
-    """Asks for the end after the first call that goes past a step, wherever that is in a round."""
+    """Asks for the end after the first call that goes past a step, wherever that is in a period."""
 
     def __init__(self, step):
         self.step = step
@@ -260,8 +260,8 @@ class Weights(Periodic):
         self.act(moment)
 
 
-def test_a_run_stops_where_a_round_ends(run):
-    """So that one that was stopped and goes on has the rounds of one that was not."""
+def test_a_run_stops_where_a_sync_period_ends(run):
+    """So that one that was stopped and goes on has the periods of one that was not."""
     made = run(LocalSgd(8), block_steps=3)
     weights = Weights(made, 0)
     moment = loop.train(made.strategy, made.state, [StopAfter(10), weights], 100)
@@ -269,7 +269,7 @@ def test_a_run_stops_where_a_round_ends(run):
     np.testing.assert_array_equal(*weights.seen[16])
 
 
-def test_the_runs_last_round_may_be_a_shorter_one(run):
+def test_the_runs_last_sync_period_may_be_a_shorter_one(run):
     made = run(LocalSgd(8), block_steps=64)
     weights = Weights(made, 16)
     loop.train(made.strategy, made.state, [weights], 35)

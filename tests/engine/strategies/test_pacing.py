@@ -80,35 +80,35 @@ def test_calls_up_to_where_one_has_to_end_share_the_steps_evenly():
 
 def test_a_call_ends_with_the_round_whose_end_it_comes_near():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=240)
-    pace = Pace(0, round_steps=16, target_seconds=0.1, clock=device.clock)
+    pace = Pace(0, sync_period_steps=16, target_seconds=0.1, clock=device.clock)
     run_on(pace, device, 0, 1240)
-    assert device.calls[-5:] == [112, 128, 128, 112, 40]  # rounds end at 832, 960, 1088 and 1200, 1240 is not one's end
+    assert device.calls[-5:] == [112, 128, 128, 112, 40]  # periods end at 832, 960, 1088, 1200; not at 1240
 
 
 def test_a_round_of_a_call_and_a_half_is_one_call():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.01)
-    run_on(Pace(0, round_steps=16, target_seconds=0.1, clock=device.clock), device, 0, 100)
+    run_on(Pace(0, sync_period_steps=16, target_seconds=0.1, clock=device.clock), device, 0, 100)
     assert device.calls[-4:] == [16, 16, 16, 4]
 
 
 def test_a_long_round_is_not_ended_by_a_long_call():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.01)
-    run_on(Pace(0, round_steps=100, target_seconds=0.1, clock=device.clock), device, 0, 300)
+    run_on(Pace(0, sync_period_steps=100, target_seconds=0.1, clock=device.clock), device, 0, 300)
     assert max(device.calls) <= 20
     assert {100, 200, 300} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
 
 
 def test_a_call_up_to_what_is_due_is_not_cut_at_a_round_before_it():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
-    pace = Pace(100, round_steps=16, clock=device.clock)
+    pace = Pace(100, sync_period_steps=16, clock=device.clock)
     for due in (50, 100, 150):
         run_on(pace, device, due - 50, due)
     assert device.calls == [50, 50, 50]
 
 
-def test_where_blocks_end_within_rounds_each_round_ends_a_call():
+def test_where_blocks_end_within_sync_periods_each_period_ends_a_call():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=3)
-    run_on(Pace(0, round_steps=8, clock=device.clock), device, 0, 25)
+    run_on(Pace(0, sync_period_steps=8, clock=device.clock), device, 0, 25)
     assert {8, 16, 24} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
 
 
@@ -124,7 +124,7 @@ def test_steps_that_become_slow_are_paced_anew_though_calls_were_cut_before():
 
 def test_a_fixed_number_is_cut_by_the_end_of_a_round_and_never_exceeded():
     device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
-    run_on(Pace(5, round_steps=16, clock=device.clock), device, 0, 32)
+    run_on(Pace(5, sync_period_steps=16, clock=device.clock), device, 0, 32)
     assert device.calls == [5, 5, 5, 1, 5, 5, 5, 1]
 
 

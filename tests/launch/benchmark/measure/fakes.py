@@ -36,7 +36,7 @@ class FakeStrategy:
     """Calls of given lengths, in steps, over and over; `work(steps)` is what each one takes."""
 
     in_step = True
-    round_steps = 1
+    sync_period_steps = 1
 
     def __init__(self, state, lengths, work, *, examples=1 << 20, wait=lambda: None, input_seconds=0.0):
         self.train_order = Order(examples, batch_size=8, block_steps=4)

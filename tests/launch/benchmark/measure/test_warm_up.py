@@ -34,14 +34,14 @@ def test_steps_still_under_way_after_the_warm_up_are_ended_before_the_first_roun
     assert strategy.lengths == [4, 4, 4, 1, 4, 4]
 
 
-def test_replicas_that_meet_now_and_then_are_timed_in_whole_rounds_of_theirs():
+def test_replicas_that_sync_now_and_then_are_timed_in_whole_sync_periods():
     clock, state = Clock(), State()
     began = []
 
     class Meeting(FakeStrategy):
         """Replicas meet at each fourth step, and where a call was asked to end."""
 
-        round_steps = 4
+        sync_period_steps = 4
         in_step = False
 
         def run_train_steps(self, limit):
@@ -51,7 +51,7 @@ def test_replicas_that_meet_now_and_then_are_timed_in_whole_rounds_of_theirs():
             return result
 
     # Three calls of five steps warm up, and one of one step, a tenth of a round, finds the same rate; two of one step
-    # end within a round; two more end it. A round of 10 s is of 10 steps, so of 8 or 12.
+    # end within a sync period; two more end it. A round of 10 s is of 10 steps, so of 8 or 12.
     strategy = Meeting(state, [5], clock.advance)
     found = rounds.run(strategy, state, Length(seconds=10.0), {}, clock)
     assert [step for step, _ in began[:7]] == [0, 5, 10, 15, 16, 17, 18]
@@ -64,7 +64,7 @@ def test_replicas_that_meet_now_and_then_are_timed_in_whole_rounds_of_theirs():
 def test_rounds_shorter_than_until_replicas_meet_are_timed_as_they_are_and_said_to_be():
     clock, state = Clock(), State()
     strategy = FakeStrategy(state, [4], clock.advance)
-    strategy.round_steps = 100
+    strategy.sync_period_steps = 100
     found = rounds.run(strategy, state, Length(seconds=10.0, rounds=2), {}, clock)
     assert [each["steps"] for each in found["rounds"]] == [10, 10]
     assert state.step < 100  # nothing waits for replicas to meet
