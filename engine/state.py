@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import snapshot
+from crankshaft.engine.data.position import Position
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.trainer import Trainer
 
@@ -24,6 +25,7 @@ class TrainState:
 
     Attributes:
       trainer: the `Trainer`: models, optimizers with their slots, loss scale, averages.
+      input: where streamed training data stands.
       step: updates done, as the host counts them; `step_variable`, scalar int64, is what a checkpoint keeps.
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds otherwise than
         TensorFlow's executor, so a resumed run has to keep the choice; a process that can't follow it leaves it as it
@@ -39,7 +41,8 @@ class TrainState:
         """Makes the step counter. Host code, in the strategy's scope."""
         aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
         self.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=aggregation)
-        self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, step=self.step_variable)
+        self.input = Position()
+        self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, step=self.step_variable, input=self.input)
 
     def advance(self, steps: int) -> None:
         """Counts steps that no inner loop has counted. Does not wait for the device."""

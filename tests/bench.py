@@ -76,7 +76,7 @@ def _distribution(replicas: int) -> tf.distribute.Strategy:
 
 
 def _example(source):
-    if isinstance(source, tf.data.Dataset):
+    if hasattr(source, "element_spec"):
         return tf.nest.map_structure(
             lambda spec: np.zeros([1, *spec.shape], spec.dtype.as_numpy_dtype), source.element_spec
         )

@@ -43,6 +43,14 @@ class Feed(abc.ABC):
     def take(self, step: int, limit: int) -> Run:
         """Returns the operands for at most `limit` steps from `step` on. Host code."""
 
+    def look(self, step: int) -> Run:
+        """Returns the operands of one step, and leaves training's place in the data. Host code."""
+        return self.take(step, 1)
+
+    def about(self) -> dict[str, Any]:
+        """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
+        return {}
+
     @abc.abstractmethod
     def most_steps(self, operands) -> float:
         """Returns how many steps a call with operands of this shape has at most."""

@@ -1,39 +1,172 @@
-"""Feeds of a user's `tf.data.Dataset`: read in order, shuffled within a buffer, divided among workers."""
+"""The feed of a stream, such as a user's `tf.data.Dataset`: shuffled within a buffer, divided among workers.
+
+Each process has one plain `tf.data` iterator over its share, whose place a checkpoint keeps (`engine.data.position`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from crankshaft.engine.data.base import Feed, Run
 from crankshaft.engine.data.feeds import untuned
-from crankshaft.engine.data.order import Order, SharedOrder
-from crankshaft.engine.internals.tensorflow import divide_by_files
+from crankshaft.engine.data.order import Order, SharedOrder, replica_part
+from crankshaft.engine.data.streamed import OfDataset, Stream
+from crankshaft.engine.internals.errors import reason
+from crankshaft.engine.internals.tensorflow import iterator_state, restore_iterator, shuffled
 from crankshaft.engine.step.randomness import epoch_seed
+
+_COUNTED_AT_ONCE = 1024  # examples
+_MOST_STATE_BYTES = 1 << 30  # TensorFlow writes none of 2 GiB, and several checkpoints are kept
+
+# (what is done, how much there is to do or None) -> a context of a function that is told how much is done.
+Watch = Callable[[str, int | None], contextlib.AbstractContextManager[Callable[[int], None]]]
+
+
+def unwatched(what: str, total: int | None) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    """Shows nothing: a `Watch` for runs that nobody looks at."""
+    return contextlib.nullcontext(lambda done: None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one process reads of a stream.
+
+    Attributes:
+      stream: that it reads: its own files, or all of it, of which it takes its rows of each batch.
+      counts: examples in each process's stream; one number where all read all.
+      process: whose of `counts` this one's is.
+    """
+
+    stream: Stream
+    counts: tuple[int, ...]
+    process: int = 0
+
+    @property
+    def by_file(self) -> bool:
+        """Whether each process reads files of its own."""
+        return len(self.counts) > 1
+
+    def order(self, batch_size: int, seed: int | None, drop_remainder: bool) -> Order:
+        """Returns the order of all processes' examples."""
+        if self.by_file:
+            return SharedOrder(sum(self.counts), batch_size, 1, seed, shares=self.counts)
+        return Order(sum(self.counts), batch_size, 1, seed, drop_remainder)
+
+    def described(self) -> str:
+        """Returns how the stream is divided, for people."""
+        if self.by_file:
+            return f"divided by files, {', '.join(f'{each:,}' for each in self.counts)}"
+        return "divided by examples, each worker reads all and takes its rows of a batch"
+
+    def about(self) -> dict[str, Any]:
+        """Returns what a run's checkpoints keep of it: plain JSON, `divide` takes it as `known`."""
+        return {"by": "file" if self.by_file else "example", "counts": list(self.counts)}
+
+
+def divide(
+    source: tf.data.Dataset | Stream,
+    processes,
+    policy: str = "AUTO",
+    known: Mapping[str, Any] | None = None,
+    watch: Watch = unwatched,
+) -> Share:
+    """Divides a stream among the processes that train together: by files, or by the rows of each batch.
+
+    By files each is read by one process. Otherwise every process reads all, in the same order, and takes its own rows,
+    so batches are those of one process, however many there are.
+
+    Args:
+      source: of single examples.
+      processes: `engine.strategies.base.Processes`.
+      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA, OFF: by rows.
+      known: what an earlier process of the run has found, `Share.about`: it is not counted again.
+      watch: shown what is counted.
+
+    Raises:
+      ValueError: the stream never ends, or there are too few files for FILE.
+    """
+    stream = source if isinstance(source, Stream) else OfDataset(source)
+    known, workers = known or {}, processes.num_hosts
+    if stream.length == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch)")
+    if workers > 1 and (policy == "FILE" or (policy == "AUTO" and known.get("by") != "example")):
+        own = stream.of_files(workers, processes.host)
+        if all(processes.exchange(int(own is not None))):
+            if known.get("by") == "file" and len(known["counts"]) == workers:
+                return Share(own, tuple(known["counts"]), processes.host)
+            return Share(own, tuple(processes.exchange(count(own, watch))), processes.host)
+        if policy == "FILE":
+            raise ValueError(
+                f"`auto_shard_policy`=file divides files among {workers} workers, and the dataset shows fewer; give "
+                "more files, or `auto_shard_policy`=auto or data"
+            )
+    if stream.length == tf.data.UNKNOWN_CARDINALITY and known.get("by") == "example":
+        return Share(stream, tuple(known["counts"]))
+    return Share(stream, (count(stream, watch),))
+
+
+def count(stream: Stream, watch: Watch = unwatched) -> int:
+    """Returns a stream's length; one that does not know it is read once from end to end."""
+    if stream.length != tf.data.UNKNOWN_CARDINALITY:
+        return stream.length
+    ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
+    found = 0
+    with watch("counting examples", None) as done:
+        for batch in untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)):
+            found += batch.shape[0]
+            done(found)
+    return found
 
 
 class DatasetFeed(Feed):
-    """A user's `tf.data.Dataset` of single examples, by `experimental_distribute_dataset`.
+    """A stream's epochs, each shuffled and batched.
 
-    An epoch is shuffled and batched; the position is the step: a resumed run reads and skips the batches before it.
+    A step's batch comes after those before it: elsewhere than where it stands the feed goes by a kept state, or reads
+    the step's epoch from its beginning.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
-      dataset: examples (features, labels).
-      order: sizes and seed; `order.num_examples` is the dataset's length.
+      share: what this process reads.
+      order: sizes and seed, `share.order`.
       shuffle_buffer: examples in the shuffle's buffer.
-      auto_shard: a `tf.data.experimental.AutoShardPolicy`, how hosts divide the data.
+      watch: shown what is read again.
+
+    Attributes:
+      kept: step -> the state in which `state` has found the iterator there, or b"".
     """
 
-    def __init__(self, strategy, dataset, order: Order, *, shuffle_buffer=10_000, auto_shard=None):
+    def __init__(self, strategy, share: Share, order: Order, *, shuffle_buffer=10_000, watch: Watch = unwatched):
         self.order = order
+        self.share = share
+        self.kept: Callable[[int], bytes] = lambda step: b""
         self._strategy = strategy
-        self._dataset = dataset
         self._shuffle_buffer = shuffle_buffer
-        self._auto_shard = auto_shard or tf.data.experimental.AutoShardPolicy.AUTO
-        self._iterator = None
+        self._watch = watch
+        self._iterator: Any = None
         self._next_step: int | None = None
+        self._never_kept = False
+        # Which replicas of how many divide this process's batches.
+        replicas = strategy.num_replicas_in_sync
+        self._replicas = replicas // len(share.counts)
+        self._first_replica = share.process * self._replicas
+
+    def about(self) -> dict[str, Any]:
+        return self.share.about()
+
+    @property
+    def pipeline(self) -> str:
+        """What a state has to be of, to be taken up here: TensorFlow may fill a smaller buffer past its end."""
+        spec = tf.nest.map_structure(lambda part: f"{part.dtype.name} {part.shape}", self.share.stream.element_spec)
+        order = self.order
+        return json.dumps([self.share.about(), order.batch_size, order.seed, self._shuffle_buffer, spec], default=str)
 
     def reach(self, step: int, limit: int) -> int:
         # Replicas gather as many rows at each step of a call, as TensorFlow's collectives require.
@@ -41,10 +174,13 @@ class DatasetFeed(Feed):
 
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:
-            self._iterator = iter(self._batches_from(step))
+            self._iterator = self._opened(step)
         limit = self.reach(step, limit)
         self._next_step = step + limit
         return Run((self._iterator,), 0, limit)
+
+    def look(self, step: int) -> Run:
+        return Run((self._opened(step),), 0, 1)
 
     def most_steps(self, operands) -> float:
         return math.inf
@@ -54,82 +190,103 @@ class DatasetFeed(Feed):
         return (next(iterator),)
 
     def batch(self, batch):
-        return batch
+        if self._replicas == 1:
+            return batch
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group - self._first_replica
+        with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
+            start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], replica, self._replicas)
+            return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
-    def _batches_from(self, step: int):
+    def state(self, step: int) -> bytes | None:
+        """Returns the iterator's state, to be kept with this step; b"" if it has none that can be, None elsewhere."""
+        if step != self._next_step:
+            return None
+        if self._never_kept:
+            return b""
+        try:
+            found = iterator_state(self._iterator)
+            why = f"it has {len(found):,} bytes" if len(found) > _MOST_STATE_BYTES else ""
+        except (tf.errors.OpError, MemoryError) as error:
+            why = reason(error)
+        if why:
+            self._never_kept = True
+            logging.warning(
+                "the input's place can't be kept in checkpoints (%s): a run that is resumed within an epoch reads the "
+                "epoch again up to its step",
+                why,
+            )
+            return b""
+        return found
+
+    def _opened(self, step: int):
+        """Returns an iterator that gives the batch of `step` next."""
+        epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
+        if state := self.kept(step):
+            try:
+                iterator = iter(self._batches(0))
+                restore_iterator(iterator, state)
+                return iterator
+            except tf.errors.OpError as error:
+                logging.warning(
+                    "the input's place in the checkpoint does not fit the dataset (%s): the epoch is read again up to "
+                    "step %d",
+                    *(reason(error), step),
+                )
+        iterator = iter(self._batches(epoch))
+        if in_epoch:
+            self._pass(iterator, in_epoch)
+        return iterator
+
+    def _pass(self, iterator, steps: int) -> None:
+        """Reads the batches of so many steps, and leaves them."""
+        with self._watch("reading the epoch again, batches", steps) as done:
+            for number in range(steps):
+                next(iterator)
+                done(number + 1)
+
+    def _batches(self, first_epoch: int):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
-        batches = self._endless(step)
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = self._auto_shard
-        batches = untuned(batches.with_options(options))
-        if self._strategy.num_replicas_in_sync == 1:
-            return batches
-        return self._strategy.experimental_distribute_dataset(batches)
-
-    def _endless(self, step: int, elements_per_step: int = 1) -> tf.data.Dataset:
-        first_epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
         epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
-        batches = epochs.skip(in_epoch * elements_per_step).prefetch(4 * elements_per_step)
-        # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
-        # has.
-        return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        options = tf.data.Options()
+        if not self.share.by_file and self._replicas > 1:  # processes that read the same have to find the same
+            options.deterministic = True
+        return untuned(epochs.prefetch(4).with_options(options))
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        order = self.order
-        return self._shuffled(epoch).batch(order.batch_size, drop_remainder=order.drop_remainder)
+        order, examples = self.order, self._shuffled(epoch)
+        if not isinstance(order, SharedOrder):
+            return examples.batch(order.batch_size, drop_remainder=order.drop_remainder)
+        # Filled up with empty batches to the length of the longest share.
+        steps = order.steps_per_epoch
+        batches = examples.batch(order.share_size)
+        nothing = tf.data.Dataset.range(steps).map(
+            lambda _: tf.nest.map_structure(_no_example, self.share.stream.element_spec)
+        )
+        return batches.concatenate(nothing).take(steps)
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        seed, dataset = self.order.seed, self._dataset
-        if seed is not None:
-            # Sets the seed of this function's graph alone. TensorFlow mixes it in, and compares it with 0 in a way that
-            # fails where the other seed is a tensor.
-            tf.compat.v1.set_random_seed(1)
-            dataset = dataset.shuffle(self._shuffle_buffer, epoch_seed(seed, epoch), reshuffle_each_iteration=False)
-        return dataset
+        seed = self.order.seed
+        dataset = self.share.stream.examples(seed, epoch)
+        # What a file lost or gained since it was counted would go unnoticed, and shift all epochs after.
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
+        return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
 
 
-class FilesFeed(DatasetFeed):
-    """A user's dataset whose files are divided among the workers, so that each file is read by one worker.
+class DistributedFeed(DatasetFeed):
+    """A stream by `experimental_distribute_dataset`, whose iterators have no state: for TPUs, which it feeds."""
 
-    `experimental_distribute_dataset` does not find the files within endless epochs, and has no common end of an epoch
-    of uneven shares. Here each worker's epoch is filled up with empty batches to the length of the longest.
+    def batch(self, batch):
+        return batch
 
-    Args:
-      strategy: the `tf.distribute.Strategy`.
-      share: this worker's part of the dataset, see `share_of_files`.
-      order: whose steps are as many as the largest share needs.
-      shuffle_buffer: see `DatasetFeed`.
-    """
+    def state(self, step: int) -> bytes:
+        return b""
 
-    def __init__(self, strategy, share: tf.data.Dataset, order: SharedOrder, *, shuffle_buffer=10_000):
-        super().__init__(strategy, share, order, shuffle_buffer=shuffle_buffer)
-        self._share_size = order.share_size
-        self._local_replicas = strategy.num_replicas_in_sync // len(order.shares)
-
-    def _batches_from(self, step: int):
-        def pipeline(_: tf.distribute.InputContext) -> tf.data.Dataset:
-            return untuned(self._endless(step, self._local_replicas))
-
-        return self._strategy.distribute_datasets_from_function(pipeline)
-
-    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        elements = self.order.steps_per_epoch * self._local_replicas
-        batches = self._shuffled(epoch).batch(self._share_size // self._local_replicas)
-        nothing = tf.data.Dataset.range(elements).map(
-            lambda _: tf.nest.map_structure(_no_example, self._dataset.element_spec)
-        )
-        return batches.concatenate(nothing).take(elements)
-
-
-def share_of_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:
-    """Returns a worker's part of a dataset, by files: TensorFlow's `AutoShardPolicy.FILE`.
-
-    Raises:
-      tf.errors.OpError: when it is first read, if the dataset reads no files or fewer than there are workers.
-    """
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
-    return divide_by_files(dataset.with_options(options), workers, worker)
+    def _batches(self, first_epoch: int):
+        batches = super()._batches(first_epoch)
+        # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
+        # has.
+        batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return self._strategy.experimental_distribute_dataset(batches)
 
 
 def _no_example(spec: tf.TensorSpec) -> tf.Tensor:

@@ -29,6 +29,7 @@ def save(checkpoints: Checkpoints, moment: Moment, hooks: Sequence[Hook]) -> Non
     """
     for hook in hooks:
         hook.settle(moment)
+    moment.state.input.take(moment.step)
     state = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
     checkpoints.save(moment.step, {"state": moment.state.host_state(), "hooks": state})
 

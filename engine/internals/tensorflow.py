@@ -76,6 +76,43 @@ def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.d
     return distribute._AutoShardDataset(dataset, workers, worker)
 
 
+def iterator_state(iterator: tf.data.Iterator) -> bytes:
+    """Returns where a plain iterator stands, buffers included. Raises tf.errors.OpError if it holds a stateful op."""
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    serialized = tf.raw_ops.SerializeIterator(
+        resource_handle=resource,
+        external_state_policy=tf.data.experimental.ExternalStatePolicy.FAIL.value,
+    )
+    return tf.io.serialize_tensor(serialized).numpy()
+
+
+def restore_iterator(iterator: tf.data.Iterator, state: bytes) -> None:
+    """Sets a plain iterator over the same pipeline to what `iterator_state` has returned. Raises tf.errors.OpError."""
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=tf.io.parse_tensor(state, tf.variant))
+
+
+def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.data.Dataset:
+    """Shuffles a dataset, the same each time that it is read: `dataset.shuffle` makes an op that can't be saved.
+
+    Args:
+      dataset: of tensors.
+      buffer_size: elements in the buffer.
+      seed: scalar int64, may be computed in a graph.
+    """
+    spec = dataset.element_spec
+    mixed = tf.raw_ops.ShuffleDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        buffer_size=buffer_size,
+        seed=tf.constant(1, tf.int64),
+        seed2=seed,
+        reshuffle_each_iteration=False,
+        output_types=[part.dtype for part in tf.nest.flatten(spec)],
+        output_shapes=[part.shape for part in tf.nest.flatten(spec)],
+    )
+    return tf.data.experimental.from_variant(mixed, spec)
+
+
 def sleep(microseconds: tf.Tensor) -> tf.Tensor:
     """Sleeps without taking a core; returns int64 0. TensorFlow has no other op that does."""
     return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).reduce(tf.zeros([], tf.int64), tf.add)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -60,6 +60,10 @@ class Processes:
     def exchange_text(self, text: str) -> list[str]:
         """Exchanges texts, as `exchange` does numbers."""
         return [text]
+
+    def exchange_bytes(self, value: bytes) -> list[bytes]:
+        """Exchanges bytes, as `exchange` does numbers; of megabytes."""
+        return [value]
 
     def watch(self) -> contextlib.AbstractContextManager:
         """Returns a context for all that processes do together, which ends one that waits for another in vain.
@@ -121,7 +125,7 @@ class Strategy(Processes, abc.ABC):
         return self.distribution.scope()
 
     @abc.abstractmethod
-    def feed(self, source, global_batch_size: int, seed: int | None) -> Feed:
+    def feed(self, source, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
         """Makes the feed (`engine.data.base.Feed`) for a split of the data.
 
         Args:
@@ -129,6 +133,7 @@ class Strategy(Processes, abc.ABC):
             examples.
           global_batch_size: examples a step, over all replicas.
           seed: shuffles each epoch anew; None keeps the examples' own order.
+          known: what an earlier process of the run found of this data, its feed's `about()`; it need not look again.
         """
 
     @abc.abstractmethod

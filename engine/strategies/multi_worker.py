@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.data.residency import is_on_gpus
@@ -23,6 +24,7 @@ from crankshaft.engine.strategies.syncs import Syncs
 from crankshaft.engine.strategies.workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
+_PIECE_BYTES = 1 << 20  # see `exchange_bytes`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,16 +93,21 @@ class MultiWorker(Replicated):
         return "XLA compiles no sum over workers on a CPU, nor one in a loop"
 
     def exchange(self, value: int) -> list[int]:
-        return [row[0] for row in self._exchanged([value])]
+        return self._exchanged(np.array([value], np.int64))[:, 0].tolist()
 
     def exchange_text(self, text: str) -> list[str]:
-        encoded = text.encode()
-        lengths = self.exchange(len(encoded))
-        rows = self._exchanged(list(encoded.ljust(max(lengths)))) if any(lengths) else [[]] * len(lengths)
-        return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+        return [each.decode() for each in self.exchange_bytes(text.encode())]
 
-    def _exchanged(self, values: list[int]) -> list[list[int]]:
-        """Exchanges values between workers: returns those of each worker, as many each."""
+    def exchange_bytes(self, value: bytes) -> list[bytes]:
+        lengths = self.exchange(len(value))
+        # A number carries eight bytes; long values are of few sizes, since each size is compiled.
+        piece = 8 if max(lengths) < _PIECE_BYTES else _PIECE_BYTES
+        padded = value.ljust(-(-max(lengths) // piece) * piece, b"\0")
+        rows = self._exchanged(np.frombuffer(padded, np.int64)) if padded else [np.zeros(0)] * len(lengths)
+        return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def _exchanged(self, values: np.ndarray) -> np.ndarray:
+        """Exchanges int64 values between workers: returns a row of each worker, as many each."""
         if self._exchange is None:
 
             def share(values):
@@ -109,8 +116,8 @@ class MultiWorker(Replicated):
                 return collectives.all_reduce(context, tf.where(first, values, 0))
 
             self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
-        mine = tf.constant([values], tf.int64) * tf.one_hot(self.host, self.num_hosts, dtype=tf.int64)[:, tf.newaxis]
-        return self.distribution.experimental_local_results(self._exchange(mine))[0].numpy().tolist()
+        mine = tf.constant(values)[tf.newaxis] * tf.one_hot(self.host, self.num_hosts, dtype=tf.int64)[:, tf.newaxis]
+        return self.distribution.experimental_local_results(self._exchange(mine))[0].numpy()
 
     @contextlib.contextmanager
     def watch(self):

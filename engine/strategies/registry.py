@@ -25,12 +25,14 @@ class FeedOptions:
       shuffle_buffer: examples in the shuffle buffer of a `tf.data.Dataset`.
       auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
       shuffle_window: see `engine.data.split.order_of`.
+      watch: shows people what is read beside training, an `engine.data.dataset_feed.Watch`; None shows nothing.
     """
 
     resident_bytes: int = 1 << 30
     shuffle_buffer: int = 10_000
     auto_shard: str = "AUTO"
     shuffle_window: int = 0
+    watch: Callable | None = None
 
 
 @dataclasses.dataclass(frozen=True)

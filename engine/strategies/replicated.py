@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.data.dataset_feed import DatasetFeed, FilesFeed, share_of_files
+from crankshaft.engine.data.base import Feed
+from crankshaft.engine.data.dataset_feed import DatasetFeed, DistributedFeed, divide, unwatched
 from crankshaft.engine.data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
-from crankshaft.engine.data.order import Order, SharedOrder
+from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.reading import whole
 from crankshaft.engine.data.residency import is_on_gpus, on_each_device
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, order_of
+from crankshaft.engine.data.streamed import Stream
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import text_parts
@@ -58,20 +63,14 @@ class Replicated(Measured):
         self.batch_parts = batch_parts
         self._pace = Pace(steps_per_loop)
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
+        self._divided: list[str] = []
 
-    def feed(self, source, global_batch_size: int, seed: int | None):
-        options, is_dataset = self.feed_options, isinstance(source, tf.data.Dataset)
-        examples = count_examples(source) if is_dataset else num_examples(source)
+    def feed(self, source, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
+        if isinstance(source, (tf.data.Dataset, Stream)):
+            return self._dataset_feed(source, global_batch_size, seed, known)
+        options, examples = self.feed_options, num_examples(source)
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
-        if is_dataset and options.auto_shard.upper() == "FILE" and self.num_hosts > 1:
-            return self._files_feed(source, global_batch_size, seed)
-        if is_dataset:
-            order = self._order(examples, global_batch_size, 1, seed)
-            policy = getattr(tf.data.experimental.AutoShardPolicy, options.auto_shard.upper())
-            return DatasetFeed(
-                self.distribution, source, order, shuffle_buffer=options.shuffle_buffer, auto_shard=policy
-            )
         batch_bytes = example_bytes(source) * global_batch_size
         if example_bytes(source) * examples <= options.resident_bytes and not draws(source):
             steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
@@ -82,14 +81,21 @@ class Replicated(Measured):
         order = self._order_of(source, global_batch_size, steps, seed)
         return StreamedFeed(self.distribution, source, order)
 
-    def _files_feed(self, dataset: tf.data.Dataset, global_batch_size: int, seed: int | None) -> FilesFeed:
-        share = share_of_files(dataset, self.num_hosts, self.host)
-        shares = self.exchange(count_examples(share))
-        order = SharedOrder(sum(shares), global_batch_size, 1, seed, shares=tuple(shares))
-        return FilesFeed(self.distribution, share, order, shuffle_buffer=self.feed_options.shuffle_buffer)
+    def about(self) -> list[str]:
+        """Describes how datasets are divided among workers, a line each."""
+        return self._divided
 
-    def _order(self, examples: int, batch_size: int, block_steps: int, seed: int | None) -> Order:
-        return Order(examples, batch_size, block_steps, seed, drop_remainder=self._static_shapes)
+    def _dataset_feed(self, source, global_batch_size: int, seed: int | None, known) -> DatasetFeed:
+        options, watch = self.feed_options, self.feed_options.watch or unwatched
+        share = divide(source, self, options.auto_shard.upper(), known, watch)
+        examples = sum(share.counts)
+        if self.num_hosts > 1:
+            self._divided.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
+        if self._static_shapes and seed is None:
+            global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
+        kind = DistributedFeed if self._static_shapes else DatasetFeed
+        order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes)
+        return kind(self.distribution, share, order, shuffle_buffer=options.shuffle_buffer, watch=watch)
 
     def _order_of(self, split, batch_size: int, block_steps: int, seed: int | None) -> Order:
         examples = num_examples(split)
@@ -101,6 +107,7 @@ class Replicated(Measured):
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         self._state = state
         self.train_feed = train_feed
+        state.input.follow(train_feed, self)
         self._evaluations = 0
         self._train_loop = None
         self._runner = runner = StepRunner(state.trainer)
@@ -152,12 +159,9 @@ class Replicated(Measured):
         return RepeatedFeed(on_each_device(self.distribution, arrays), batch_size)
 
     def repeated_batch(self) -> RepeatedFeed:
-        """Makes a feed that gives each step the batch of the next epoch's first one, which is of full size.
-
-        Training goes on from there, or binds a feed anew.
-        """
+        """Makes a feed that gives each step the batch of the next epoch's first one, which is of full size."""
         feed, per_epoch = self.train_feed, self.train_order.steps_per_epoch
-        operands, start, _ = feed.take(-(-self._state.step // per_epoch) * per_epoch, 1)
+        operands, start, _ = feed.look(-(-self._state.step // per_epoch) * per_epoch)
 
         def batch(operands, place):
             return self.distribution.run(feed.batch, args=feed.next_operands(operands, place))
@@ -234,13 +238,3 @@ def largest_divisor(examples: int, limit: int, replicas: int) -> int:
         replicas,
     )
     return limit
-
-
-def count_examples(dataset: tf.data.Dataset) -> int:
-    """Returns a dataset's length; one that does not know it is read once from end to end."""
-    length = int(dataset.cardinality())
-    if length == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch)")
-    if length == tf.data.UNKNOWN_CARDINALITY:
-        length = int(dataset.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1))
-    return length

@@ -63,26 +63,22 @@ def test_each_example_of_an_epoch_is_seen_once_over_all_workers(found, kind):
         assert counts == dict.fromkeys(range(1, worker.EXAMPLES + 1), 1)
 
 
-@pytest.mark.parametrize("kind", ["resident", "streamed"])
-def test_a_step_s_batch_does_not_depend_on_how_many_workers_there_are(found, kind):
+@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset auto", "dataset data", "files data"])
+def test_a_step_s_batch_does_not_depend_on_how_many_workers_there_are(found, folder, kind):
     """The workers' parts, one after the other, are the batch that one device would have been given."""
-    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"))
-    order = strategy.feed(worker.arrays(worker.EXAMPLES), worker.BATCH, 3).order
-    one = [
-        (row + 1).tolist()
-        for block in range(order.block_of(worker.EPOCHS * order.steps_per_epoch)[0])
-        for row in order.examples(tf.constant(block, tf.int64)).numpy()
-    ]
+    source, options = worker.sources(folder)[kind]
+    one = worker.seen(Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), options), source)
     parts = zip(*(each["feeds"][kind] for each in found), strict=True)
     assert [[example for part in batch for example in part] for batch in parts] == one
 
 
-def test_files_are_divided_whole(found):
-    """By FILE, each worker reads files of its own, all of each."""
+@pytest.mark.parametrize("kind", ["files file", "files auto"])
+def test_files_are_divided_whole(found, kind):
+    """By FILE, and by AUTO where there are enough, each worker reads files of its own, all of each."""
     starts = np.cumsum([0, *worker.LINES])
     of_file = [set(range(start + 1, end + 1)) for start, end in itertools.pairwise(starts)]
     for each in found:
-        mine = {example for batch in each["feeds"]["files file"] for example in batch}
+        mine = {example for batch in each["feeds"][kind] for example in batch}
         assert mine == set().union(*(ids for ids in of_file if ids & mine))
 
 

@@ -179,7 +179,7 @@ class ParameterServer(Measured):
         with self.coordinator.strategy.scope(), self.placement.creator_scope():
             return make()
 
-    def feed(self, source, global_batch_size: int, seed: int | None) -> WorkersFeed:
+    def feed(self, source, global_batch_size: int, seed: int | None, known=None) -> WorkersFeed:
         if isinstance(source, tf.data.Dataset):
             raise ValueError(
                 "`strategy`=parameter_server takes arrays, whose order its leases are made of, and the data is a "

@@ -12,8 +12,11 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.data import host_arrays
+from crankshaft.engine.data.dataset_feed import count, divide
 from crankshaft.engine.data.residency import on_each_device
-from crankshaft.engine.strategies.replicated import FeedOptions, count_examples
+from crankshaft.engine.data.streamed import OfDataset
+from crankshaft.engine.strategies.base import Processes
+from crankshaft.engine.strategies.replicated import FeedOptions
 
 LONGEST = 128  # steps of a test at most
 RESIDENT, STREAMED = FeedOptions(), FeedOptions(resident_bytes=0)
@@ -124,10 +127,10 @@ def test_each_example_once_without_files_by_every_shard_policy(bench, policy):
 
 
 def test_length_of_a_dataset_is_counted_where_it_is_not_known():
-    assert count_examples(dataset(7)) == 7
-    assert count_examples(dataset(7).filter(lambda _, i: i != 3)) == 6
+    assert count(OfDataset(dataset(7))) == 7
+    assert count(OfDataset(dataset(7).filter(lambda _, i: i != 3))) == 6
     with pytest.raises(ValueError, match="never ends"):
-        count_examples(dataset(7).repeat())
+        divide(dataset(7).repeat(), Processes())
 
 
 @pytest.fixture

@@ -1,0 +1,69 @@
+"""Where streamed input stands, as a part of a run's state: a checkpoint keeps it, a resumed run goes on from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine.data.dataset_feed import DatasetFeed
+from crankshaft.engine.internals.tensorflow import TrackableNode
+
+
+class Position(TrackableNode):
+    """The state of each process's iterator, at one step. Empty where the step says all, as for arrays. Host code.
+
+    Attributes:
+      step: scalar int64 variable, the step to which the states belong; -1 for none.
+      pipeline: scalar string variable, `DatasetFeed.pipeline` of the feed whose states they are.
+      part_0, ...: scalar string variables, a state of each process that has a share of its own; "" for none.
+    """
+
+    optional_in_checkpoint = True  # one that lacks it, or has more, is gone on with: the epoch is read again
+
+    def __init__(self):
+        super().__init__()
+        self._feed: Any = None
+        self._processes: Any = None
+        self._said = False
+
+    def follow(self, feed, processes) -> None:
+        """Says whose place it is: of the training's feed, among `engine.strategies.base.Processes`."""
+        self._feed = feed if isinstance(feed, DatasetFeed) else None
+        self._processes = processes
+        if self._feed is None:
+            return
+        with tf.device("CPU:0"):
+            if not hasattr(self, "step"):
+                self.step = tf.Variable(-1, dtype=tf.int64, trainable=False)
+                self.pipeline = tf.Variable("", trainable=False)
+            for number in range(len(feed.share.counts)):
+                if not hasattr(self, f"part_{number}"):
+                    setattr(self, f"part_{number}", tf.Variable("", trainable=False))
+        feed.kept = self._of
+
+    def take(self, step: int) -> None:
+        """Takes up where the feed stands, for the checkpoint of this step. Every process has to call it."""
+        if self._feed is None or int(self.step) == step:
+            return
+        parts = len(self._feed.share.counts)
+        if parts == 1 and not self._processes.is_chief:
+            return  # all stand at the same place, and the chief writes
+        state = self._feed.state(step)
+        if state is None:
+            return
+        states = [state] if parts == 1 else self._processes.exchange_bytes(state)
+        for number, each in enumerate(states):
+            getattr(self, f"part_{number}").assign(each)
+        self.pipeline.assign(self._feed.pipeline)
+        self.step.assign(step)
+        if any(states) and not self._said and self._processes.is_chief:
+            self._said = True
+            logging.info("the input's place is %.1f MB of each checkpoint", sum(map(len, states)) / 1e6)
+
+    def _of(self, step: int) -> bytes:
+        """Returns this process's state, if there is one of this step and of a pipeline like the feed's; else b""."""
+        if int(self.step) != step or self.pipeline.numpy().decode() != self._feed.pipeline:
+            return b""
+        return getattr(self, f"part_{self._feed.share.process}").numpy()

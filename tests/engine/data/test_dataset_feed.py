@@ -1,0 +1,247 @@
+"""A stream goes on exactly where a checkpoint was: by its iterator's state, or by reading its epoch again."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from crankshaft.engine.data import streamed
+from crankshaft.engine.data.dataset_feed import count, divide
+from crankshaft.engine.strategies.base import Processes
+from crankshaft.engine.strategies.replicated import FeedOptions
+from tests.engine.data.test_feeds import Recorder, assert_each_once, dataset, in_files, seen
+
+EXAMPLES, BATCH = 46, 6  # eight steps an epoch, the last of four examples
+SMALL = 9  # a shuffle's buffer that does not hold the epoch: what is before it has a state too
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """The lines that are logged as warnings."""
+    found = []
+    monkeypatch.setattr(logging, "warning", lambda line, *values: found.append(line % values))
+    return found
+
+
+class Watched:
+    """What a `Watch` was shown: (what, total, the last number told)."""
+
+    def __init__(self):
+        self.shown = []
+
+    @contextlib.contextmanager
+    def __call__(self, what, total):
+        told = [0]
+        yield lambda done: told.append(done)
+        self.shown.append((what, total, told[-1]))
+
+
+def stateful(examples):
+    return dataset(examples).map(
+        lambda parts, number: (parts, tf.ensure_shape(tf.numpy_function(lambda x: x, [number], tf.int64), []))
+    )
+
+
+def kept_of(made):
+    """What a checkpoint of this moment keeps of the input."""
+    made.state.input.take(made.state.step)
+    return {name: variable.numpy() for name, variable in variables_of(made).items()}
+
+
+def variables_of(made):
+    position = made.state.input
+    return {name: getattr(position, name) for name in ("step", "pipeline", "part_0")}
+
+
+def resumed(made, kept, step):
+    """The same, as after a resume at this step."""
+    for name, variable in variables_of(made).items():
+        variable.assign(kept[name])
+    made.jump(step)
+    return made
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("step", [3, 7, 8, 13])
+def test_a_resumed_stream_goes_on_by_its_state_and_reads_nothing_again(bench, step, replicas):
+    """Within an epoch, before its smaller batch, at its end."""
+    watched = Watched()
+    options = FeedOptions(watch=watched, shuffle_buffer=SMALL)
+    through = bench(Recorder(), dataset(EXAMPLES), BATCH, replicas, feed=options, seed=3)
+    through.train(step)
+    kept = kept_of(through)
+    assert len(kept["part_0"]) > 100
+    through.train(20)
+    again = resumed(bench(Recorder(), dataset(EXAMPLES), BATCH, replicas, feed=options, seed=3), kept, step)
+    again.train(20)
+    assert seen(again)[step:] == seen(through)[step:]
+    assert watched.shown == []
+
+
+def test_a_stream_that_was_resumed_twice_is_the_same_stream(bench):
+    through = bench(Recorder(), dataset(EXAMPLES), BATCH, seed=3)
+    through.train(30)
+    made, at = bench(Recorder(), dataset(EXAMPLES), BATCH, seed=3), 0
+    for step in (7, 18):
+        made.train(step)
+        made = resumed(bench(Recorder(), dataset(EXAMPLES), BATCH, seed=3), kept_of(made), step)
+        at = step
+    made.train(30)
+    assert seen(made)[at:] == seen(through)[at:]
+
+
+@pytest.mark.parametrize("source", ["a shuffle of its own", "files", "cached", "one example"])
+def test_streams_of_many_kinds_have_a_state(bench, tmp_path, source):
+    make = {
+        "a shuffle of its own": lambda: dataset(EXAMPLES).shuffle(9, seed=1),
+        "files": lambda: in_files(tmp_path, EXAMPLES, files=3).prefetch(2),
+        "cached": lambda: dataset(EXAMPLES).cache().map(lambda *parts: parts, num_parallel_calls=2),
+        "one example": lambda: dataset(1),
+    }[source]
+    through = bench(Recorder(), make(), BATCH, seed=3)
+    through.train(7)
+    kept = kept_of(through)
+    assert kept["part_0"]
+    through.train(15)
+    again = resumed(bench(Recorder(), make(), BATCH, seed=3), kept, 7)
+    again.train(15)
+    assert seen(again)[7:] == seen(through)[7:]
+
+
+def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warnings):
+    watched = Watched()
+    options = FeedOptions(watch=watched, shuffle_buffer=SMALL)
+    through = bench(Recorder(), stateful(EXAMPLES), BATCH, feed=options, seed=3)
+    through.train(9)
+    kept = kept_of(through)
+    assert kept["part_0"] == b""
+    through.train(10)
+    kept_of(through)
+    assert len(warnings) == 1
+    assert "stateful" in warnings[0]
+    through.train(20)
+    again = bench(Recorder(), stateful(EXAMPLES), BATCH, feed=options, seed=3)
+    resumed(again, kept, 9).train(20)
+    assert seen(again)[9:] == seen(through)[9:]
+    assert watched.shown == [("reading the epoch again, batches", 1, 1)]
+
+
+@pytest.mark.parametrize("damage", ["cut", "another's", "of another buffer"])
+def test_a_state_that_does_not_fit_is_one_line_and_the_epoch_is_read_again(bench, warnings, damage):
+    options = FeedOptions(shuffle_buffer=SMALL)
+    through = bench(Recorder(), dataset(EXAMPLES), BATCH, feed=options, seed=3)
+    through.train(9)
+    kept = kept_of(through)
+    if damage == "cut":
+        kept["part_0"] = kept["part_0"][:100]
+    if damage == "another's":
+        other = bench(Recorder(), dataset(EXAMPLES).filter(lambda *_: True), BATCH, feed=options, seed=3)
+        other.train(9)
+        kept["part_0"] = kept_of(other)["part_0"]
+    if damage == "of another buffer":
+        options = FeedOptions(shuffle_buffer=SMALL - 1)
+        through = bench(Recorder(), dataset(EXAMPLES), BATCH, feed=options, seed=3)
+    through.train(20)
+    again = bench(Recorder(), dataset(EXAMPLES), BATCH, feed=options, seed=3)
+    resumed(again, kept, 9).train(20)
+    assert seen(again)[9:] == seen(through)[9:]
+    if damage != "of another buffer":
+        assert len(warnings) == 1
+        assert "does not fit the dataset" in warnings[0]
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_stream_of_another_length_than_was_counted_ends_the_run(bench, change):
+    """As of a file that shrinks or grows: no epoch begins early, or late, in silence."""
+    source = dataset(EXAMPLES).filter(lambda *_: True)
+    made = bench(Recorder(), source, BATCH, seed=3)
+    known = {"by": "example", "counts": [EXAMPLES + change]}
+    made.strategy.bind(made.state, made.strategy.feed(source, BATCH, 3, known))
+    with pytest.raises(tf.errors.FailedPreconditionError, match=f"expected to contain {EXAMPLES + change} elements"):
+        made.train(20)
+
+
+def test_what_was_counted_is_not_counted_again(tmp_path):
+    watched = Watched()
+    source = in_files(tmp_path, 23, files=3)
+    share = divide(source, Processes(), watch=watched)
+    assert share.counts == (23,)
+    assert [(what, told) for what, _, told in watched.shown] == [("counting examples", 23)]
+    assert divide(source, Processes(), known=share.about(), watch=watched).counts == (23,)
+    assert divide(dataset(7), Processes(), known=share.about(), watch=watched).counts == (7,)  # which knows its own
+    assert len(watched.shown) == 1
+
+
+def test_a_look_at_a_stream_leaves_its_place_alone(bench):
+    looked, left = (bench(Recorder(), dataset(EXAMPLES), BATCH, seed=3) for _ in range(2))
+    looked.train(8)
+    looked.strategy.repeated_batch()
+    for made in (looked, left):
+        made.train(20)
+    assert seen(looked) == seen(left)
+
+
+def write_records(folder, examples, files):
+    paths = []
+    for number in range(files):
+        paths.append(str(folder / f"{number}.tfrecord.gz"))
+        with tf.io.TFRecordWriter(paths[-1], "GZIP") as writer:
+            for i in range(number + 1, examples + 1, files):
+                writer.write(str(i).encode())
+    return paths
+
+
+def parse(serialized):
+    ids = tf.strings.to_number(serialized, tf.int64)
+    values = tf.cast(tf.stack([ids, -ids], 1), tf.float32)
+    return {"id": ids, "value": values, "image": tf.reshape(values, [-1, 1, 2, 1])}, ids
+
+
+@pytest.mark.parametrize(("files", "replicas"), [(1, 1), (7, 1), (7, 2)])
+def test_compressed_records_are_a_stream(bench, tmp_path, files, replicas):
+    source = streamed.records(write_records(tmp_path, EXAMPLES, files), parse, files_at_once=3)
+    assert_each_once(bench(Recorder(), source, BATCH, replicas), EXAMPLES, BATCH)
+    through = bench(Recorder(), source, BATCH, replicas, seed=3)
+    through.train(8)
+    kept = kept_of(through)
+    through.train(15)
+    again = resumed(bench(Recorder(), source, BATCH, replicas, seed=3), kept, 8)
+    again.train(15)
+    assert seen(again)[8:] == seen(through)[8:]
+
+
+def test_files_come_in_another_order_in_each_epoch_and_always_the_same(tmp_path):
+    source = streamed.records(write_records(tmp_path, 8, 8), parse, files_at_once=1)
+
+    def epoch(seed, number):
+        return [int(i) for _, i in source.examples(seed, tf.constant(number, tf.int64))]
+
+    assert epoch(None, 0) == epoch(None, 1) == list(range(1, 9))
+    orders = [epoch(seed, number) for seed in (0, 1) for number in (0, 1)]
+    assert orders == [epoch(seed, number) for seed in (0, 1) for number in (0, 1)]
+    assert all(sorted(order) == list(range(1, 9)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_a_workers_files_are_its_own(tmp_path):
+    source = streamed.records(write_records(tmp_path, 23, 7), parse)
+    parts = [[int(i) for _, i in source.of_files(3, worker).examples(None, 0)] for worker in range(3)]
+    assert sorted(i for part in parts for i in part) == list(range(1, 24))
+    assert source.of_files(8, 0) is None
+    assert [count(source.of_files(3, worker)) for worker in range(3)] == [len(part) for part in parts]
+
+
+def test_a_damaged_record_ends_the_run(bench, tmp_path):
+    """TensorFlow compares both checksums, and gzip has one of its own."""
+    path = write_records(tmp_path, EXAMPLES, 1)[0]
+    with gzip.open(path) as file:
+        plain = bytearray(file.read())
+    plain[30] ^= 1
+    with gzip.open(path, "wb") as file:
+        file.write(plain)
+    with pytest.raises(tf.errors.DataLossError, match="corrupted record"):
+        count(streamed.records([path], parse))
