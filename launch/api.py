@@ -20,6 +20,7 @@ from crankshaft.launch.command_line import checks, config, given
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
 from crankshaft.launch.host import explanations
+from crankshaft.launch.host import remote as remotes
 from crankshaft.launch.run.history import Rows
 
 if TYPE_CHECKING:
@@ -61,7 +62,11 @@ def run(
         own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
         if drive.is_asked_for():
             raise UsageError("flags that start several processes are for a program of its own; use crankshaft train")
-        asked = config.from_flags(trainer_class, data is not None, os.environ, own, owns_process=False)
+        asked = config.from_flags(
+            *(trainer_class, data is not None, os.environ, own),
+            owns_process=False,
+            remote=remotes.of(flags.FLAGS["run_dir"].value),
+        )
         checks.check(asked)
         try:
             done = train.perform(asked, trainer_class, data, hooks)
@@ -89,7 +94,7 @@ class Run:
     def __init__(self, done: train.Done):
         self.result = done.result
         self.history = Rows(done.history)
-        self.run_dir: str | None = done.session.config.run_dir
+        self.run_dir: str | None = done.session.config.run_place
         self._session = done.session
         self._forward: Callable | None = None
 
@@ -158,4 +163,5 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
     """
     from crankshaft.launch.run import weights
 
-    return weights.load(os.fspath(run_dir), str(which), trainer_class)
+    remote = remotes.of(os.fspath(run_dir))
+    return weights.load(remote.folder if remote else os.fspath(run_dir), str(which), trainer_class)

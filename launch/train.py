@@ -29,6 +29,7 @@ from crankshaft.launch.command_line import checks, config, given, help, rules
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.errors import UsageError, nearest
 from crankshaft.launch.host import explanations, process
+from crankshaft.launch.host import remote as remotes
 from crankshaft.launch.host.files import write_of_run
 from crankshaft.launch.run import data as datas
 from crankshaft.launch.run import results
@@ -78,7 +79,8 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         own = parse(argv)
         if drive.is_asked_for():
             return drive.run_train(argv, trainer_class, data is not None)
-        asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change))
+        remote = remotes.of(flags.FLAGS["run_dir"].value)
+        asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
         checks.check(asked)
         code = perform(asked, trainer_class, data, hooks).code
         _say_where(asked)
@@ -173,6 +175,8 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         gpus = {"gpus": asked.gpu_numbers, "gpu_memory_growth": asked.gpu_memory_growth}
         return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug, **gpus))
     with contextlib.ExitStack() as stack:
+        if asked.remote and (asked.writes_run or asked.mode == "export"):
+            stack.enter_context(asked.remote.pushing())
         held = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
         splits = datas.load(asked) if asked.input_entry and not asked.input_entry.path else None
         strategy = _start(asked, trainer_class, stack)
@@ -256,10 +260,9 @@ def _write_result(asked: config.Config, result: dict) -> None:
 
 def _say_where(asked: config.Config) -> None:
     if asked.writes_run:
-        board = os.path.join(asked.run_dir, "tensorboard")
-        print(
-            f"The run's files: {asked.run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}"
-        )
+        run_dir = asked.run_place
+        board = os.path.join(run_dir, "tensorboard")
+        print(f"The run's files: {run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}")
 
 
 def _explain(error: Exception, debug: bool) -> int:

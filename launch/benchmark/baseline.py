@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from crankshaft.launch.benchmark import schema
-from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.command_line.values import differences
 from crankshaft.launch.errors import UsageError
 
 # Defines the work that is measured: two rates of different work can't be compared.
@@ -37,7 +37,7 @@ def check(config: Config) -> None:
         return
     if config.benchmark_part == "checkpoint":
         raise UsageError("--baseline compares rates of steps, and --benchmark_part=checkpoint has none; leave it out")
-    if found := configs.differences(work_of(read(config.baseline)), work_asked(config)):
+    if found := differences(work_of(read(config.baseline)), work_asked(config)):
         raise UsageError(
             f"--baseline={config.baseline} is of other work ({'; '.join(found)}); use the same flags, or a baseline of "
             "this work"
@@ -67,6 +67,6 @@ def warnings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Returns what makes a comparison with the baseline uncertain: the baseline's warnings, and another machine."""
     machines = [{name: each["environment"].get(name) for name in _MACHINE} for each in (theirs, ours)]
     found = [f"baseline: {line}" for line in theirs["warnings"]]
-    if changed := configs.differences(*machines):
+    if changed := differences(*machines):
         found.append(f"baseline: it is of another machine ({'; '.join(changed)})")
     return found

@@ -18,7 +18,7 @@ from crankshaft.launch.benchmark import baseline, schema
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
 from crankshaft.launch.benchmark.program import Program
 from crankshaft.launch.benchmark.series import Series
-from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line.values import differences
 from crankshaft.launch.errors import EXIT_FAILED, UsageError
 from crankshaft.launch.host import process
 
@@ -82,7 +82,7 @@ def _compared(ours: Sequence[dict], theirs: Sequence[dict], command: str, turns:
     result = merged(ours)
     result["baseline"] = {"command": command, **compare(ours, theirs)}
     result["warnings"] += [line for each in theirs for line in baseline.warnings(ours[0], each)]
-    if other := configs.differences(*map(baseline.work_of, (theirs[0], ours[0]))):
+    if other := differences(*map(baseline.work_of, (theirs[0], ours[0]))):
         result["warnings"].append(f"baseline: it is of other work ({'; '.join(other)})")
     if len(theirs) < turns:
         result["warnings"].append(f"stopped after {len(theirs)} of {turns} turns")

@@ -10,6 +10,7 @@ from crankshaft.launch.cluster import tf_config
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import paths
 from crankshaft.launch.command_line.config import KERAS_FILES, Config
+from crankshaft.launch.command_line.values import differences
 from crankshaft.launch.errors import UsageError
 
 
@@ -76,6 +77,11 @@ def _check_strategy(config: Config) -> None:
         tf_config.check_bindable(config.cluster)
     if config.looks_on and not config.run_dir:
         raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
+    if config.looks_on and config.remote:
+        raise UsageError(
+            f"--run_dir={config.remote.url} is copied here as a process begins, and an evaluator looks for checkpoints "
+            "that come later; use --mode=train_and_eval without one, or a folder that all tasks share"
+        )
     if config.strategy == "tpu" and config.model_entry.has_tables:
         raise no_tables_on_tpus(config.model_entry.name)
     if config.strategy == "multi_worker":
@@ -281,7 +287,7 @@ def _check_run_dir(config: Config) -> None:
     now = config.deciding()
     if "script_flags" not in before["deciding"]:
         now.pop("script_flags", None)  # of a run before they were kept
-    if changed := configs.differences(before["deciding"], now):
+    if changed := differences(before["deciding"], now):
         raise UsageError(
             f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
             "use another --run_dir, the same flags, or --allow_changed_config"

@@ -16,7 +16,9 @@ from crankshaft.launch.cluster import tf_config
 from crankshaft.launch.cluster.tf_config import Cluster
 from crankshaft.launch.command_line import gpu_flags, own_files, paths, registry, uses
 from crankshaft.launch.command_line.flags import GROUPS, USES
+from crankshaft.launch.command_line.values import plain, shown
 from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.host.remote import RemoteFolder
 
 FILE_NAME = "config.json"
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
@@ -70,6 +72,7 @@ class Config:
       cluster: of a strategy that has one: the workers, and which of them this process is.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
+      remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Config:
         cluster: Cluster | None = None,
         script_flags: Mapping[str, Any] | None = None,
         owns_process: bool = True,
+        remote: RemoteFolder | None = None,
     ):
         self.values = values
         self.model_entry = model
@@ -87,6 +91,7 @@ class Config:
         self.cluster = cluster
         self.script_flags = script_flags or {}
         self.owns_process = owns_process
+        self.remote = remote
 
     def __getattr__(self, name: str):
         try:
@@ -103,6 +108,11 @@ class Config:
     def trains(self) -> bool:
         """Whether the mode changes the run."""
         return self.mode in ("train", "train_and_eval")
+
+    @property
+    def run_place(self) -> str | None:
+        """Where the run's files are: --run_dir as it was given."""
+        return self.remote.url if self.remote else self.run_dir
 
     @property
     def is_chief(self) -> bool:
@@ -180,11 +190,11 @@ class Config:
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
         if self.script_flags:
             values["script_flags"] = self.script_flags
-        return _plain(values)
+        return plain(values)
 
     def about(self) -> dict[str, Any]:
         """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
-        return _plain({"flags": self.values, "deciding": self.deciding()})
+        return plain({"flags": {**self.values, "run_dir": self.run_place}, "deciding": self.deciding()})
 
 
 def from_flags(
@@ -193,6 +203,7 @@ def from_flags(
     environment: Mapping[str, str],
     script_flags: Collection[str] = (),
     owns_process: bool = True,
+    remote: RemoteFolder | None = None,
 ) -> Config:
     """Returns the configuration that the command line asks for. Raises `UsageError`.
 
@@ -202,8 +213,11 @@ def from_flags(
       environment: the process's variables, where a cluster is described.
       script_flags: names of the script's own flags that decide a run's numbers.
       owns_process: see `Config`.
+      remote: see `Config`.
     """
     values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
+    if remote:
+        values["run_dir"] = remote.folder
     paths.check(values)
     values |= {kind: own_files.absolute(values[kind]) for kind in own_files.NEEDED}
     if values["mode"] in ("eval", "export"):
@@ -234,7 +248,7 @@ def from_flags(
         if values[name] and not flags.FLAGS[name].present:
             values[name] = whole_periods(values[name], values["sync_every_steps"])
     own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
-    return Config(values, model, data, cluster, own, owns_process)
+    return Config(values, model, data, cluster, own, owns_process, remote)
 
 
 def _model(name: str | None, trainer_class: type | None) -> registry.Entry:
@@ -251,17 +265,6 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
         raise UsageError(f"--{steps} and --{other} are both given; use one of them")
     if values[steps] is None and values[other] is None:
         values[other] = default
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values as read back from JSON; what JSON can't express becomes its name, the same in each process."""
-
-    def name(value) -> str:
-        if hasattr(value, "__qualname__"):
-            return f"{value.__module__}.{value.__qualname__}"
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-    return json.loads(json.dumps(values, default=name), parse_constant=str)
 
 
 def whole_periods(steps: int, period_steps: int) -> int:
@@ -372,27 +375,3 @@ def _parses(parser: flags.ArgumentParser, value) -> bool:
     except ValueError:
         return False
     return not isinstance(value, int) or abs(value) < 1 << 63
-
-
-def shown(value) -> str:
-    """Returns a value that was read from a file as JSON, short enough for a line."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns `name: before -> now` for each deciding value that changed, arguments one by one."""
-    changed = []
-    for name in [*before, *(n for n in now if n not in before)]:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += [f"{name} {line}" for line in differences(old, new)]
-        elif old != new:
-            changed.append(f"{name}: {short(old)} -> {short(new)}")
-    return changed
-
-
-def short(value) -> str:
-    """Returns a value as text, short enough for a line."""
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

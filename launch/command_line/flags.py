@@ -40,10 +40,10 @@ def _define_what() -> None:
     run = group("The run")
     run(_enum, "mode", "train_and_eval", "What to do.", enum_values=MODES)
     run(
-        _path,
+        rules.folder,
         "run_dir",
         None,
-        "Checkpoints, TensorBoard files, config and result live here; an existing run resumes.",
+        "Checkpoints, TensorBoard files, config and result live here, gs://... too; an existing run resumes.",
     )
     run(_path, "config", None, "Flags by name in a YAML or JSON file, a run's config.json too; the command line wins.")
     run(_integer, "seed", 0, "The run's only source of randomness, below 2^31.", lower=0, upper=2**31 - 1)

@@ -59,6 +59,13 @@ class Path(_Parser):
         return os.path.expanduser(_text(argument))
 
 
+class Folder(Path):
+    """Parses the path of a folder of any file system that TensorFlow knows: gs://bucket/run."""
+
+    def parse(self, argument: str) -> str:
+        return argument if re.match(r"[a-z][a-z0-9]*://.", argument) else super().parse(argument)
+
+
 class Files(_Parser):
     """Parses what names files: a folder, a file or a glob, of any file system that TensorFlow knows, with commas."""
 
@@ -154,6 +161,11 @@ def number(name, default, help, *, flag_values=flags.FLAGS, **ends: Any) -> None
 def path(name, default, help, *, flag_values=flags.FLAGS) -> None:
     """Defines a flag of a path."""
     _define(Path(), name, default, help, flag_values)
+
+
+def folder(name, default, help, *, flag_values=flags.FLAGS) -> None:
+    """Defines a flag of a folder; see `Folder`."""
+    _define(Folder(), name, default, help, flag_values)
 
 
 def files(name, default, help, *, flag_values=flags.FLAGS) -> None:

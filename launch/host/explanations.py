@@ -12,7 +12,7 @@ from crankshaft.engine.internals.errors import reason
 from crankshaft.input.splits import InputError
 from crankshaft.launch.cluster.tf_config import ClusterError
 from crankshaft.launch.command_line.groups import GROUPS
-from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
@@ -26,7 +26,7 @@ def explain(error: Exception) -> tuple[int, str]:
     """Returns (exit code, line); the code is 2 where the same command would fail again for the same reason."""
     if isinstance(error, (UsageError, InputError, SourceError)):
         return EXIT_USAGE, with_flags(str(error))
-    if isinstance(error, ClusterError):
+    if isinstance(error, (ClusterError, RunError)):
         return EXIT_FAILED, str(error)
     if "tensorflow" in sys.modules and (found := _by_engine(error)):
         code, line = found

@@ -15,7 +15,8 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.machine import environment
-from crankshaft.launch.command_line.config import Config, short
+from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.command_line.values import short
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import fingerprints
 

@@ -16,7 +16,8 @@ from absl import logging
 from crankshaft.engine.checkpoints import Manifest
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.split import spec_of
-from crankshaft.launch.command_line.config import Config, differences
+from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.command_line.values import differences
 from crankshaft.launch.errors import UsageError
 
 # What is read of an array: it takes milliseconds, whatever its size.

@@ -146,10 +146,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
         whose = ", whose weights the model ends with" if taken else ""
         session.say(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
     if exit_code:
-        where = (
-            f"the same command resumes from {config.run_dir}" if config.run_dir else "nothing is kept without --run_dir"
-        )
-        session.say(where)
+        place = config.run_place
+        session.say(f"the same command resumes from {place}" if place else "nothing is kept without --run_dir")
     return result, exit_code
 
 
@@ -352,7 +350,7 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
         if "train_steps" in config.deciding():
             more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
-    return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.run_dir}"
+    return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.run_place}"
 
 
 def result_of(session: Session, **more) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch.command_line import checks, config
+from crankshaft.launch.command_line import checks, config, values
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host.files import write_json
@@ -104,7 +104,7 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
     given = ("--input=digits", "--model_arg=most=inf", "--model_arg=least=-inf,2")
     trained = asked(*given, script=Line)
     write_json(tmp_path / config.FILE_NAME, trained.about())
-    assert config.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
+    assert values.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
     found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
     assert found.model_arg == {"most": math.inf, "least": [-math.inf, 2]}
     assert found.deciding() == trained.deciding()

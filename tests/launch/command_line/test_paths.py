@@ -13,8 +13,8 @@ from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.errors import UsageError
 
-LOCAL = "run_dir config init_from export_dir result_json result_jsonl result_html baseline".split()
-FLAGS = [*LOCAL, "data_dir", "eval_data_dir"]
+LOCAL = "config init_from export_dir result_json result_jsonl result_html baseline".split()
+FLAGS = [*LOCAL, "run_dir", "data_dir", "eval_data_dir"]
 NONE = dict.fromkeys(FLAGS)
 
 

@@ -1,0 +1,42 @@
+"""A configuration's values as plain JSON and as text, and how two of them differ."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values as read back from JSON; what JSON can't express becomes its name, the same in each process."""
+
+    def name(value) -> str:
+        if hasattr(value, "__qualname__"):
+            return f"{value.__module__}.{value.__qualname__}"
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+    return json.loads(json.dumps(values, default=name), parse_constant=str)
+
+
+def shown(value) -> str:
+    """Returns a value that was read from a file as JSON, short enough for a line."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns `name: before -> now` for each deciding value that changed, arguments one by one."""
+    changed = []
+    for name in [*before, *(n for n in now if n not in before)]:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += [f"{name} {line}" for line in differences(old, new)]
+        elif old != new:
+            changed.append(f"{name}: {short(old)} -> {short(new)}")
+    return changed
+
+
+def short(value) -> str:
+    """Returns a value as text, short enough for a line."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

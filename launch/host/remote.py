@@ -1,0 +1,171 @@
+"""A run whose folder lies on another file system (`--run_dir=gs://bucket/run`): kept here, and copied there. Host code.
+
+A run appends, locks and renames, which such file systems do not offer. So it works in a folder of this machine, filled
+from the other one as the process begins; what it writes is copied from there about once a second, a checkpoint's files
+before its manifest. A process that is killed at any moment leaves whole checkpoints, as it does on a local disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from absl import logging
+
+from crankshaft.launch.errors import RunError, UsageError
+from crankshaft.launch.host import process
+
+_PUSH_SECONDS = 1.0
+_MANIFEST = ".manifest.json"
+_CHECKPOINTS = ("checkpoints", "best")
+# What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
+_NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*tempstate\w*|ckpt-\d+_temp\w*")
+_NOT_PULLED = ("tensorboard", "logs", "export")
+_CURE = "see that it is there and that this machine may write to it, or use another --run_dir"
+
+
+def of(run_dir: str | None) -> RemoteFolder | None:
+    """Returns the folder of a run and its copy, where it lies on a file system that only `tf.io.gfile` reaches."""
+    return RemoteFolder(run_dir) if run_dir and re.match(r"[a-z][a-z0-9]*://", run_dir) else None
+
+
+class RemoteFolder:
+    """A run's folder elsewhere, and its copy in a temporary folder, which goes with this object.
+
+    Args:
+      url: of the folder, which need not exist.
+
+    Attributes:
+      url: the same, without a slash at its end.
+      folder: the copy's path.
+
+    Raises:
+      UsageError: it can't be read.
+    """
+
+    def __init__(self, url: str):
+        process.prepare(tunes_allocator=False)  # before TensorFlow starts
+        process.import_tensorflow()
+        self.url = url.rstrip("/")
+        self.folder = tempfile.mkdtemp(prefix="crankshaft-run-")
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._pushed: dict[str, tuple[int, int]] = {}  # by path within the folder: size, time of change
+        with _explained(UsageError, f"--run_dir={url} can't be read"):
+            self._pull()
+
+    def _pull(self) -> None:
+        gfile = _gfile()
+        if not gfile.exists(self.url) or not gfile.isdir(self.url):
+            return
+        for folder, _, names in gfile.walk(self.url):
+            inner = folder[len(self.url) :].strip("/")
+            if inner.split("/")[0] in _NOT_PULLED:
+                continue
+            os.makedirs(os.path.join(self.folder, inner), exist_ok=True)
+            for name in names:
+                path = os.path.join(inner, name)
+                gfile.copy(f"{self.url}/{path}", os.path.join(self.folder, path), overwrite=True)
+                self._pushed[path] = self._state(path)
+
+    @contextlib.contextmanager
+    def pushing(self) -> Iterator[None]:
+        """Copies what is written, from a thread, and the rest in the end. Raises `RunError` where that fails."""
+        with _explained(UsageError, f"--run_dir={self.url} can't be written"):
+            _gfile().makedirs(self.url)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            try:
+                with _explained(RunError, f"what the run has written can't be copied to --run_dir={self.url}"):
+                    self.push()
+            except RunError as error:
+                self._remove.detach()  # nothing is lost
+                raise RunError(f"{error}; its files are in {self.folder}") from None
+
+    def _push_until(self, ended: threading.Event) -> None:
+        warned = False
+        while not ended.wait(_PUSH_SECONDS):
+            try:
+                self.push()
+                warned = False
+            except Exception as error:  # of TensorFlow's file systems; tried again
+                if not warned:
+                    logging.warning("--run_dir=%s can't be written now (%s); tried again", self.url, _why(error))
+                warned = True
+
+    def push(self) -> None:
+        """Copies each file that has changed since it was copied last, and removes checkpoints that are gone here."""
+        found = {path: state for path in self._paths() if (state := self._state(path))}
+        sealed = {path.removesuffix(_MANIFEST) for path in found if path.endswith(_MANIFEST)}
+        ready = [path for path in found if _is_whole(path, sealed)]
+        for path in sorted(ready, key=lambda path: path.endswith(_MANIFEST)):
+            if self._pushed.get(path) != found[path]:
+                self._copy(path)
+                self._pushed[path] = found[path]
+        gone = [path for path in self._pushed if path not in found and path.split(os.sep)[0] in _CHECKPOINTS]
+        for path in sorted(gone, key=lambda path: not path.endswith(_MANIFEST)):  # then the checkpoint does not exist
+            if _gfile().exists(f"{self.url}/{path}"):
+                _gfile().remove(f"{self.url}/{path}")
+            del self._pushed[path]
+
+    def _copy(self, path: str) -> None:
+        gfile, target = _gfile(), f"{self.url}/{path}"
+        gfile.makedirs(os.path.dirname(target))
+        try:
+            gfile.copy(os.path.join(self.folder, path), f"{target}.tmp", overwrite=True)
+        except Exception:
+            if self._state(path) is None:
+                return  # removed meanwhile
+            raise
+        gfile.rename(f"{target}.tmp", target, overwrite=True)
+
+    def _paths(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if not _NOT_PUSHED.fullmatch(name)]
+            inner = os.path.relpath(folder, self.folder)
+            yield from (
+                os.path.normpath(os.path.join(inner, name)) for name in names if not _NOT_PUSHED.fullmatch(name)
+            )
+
+    def _state(self, path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(os.path.join(self.folder, path))
+        except FileNotFoundError:
+            return None
+        return found.st_size, found.st_mtime_ns
+
+
+def _is_whole(path: str, sealed: set[str]) -> bool:
+    """Returns whether a file may be copied: of a checkpoint only when its manifest, the last of it, is there."""
+    stem = re.match(r"(.*ckpt-\d+)\.", path)
+    return stem is None or stem[1] in sealed
+
+
+@contextlib.contextmanager
+def _explained(kind: type[Exception], what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # TensorFlow's, by file system
+        raise kind(f"{what} ({_why(error)}); {_CURE}") from None
+
+
+def _why(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile
