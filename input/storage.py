@@ -1,4 +1,4 @@
-"""Finds the files of a source and reads pieces of them: local ones by system calls, others through `tf.io.gfile`.
+"""Finds the files of a source and reads pieces of them, by system calls or through `tf.io.gfile`.
 
 Host code. TensorFlow is imported only where a path is of another file system (`gs://`, `ram://`).
 """
@@ -6,6 +6,7 @@ Host code. TensorFlow is imported only where a path is of another file system (`
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from crankshaft.input.splits import InputError
 
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as some 64 KiB do
+_STREAM_BYTES = 1 << 20
 _REMOTE_BLOCKS = 16  # of a file that are kept
 # How often a file that is read is looked at: it costs 2 us here, and some 50 ms where it is asked for over a network.
 _CHECK_EVERY_SECONDS = 1.0
@@ -133,19 +135,29 @@ class Files:
         Raises:
           SourceError: the file has become another, or can't be read.
         """
+        return self.pread_each(number, [offset], length)[0]
+
+    def pread_each(self, number: int, offsets: list[int], length: int) -> list[bytes]:
+        """Returns `length` bytes of a file from each offset on; raises as `pread` does."""
         if time.monotonic() >= self._check_at.get(number, 0.0):
             self.check(number)
         try:
-            found = self._file(number).pread(offset, length)
+            file = self._file(number)
+            found = [file.pread(offset, length) for offset in offsets]
         except OSError as error:
             raise self._unreadable(number, error) from None
-        if len(found) < length:
-            self.check(number)
-            raise SourceError(
-                f"{self.paths[number]} ends at byte {offset + len(found):,}, and bytes {offset:,} to "
-                f"{offset + length:,} were to be read; restore it, and resume the run"
-            )
+        for offset, each in zip(offsets, found, strict=True):
+            if len(each) < length:
+                self.check(number)
+                raise SourceError(
+                    f"{self.paths[number]} ends at byte {offset + len(each):,}, and bytes {offset:,} to "
+                    f"{offset + length:,} were to be read; restore it, and resume the run"
+                )
         return found
+
+    def stream(self, number: int) -> io.BufferedReader:
+        """Opens a file to be read from its beginning to its end, or anywhere; errors are those of `pread`."""
+        return io.BufferedReader(_Stream(self, number), _STREAM_BYTES)
 
     def read(self, number: int) -> bytes:
         """Returns a whole file, which is opened for it and closed: for files that are read once in a while.
@@ -193,6 +205,32 @@ class Files:
                     self._check_at.pop(closed, None)
             self._open.move_to_end(number)
             return self._open[number]
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, files: Files, number: int):
+        self._files, self._number, self._at = files, number, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._files.sizes[self._number]}[whence]
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer) -> int:
+        wanted = min(len(buffer), max(0, self._files.sizes[self._number] - self._at))
+        if wanted:
+            buffer[:wanted] = self._files.pread(self._number, self._at, wanted)
+        self._at += wanted
+        return wanted
 
 
 def size_of(path: str) -> int:

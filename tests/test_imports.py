@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # still allowed: `absl.logging` lets in neither `absl` nor `absl.flags`.
 MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
-    "input": {"crankshaft.engine.data.source", "numpy", "tensorflow"},
+    "input": {
+        *("crankshaft.engine.data.source", "numpy", "tensorflow"),
+        *("pyarrow", "tokenizers"),  # extras
+    },
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {
         *("absl", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),

@@ -1,0 +1,230 @@
+"""Files made once of a user's files: where they stand, how they are named, written and checked.
+
+Host code. What is prepared of files stands in the folder `.crankshaft` beside the first of them, or in the folder that
+the argument `prepared_dir` names. Its name is a digest of all that it was made of: the files' names, sizes, times and
+some of their bytes, and the arguments. So what is stale is never read; it stays until somebody removes it. It is
+written under another name and renamed when it is whole, and its end says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from crankshaft.engine.data.source import SourceError
+from crankshaft.input import storage
+from crankshaft.input.splits import InputError
+from crankshaft.input.storage import Files, is_remote
+
+FOLDER = ".crankshaft"
+_RULE = 1  # another number, another name: for changes of how anything is prepared
+_END = struct.Struct("<QI8s")  # bytes of what it says of itself, their CRC-32, this mark
+_MARK = b"crankpr\x01"
+_SAMPLE_BYTES = 1 << 16  # of a file's begin, middle and end
+_SECONDS = 10  # between lines of progress
+
+
+class Prepared:
+    """A file that was prepared.
+
+    Args:
+      path: of the file.
+
+    Attributes:
+      path: the same.
+      about: what it says of itself.
+
+    Raises:
+      InputError: it is not there.
+      SourceError: it is not whole.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self._files = Files([path])
+        size = self._files.sizes[0]
+        length, checksum, mark = (
+            _END.unpack(self.read(size - _END.size, _END.size)) if size >= _END.size else (0, 0, b"")
+        )
+        about = self.read(size - _END.size - length, length) if mark == _MARK and length <= size - _END.size else b""
+        if mark != _MARK or zlib.crc32(about) != checksum:
+            raise SourceError(f"{path} is not whole; remove it, and it is made anew")
+        self.about: dict[str, Any] = json.loads(about)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Returns some of its bytes. Raises `SourceError` if the file has shrunk or can't be read."""
+        return self._files.pread(0, offset, length)
+
+    def read_each(self, offsets: list[int], length: int) -> list[bytes]:
+        """Returns as many bytes from each offset on; raises as `read` does."""
+        return self._files.pread_each(0, offsets, length)
+
+    def damaged(self, what: str) -> SourceError:
+        """Makes the error of bytes that are not what was written."""
+        return SourceError(
+            f"{self.path}: {what} is damaged (its checksum is another); remove the file, it is made anew"
+        )
+
+
+class Writer:
+    """What a file that is prepared is written with, from its beginning to its end.
+
+    Args:
+      file: to write to.
+
+    Attributes:
+      about: what the file shall say of itself, as JSON has it.
+      offset: bytes written so far.
+    """
+
+    def __init__(self, file):
+        self._file = file
+        self._digest = hashlib.blake2b(digest_size=8)
+        self.about: dict[str, Any] = {}
+        self.offset = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends bytes."""
+        self._file.write(data)
+        self._digest.update(data)
+        self.offset += len(data)
+
+    def end(self) -> None:
+        """Appends what the file says of itself; `digest` of its bytes is among that."""
+        about = json.dumps({**self.about, "digest": self._digest.hexdigest()}).encode()
+        self._file.write(about + _END.pack(len(about), zlib.crc32(about), _MARK))
+
+
+def prepared(
+    files: Files, kind: str, made_by: dict[str, Any], write: Callable[[Writer], None], folder: str | None = None
+) -> Prepared:
+    """Returns the file that was prepared of `files`, which is made where it isn't there; others wait for who makes it.
+
+    Args:
+      files: what it is made of.
+      kind: what it is, one word, the first of its name.
+      made_by: all else that decides what it holds, as JSON has it.
+      write: writes it.
+      folder: where it stands, in place of the folder beside the files.
+
+    Raises:
+      InputError: it can't be written; and what `write` raises.
+    """
+    folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
+    path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, made_by)}")
+
+    def checked(writer: Writer) -> None:
+        write(writer)
+        for number in range(len(files.paths)):
+            files.check(number)  # which may have grown meanwhile
+
+    try:
+        return _there(path) or (_prepare_remote if is_remote(path) else _prepare)(path, checked)
+    except OSError as error:
+        raise InputError(
+            f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
+            "by --input_arg=prepared_dir=FOLDER"
+        ) from None
+
+
+def progress(what: str, total: int) -> Callable[[int], None]:
+    """Returns a function that is told how much of the total is done, and says so now and then."""
+    said = time.monotonic()
+
+    def at(done: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > _SECONDS:
+            said = time.monotonic()
+            logging.warning("%s: %.0f %%", what, 100 * done / max(total, 1))
+
+    return at
+
+
+def _digest(files: Files, kind: str, made_by: dict[str, Any]) -> str:
+    found = hashlib.blake2b(json.dumps([_RULE, kind, made_by], sort_keys=True).encode(), digest_size=10)
+    for number, (path, size) in enumerate(zip(files.paths, files.sizes, strict=True)):
+        found.update(json.dumps([os.path.basename(path), size, storage.state_of(path).written_ns]).encode())
+        for offset in (0, size // 2, max(size - _SAMPLE_BYTES, 0)):
+            found.update(
+                zlib.crc32(files.pread(number, offset, min(_SAMPLE_BYTES, size - offset))).to_bytes(4, "little")
+            )
+    return found.hexdigest()
+
+
+def _there(path: str) -> Prepared | None:
+    try:
+        return Prepared(path)
+    except InputError:
+        return None
+    except SourceError as error:
+        logging.warning("%s", error)
+        return None
+
+
+def _prepare(path: str, write: Callable[[Writer], None]) -> Prepared:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    new = f"{path}.tmp"
+    with _locked(new) as file:
+        if found := _there(path):  # made by another process, for which this one has waited
+            os.unlink(new)
+            return found
+        try:
+            file.truncate()  # what a process has left that was killed
+            writer = Writer(file)
+            write(writer)
+            writer.end()
+            file.flush()
+            os.fsync(file.fileno())
+            os.rename(new, path)
+        except BaseException:
+            os.unlink(new)
+            raise
+    return Prepared(path)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[BinaryIO]:
+    """Opens a file to write to, which no other process has open in this way; it need not be empty."""
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(path, flags, 0o666), "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logging.warning("waiting for another process, which prepares %s", path.removesuffix(".tmp"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, path):  # and was not renamed or removed by the process that had locked it
+                yield file
+                return
+
+
+def _is_at(file: BinaryIO, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _prepare_remote(path: str, write: Callable[[Writer], None]) -> Prepared:
+    import tensorflow as tf
+
+    new = f"{path}.{os.getpid()}-{time.time_ns()}.tmp"  # no locks there: at worst several processes write the same
+    try:
+        tf.io.gfile.makedirs(os.path.dirname(path))
+        with tf.io.gfile.GFile(new, "wb") as file:
+            writer = Writer(file)
+            write(writer)
+            writer.end()
+        tf.io.gfile.rename(new, path, overwrite=True)
+    except tf.errors.OpError as error:
+        raise OSError(str(error).splitlines()[0]) from None
+    return Prepared(path)

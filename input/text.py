@@ -1,0 +1,231 @@
+"""Plain text as windows of tokens for language models; bytes, or a vocabulary of `tokenizers`.
+
+Host code, NumPy only, and the library `tokenizers` where a vocabulary is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterator
+
+import numpy as np
+
+from crankshaft.engine.data.source import BadRecordError, Source, Spec
+from crankshaft.input import storage, tokens
+from crankshaft.input.prepared import Prepared, Writer, prepared, progress
+from crankshaft.input.splits import InputError, Splits, check_at_least
+from crankshaft.input.storage import Files
+
+_PATTERNS = ("*.txt", "*.md")
+_EXPECTED = "plain text (*.txt, else *.md)"
+_BORDERS = {"paragraph": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"), "line": re.compile(rb"\r?\n")}
+_EMPTY_LINES = re.compile(rb"(?:[ \t]*\r?\n)*")
+_PIECE_BYTES = 1 << 20  # of text that is cut into tokens at once
+_BATCH_BYTES = 4 << 20
+_CHECKSUM_BYTES = 4
+_INTACT = 0x2144DF1C  # the CRC-32 of any bytes with their own CRC-32 after them
+_GZIP = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_REMOTE_CHUNK = 1024  # windows that are read at once where a single read is dear
+
+
+def load(
+    data_dir: str | None,
+    seed: int,
+    *,
+    context: int = 256,
+    tokenizer: str = "bytes",
+    separator: str = "",
+    vocabulary_size: int = 0,
+    documents: str = "file",
+    eval_data_dir: str = "",
+    prepared_dir: str = "",
+) -> Splits:
+    """Reads text files as one row of tokens, cut into windows, see `Windows`.
+
+    The tokens are made once and kept, see `input.prepared`.
+
+    Args:
+      data_dir: a folder, whose *.txt are read (*.md where there are none), files or globs, with commas between.
+      seed: not used.
+      context: tokens in a window.
+      tokenizer: `bytes`, of 256 tokens and the separator; or a JSON file that the library `tokenizers` has saved.
+      separator: the vocabulary's token that stands between documents, e.g. `<|endoftext|>`; by default a further one.
+      vocabulary_size: above 0, a vocabulary of so many tokens is made of the first 64 MiB of the text to train on.
+      documents: what a document is: a `file`; a `paragraph`, between empty lines; a `line` that is not empty. A
+        file of more than 1 MiB is made into tokens piece by piece, cut at ends of lines.
+      eval_data_dir: the text to evaluate on, as data_dir.
+      prepared_dir: where tokens are kept, in place of `.crankshaft` beside the files.
+
+    Returns:
+      Features int32 [context], labels int32 [context]; as many classes as tokens, the separator among them.
+
+    Raises:
+      InputError: no files, an empty one, no UTF-8 where a vocabulary needs it, or an argument out of range.
+    """
+    check_at_least("context", context, 1)
+    if documents not in ("file", *_BORDERS):
+        raise InputError(f"documents={documents} is unknown; use file, {' or '.join(_BORDERS)}")
+    if vocabulary_size and (tokenizer != "bytes" or separator):
+        raise InputError(f"vocabulary_size={vocabulary_size} makes a vocabulary; leave tokenizer and separator out")
+    files = _files(data_dir, "data_dir")
+    if vocabulary_size:
+        pieces = _pieces(files, documents)
+        made: tokens.Bytes | tokens.Vocabulary = tokens.learned(vocabulary_size, files, pieces, prepared_dir)
+    else:
+        made = tokens.of(tokenizer, separator)
+
+    def windows(files: Files) -> Windows:
+        made_by = {"tokens": made.says, "context": context, "documents": documents}
+
+        def write(writer: Writer) -> None:
+            _write(writer, files, documents, made, context)
+
+        return Windows(prepared(files, "text", made_by, write, prepared_dir))
+
+    evaluation = windows(_files(eval_data_dir, "eval_data_dir")) if eval_data_dir else None
+    return Splits(windows(files), evaluation, made.count, None, zlib.crc32(made.says.encode()))
+
+
+class Windows(Source):
+    """Windows of a row of tokens, from a file that was prepared.
+
+    The row is a separator, the first document's tokens, a separator, the next one's, ..., and a separator at its end.
+    Window i has its tokens from i * context on: `context` of them are the features, the one after each is its label. So
+    each token and each separator but the first is a label once an epoch. A window goes over the borders of documents; a
+    model that is not to look over them tells documents apart by `tf.cumsum(features == separator)`. Past the end of the
+    row the last window has separators, and -1 as labels: these are not to be counted,
+    `mean(losses, weights=labels >= 0)`.
+
+    Args:
+      found: the file: of each window its tokens and the one after them, and their CRC-32.
+
+    Attributes:
+      labels: how many there are, but those of -1.
+    """
+
+    def __init__(self, found: Prepared):
+        self._prepared = found
+        self._context: int = found.about["context"]
+        self._dtype = np.dtype(found.about["dtype"])
+        self._bytes = (self._context + 1) * self._dtype.itemsize
+        self.labels: int = found.about["labels"]
+        self.element_spec = (Spec((self._context,), np.int32), Spec((self._context,), np.int32))
+        self.chunk_examples = _REMOTE_CHUNK if storage.is_remote(found.path) else 1
+
+    def __len__(self) -> int:
+        return -(-self.labels // self._context)
+
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        size = self._bytes + _CHECKSUM_BYTES
+        records = self._prepared.read_each((indices * size).tolist(), size)
+        for index, record in zip(indices, records, strict=True):
+            if zlib.crc32(record) != _INTACT:
+                raise BadRecordError(int(index), str(self._prepared.damaged(f"window {index}")))
+        rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), size)[:, : self._bytes]
+        found = np.ascontiguousarray(rows).view(self._dtype).astype(np.int32)
+        features, labels = found[:, :-1], found[:, 1:].copy()
+        labels[indices == len(self) - 1, self.labels - (len(self) - 1) * self._context :] = -1
+        return features, labels
+
+    def identity(self) -> str:
+        return f"{len(self)} windows of {self._prepared.about['digest']}"
+
+
+def _files(data_dir: str | None, flag: str) -> Files:
+    files = Files(storage.find(data_dir, _PATTERNS, _EXPECTED, flag))
+    for number, path in enumerate(files.paths):
+        if not files.sizes[number]:
+            raise InputError(f"{path} is empty: expected text, found 0 bytes; remove it")
+        if files.pread(number, 0, min(len(_GZIP), files.sizes[number])) == _GZIP:
+            raise InputError(f"{path} is gzip: expected plain text; unpack it")
+    return files
+
+
+def _write(writer: Writer, files: Files, documents: str, made: tokens.Bytes | tokens.Vocabulary, context: int) -> None:
+    """Writes the windows of all text: a record each, of its tokens, the one after them, and their CRC-32."""
+    dtype = np.dtype("<u2" if made.count <= 1 << 16 else "<u4")
+    separator = np.array([made.separator], dtype)
+    row, labels = separator, 0  # what is not written yet, and what is
+    for batch in _batches(_pieces(files, documents), progress(f"preparing {files.paths[0]}", sum(files.sizes))):
+        parts = [row]
+        for piece, found in zip(batch, made.tokens(batch), strict=True):
+            parts += [found, separator] if piece.ends else [found]
+        row = np.concatenate(parts).astype(dtype)
+        whole = (len(row) - 1) // context
+        _write_windows(writer, row[: whole * context + 1], context)
+        row, labels = row[whole * context :], labels + whole * context
+    labels += len(row) - 1
+    if not labels:
+        raise InputError(f"{files.paths[0]}: expected documents, found empty lines alone; give text")
+    if len(row) > 1:
+        _write_windows(writer, np.pad(row, (0, context + 1 - len(row)), constant_values=made.separator), context)
+    writer.about.update(context=context, dtype=dtype.str, labels=labels)
+
+
+def _write_windows(writer: Writer, row: np.ndarray, context: int) -> None:
+    if len(row) <= context:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(row, context + 1)[::context]
+    tokens_of = np.ascontiguousarray(windows).view(np.uint8)
+    checksums = np.array([zlib.crc32(each) for each in tokens_of], "<u4").view(np.uint8)
+    writer.write(np.concatenate([tokens_of, checksums.reshape(-1, _CHECKSUM_BYTES)], 1).tobytes())
+
+
+def _batches(pieces: Iterator[tokens.Piece], done: Callable[[int], None]) -> Iterator[list[tokens.Piece]]:
+    batch: list[tokens.Piece] = []
+    size = total = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text) + 1
+        if size >= _BATCH_BYTES:
+            yield batch
+            done(total := total + size)
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(files: Files, documents: str) -> Iterator[tokens.Piece]:
+    """Yields the text of all files, in order."""
+    for number, path in enumerate(files.paths):
+        with files.stream(number) as stream:
+            at = len(_BYTE_ORDER_MARK) if stream.read(len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK else 0
+            stream.seek(at)
+            rest = b""
+            while block := stream.read(_PIECE_BYTES):
+                rest += block
+                used = 0
+                if documents != "file":
+                    used = yield from _documents(rest, path, at, _BORDERS[documents])
+                elif len(rest) >= _PIECE_BYTES:
+                    used = _cut(rest)
+                    yield tokens.Piece(rest[:used], path, at, False)
+                rest, at = rest[used:], at + used
+            if documents == "file":
+                yield tokens.Piece(rest, path, at, True)
+            elif rest.strip():
+                begin = _EMPTY_LINES.match(rest).end()
+                yield tokens.Piece(rest[begin:].rstrip(b"\r\n"), path, at + begin, True)
+
+
+def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator[tokens.Piece, None, int]:
+    """Yields the documents that end in this text; returns how much of it they are."""
+    start = 0
+    for match in border.finditer(text):
+        begin = _EMPTY_LINES.match(text, start, match.start()).end()  # left of a border that a piece has cut in two
+        if text[begin : match.start()].strip():
+            yield tokens.Piece(text[begin : match.start()], path, at + begin, True)
+        start = match.end()
+    return start
+
+
+def _cut(text: bytes) -> int:
+    """Returns where text may be cut for a tokenizer: after a line, else after a word, else after a character."""
+    if (found := text.rfind(b"\n") + 1 or text.rfind(b" ") + 1) > 0:
+        return found
+    found = len(text)
+    while found > 1 and text[found - 1] & 0xC0 == 0x80:
+        found -= 1
+    return found - 1 or len(text)

@@ -1,0 +1,153 @@
+"""What text is cut into: bytes, or the tokens of a vocabulary by the library `tokenizers`. Host code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from crankshaft.input.prepared import Writer, prepared
+from crankshaft.input.splits import InputError
+from crankshaft.input.storage import Files
+
+_BYTES = 256
+_LEARN_BYTES = 64 << 20  # of text, from its beginning, that a vocabulary is made of
+
+
+class Piece(NamedTuple):
+    """A piece of text: a document, or a part of one; `ends` says whether it is the document's last."""
+
+    text: bytes
+    path: str
+    at: int  # its first byte in the file
+    ends: bool
+
+    def decoded(self) -> str:
+        """Decodes UTF-8. Raises `InputError`, which says where it is none."""
+        try:
+            return self.text.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.path}: expected text in UTF-8, found 0x{self.text[error.start]:02x} at byte "
+                f"{self.at + error.start:,}; convert the file, or use tokenizer=bytes"
+            ) from None
+
+
+class Bytes:
+    """A token for each byte, and one for the border of documents.
+
+    Attributes:
+      count: of all tokens.
+      separator: the token that stands for the border of documents.
+      says: what tells one numbering of tokens from another.
+    """
+
+    count = _BYTES + 1
+    separator = _BYTES
+    says = "bytes"
+
+    def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
+        """Returns the tokens of each piece of text."""
+        return [np.frombuffer(piece.text, np.uint8) for piece in pieces]
+
+
+class Vocabulary:
+    """Tokens of a vocabulary, as `tokenizers.Tokenizer.save` has written it; the attributes are those of `Bytes`.
+
+    Args:
+      text: the JSON.
+      path: where it was read, for messages.
+      separator: the vocabulary's token that stands for the border of documents; "" takes a number more for it.
+
+    Raises:
+      InputError: the library is not installed, this is no such JSON, or it has no such token.
+    """
+
+    def __init__(self, text: str, path: str, separator: str):
+        library = _library()
+        try:
+            self._tokenizer = library.Tokenizer.from_str(text)
+        except Exception as error:  # of the library's own, which has no class
+            raise InputError(
+                f"tokenizer={path} is no vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of the "
+                "library tokenizers has written, or tokenizer=bytes"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        known = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not known:
+            raise InputError(f"tokenizer={path} has no tokens; train it before it is saved")
+        found = self._tokenizer.token_to_id(separator) if separator else known
+        if found is None:
+            raise InputError(f"separator={separator} is no token of {path}; name one of them, or leave it out")
+        self.separator: int = found
+        self.count = max(known, found + 1)
+        self.says = f"{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()} {self.separator}"
+
+    def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
+        """Returns the tokens of each piece of text. Raises `InputError` where one is no UTF-8."""
+        found = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
+        return [np.array(each.ids, np.uint32) for each in found]
+
+
+def of(name: str, separator: str) -> Bytes | Vocabulary:
+    """Returns what cuts text: `bytes`, or the vocabulary in the JSON file of that name."""
+    if name == "bytes":
+        if separator:
+            raise InputError(f"separator={separator} is a token's name, and bytes have none; leave it out")
+        return Bytes()
+    path = os.path.expanduser(name)
+    files = Files([path])
+    try:
+        return Vocabulary(files.read(0).decode(), path, separator)
+    except UnicodeDecodeError:
+        raise InputError(f"tokenizer={path} is no text, and so no JSON of a vocabulary; give one") from None
+
+
+def learned(size: int, files: Files, pieces: Iterable[Piece], folder: str | None) -> Vocabulary:
+    """Makes a vocabulary of the first 64 MiB of text, by byte-pair encoding, and keeps it with what is prepared.
+
+    Args:
+      size: tokens in it, 256 or more.
+      files: what the pieces are of.
+      pieces: of their text.
+      folder: see `prepared`.
+    """
+    library = _library()
+    if size < _BYTES:
+        raise InputError(f"vocabulary_size={size} has no room for the {_BYTES} bytes; give more, or tokenizer=bytes")
+
+    def texts():
+        read = 0
+        for piece in pieces:
+            yield piece.decoded()
+            read += len(piece.text)
+            if read >= _LEARN_BYTES:
+                return
+
+    def write(writer: Writer) -> None:
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator(texts(), trainer)
+        writer.write(json.dumps(json.loads(tokenizer.to_str())).encode())
+        writer.about["bytes"] = writer.offset
+
+    found = prepared(files, "vocabulary", {"size": size}, write, folder)
+    return Vocabulary(found.read(0, found.about["bytes"]).decode(), found.path, "")
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise InputError(
+            "a vocabulary needs the library tokenizers; pip install 'crankshaft[text]', or use tokenizer=bytes"
+        ) from None
+    return tokenizers

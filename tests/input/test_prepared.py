@@ -1,0 +1,169 @@
+"""Files that are prepared once: whole or not at all, never stale, made by one process while others wait."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from crankshaft.engine.data.source import SourceError
+from crankshaft.input.prepared import Prepared, prepared
+from crankshaft.input.splits import InputError
+from crankshaft.input.storage import Files
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_bytes(b"0123456789")
+    return path
+
+
+def doubled(files):
+    def write(writer):
+        writer.write(2 * files.read(0))
+        writer.about["made"] = time.time_ns()
+
+    return write
+
+
+def make(path, **arguments):
+    files = Files([str(path)])
+    return prepared(files, "doubled", arguments, doubled(files))
+
+
+def kept(path):
+    return sorted(os.listdir(path.parent / ".crankshaft"))
+
+
+def test_is_made_once_and_read_by_place(source):
+    first, again = make(source), make(source)
+    assert (first.path, first.about) == (again.path, again.about)
+    assert again.read(5, 10) == b"5678901234"
+    assert kept(source) == [os.path.basename(first.path)]
+
+
+def test_digest_is_of_its_bytes_alone(source):
+    about = make(source).about
+    os.utime(source, (1, 1))
+    assert make(source).about["digest"] == about["digest"]
+    assert make(source).about["made"] != about["made"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"01234567890"),
+        lambda path: os.utime(path, (1, 1)),
+        lambda path: (when := os.stat(path).st_mtime_ns, path.write_bytes(b"0123x56789"), os.utime(path, ns=(0, when))),
+    ],
+    ids=["longer", "newer", "other bytes of the same time"],
+)
+def test_what_was_made_of_other_files_is_not_read(source, change):
+    before = make(source)
+    change(source)
+    after = make(source)
+    assert after.path != before.path
+    assert after.read(0, 20) == (2 * source.read_bytes())[:20]
+
+
+def test_other_arguments_are_another_file(source):
+    assert make(source, rate=1).path != make(source, rate=2).path
+
+
+@pytest.mark.parametrize("end", [0, 5, 20, 30, -1])
+def test_one_that_is_not_whole_is_made_anew(source, end):
+    first = make(source)
+    whole = pathlib.Path(first.path).read_bytes()
+    with open(first.path, "wb") as file:
+        file.write(whole[:end])
+    with pytest.raises(SourceError, match=r"doubled-\w+ is not whole; remove it, and it is made anew"):
+        Prepared(first.path)
+    assert make(source).read(0, 20) == 2 * source.read_bytes()
+
+
+def test_an_error_leaves_nothing(source):
+    def write(writer):
+        writer.write(b"half")
+        raise InputError("a bad line")
+
+    with pytest.raises(InputError, match="a bad line"):
+        prepared(Files([str(source)]), "half", {}, write)
+    assert kept(source) == []
+
+
+def test_files_that_grow_while_they_are_read_are_refused(source):
+    files = Files([str(source)])
+
+    def write(writer):
+        writer.write(files.read(0))
+        source.write_bytes(b"0123456789 and more")
+
+    with pytest.raises(SourceError, match="had 10 as the run began"):
+        prepared(files, "grown", {}, write)
+    assert kept(source) == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(source, tmp_path):
+    (tmp_path / ".crankshaft").write_text("in the way")
+    with pytest.raises(
+        InputError, match=r"can't be written \(.*\); name a folder for it by --input_arg=prepared_dir=F"
+    ):
+        make(source)
+    files = Files([str(source)])
+    found = prepared(files, "doubled", {}, doubled(files), str(tmp_path / "there" / "deep"))
+    assert found.read(0, 1) == b"0"
+
+
+PREPARING = """
+import sys, time
+from crankshaft.input.prepared import prepared
+from crankshaft.input.storage import Files
+
+def write(writer):
+    print("writing", flush=True)
+    time.sleep(float(sys.argv[2]))
+    writer.write(b"abc")
+
+prepared(Files([sys.argv[1]]), "slow", {}, write)
+print("done", flush=True)
+"""
+
+
+def start(source, seconds):
+    return subprocess.Popen([sys.executable, "-c", PREPARING, str(source), str(seconds)], stdout=subprocess.PIPE)
+
+
+def test_a_second_process_waits_and_makes_nothing(source):
+    first = start(source, 1)
+    assert first.stdout.readline() == b"writing\n"
+    second = start(source, 1)
+    assert second.communicate(timeout=PATIENCE)[0] == b"done\n"
+    assert first.communicate(timeout=PATIENCE)[0] == b"done\n"
+    assert len(kept(source)) == 1
+
+
+def test_what_a_killed_process_has_left_is_in_nobodys_way(source):
+    first = start(source, 1000)
+    assert first.stdout.readline() == b"writing\n"
+    first.kill()
+    first.communicate(timeout=PATIENCE)
+    assert kept(source)[0].endswith(".tmp")
+    second = start(source, 0)
+    assert second.communicate(timeout=PATIENCE)[0] == b"writing\ndone\n"
+    assert len(kept(source)) == 1
+
+
+def test_remote_files_are_prepared_beside_them():
+    import tensorflow as tf
+
+    with tf.io.gfile.GFile("ram://prepared/data.txt", "wb") as file:
+        file.write(b"0123456789")
+    files = Files(["ram://prepared/data.txt"])
+    found = [prepared(files, "doubled", {}, doubled(files)) for _ in range(2)]
+    assert found[0].about == found[1].about
+    assert found[1].read(5, 10) == b"5678901234"
+    assert len(tf.io.gfile.listdir("ram://prepared/.crankshaft")) == 1

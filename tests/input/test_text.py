@@ -1,0 +1,214 @@
+"""Text as windows of tokens: each token a label once, borders of documents kept, damage found."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from crankshaft.engine.data.source import BadRecordError, SourceError
+from crankshaft.input import text
+from crankshaft.input.splits import InputError
+
+SEPARATOR = 256
+
+
+def written(folder, *texts):
+    for number, each in enumerate(texts):
+        (folder / f"{number}.txt").write_bytes(each)
+    return str(folder)
+
+
+def row_of(source):
+    """The row that was cut: the windows' features, and the last label that counts."""
+    features, labels = source.read(np.arange(len(source)))
+    assert features.dtype == labels.dtype == np.int32
+    counted = labels[labels >= 0]
+    assert len(counted) == source.labels
+    row = features.ravel()[: len(counted) + 1].tolist()
+    row += [counted[-1]] if len(row) == len(counted) else []
+    np.testing.assert_array_equal(row[1:], counted)
+    return row
+
+
+def documents_of(row):
+    """The bytes of each document of a row."""
+    assert row[0] == row[-1] == SEPARATOR
+    found, each = [], []
+    for token in row[1:]:
+        if token == SEPARATOR:
+            found.append(bytes(each))
+            each = []
+        else:
+            each.append(token)
+    return found
+
+
+@pytest.mark.parametrize("context", [1, 3, 4, 7, 8, 9, 100])
+def test_each_token_is_a_label_once(tmp_path, context):
+    folder = written(tmp_path, b"abc", b"\x00\xff\n", b"a")
+    source = text.load(folder, 0, context=context).train
+    assert documents_of(row_of(source)) == [b"abc", b"\x00\xff\n", b"a"]
+    assert source.labels == 7 + 3  # of bytes and of documents' ends
+    assert len(source) == -(-10 // context)
+    features, labels = source.read(np.array([len(source) - 1]))
+    padding = labels[0] == -1
+    assert padding.sum() == len(source) * context - 10
+    assert set(features[0, 1:][padding[:-1]]) <= {SEPARATOR}
+
+
+def test_windows_are_read_in_any_order_and_often(tmp_path):
+    source = text.load(written(tmp_path, bytes(range(200))), 0, context=16).train
+    features, labels = source.read(np.array([5, 0, 5]))
+    np.testing.assert_array_equal(features[0], np.arange(5 * 16 - 1, 6 * 16 - 1))
+    np.testing.assert_array_equal(features[0], features[2])
+    assert features[1, 0] == SEPARATOR
+    np.testing.assert_array_equal(labels[:, :-1], features[:, 1:])
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_documents_are_files_paragraphs_or_lines(tmp_path, end):
+    given = [end.join([b"\xef\xbb\xbfone", b"two", b"", b" ", b"", b"three"]), end.join([b"", b"four", b"", b""])]
+    folder = written(tmp_path, *given)
+
+    def found(documents):
+        return documents_of(row_of(text.load(folder, 0, context=4, documents=documents).train))
+
+    assert found("file") == [given[0].removeprefix(b"\xef\xbb\xbf"), given[1]]
+    assert found("line") == [b"one", b"two", b"three", b"four"]
+    assert found("paragraph") == [end.join([b"one", b"two"]), b"three", b"four"]
+
+
+@pytest.mark.parametrize("documents", ["file", "paragraph", "line"])
+def test_documents_do_not_depend_on_the_pieces_that_are_read(tmp_path, monkeypatch, documents):
+    rng = np.random.default_rng(0)
+    given = bytes(rng.choice(list(b"ab \n\n"), 3000).astype(np.uint8))
+    found = []
+    for piece in (1 << 20, 7, 1):
+        monkeypatch.setattr(text, "_PIECE_BYTES", piece)
+        monkeypatch.setattr(text, "_BATCH_BYTES", 50)
+        folder = tmp_path / str(piece)
+        folder.mkdir()
+        row = row_of(text.load(written(folder, given), 0, context=16, documents=documents).train)
+        found.append([each.strip(b"\n") for each in documents_of(row)])
+    assert found[0] == found[1] == found[2]
+
+
+def vocabulary(path, **arguments):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "one": 1, "two": 2, "<|end|>": 3}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.enable_truncation(2)  # which a file may have on, and which would lose text
+    made.save(str(path))
+    return str(path)
+
+
+def test_tokens_of_a_vocabulary(tmp_path):
+    folder = written(tmp_path, b"one two one", b"two three")
+    path = vocabulary(tmp_path / "words.json")
+    splits = text.load(folder, 0, context=4, tokenizer=path)
+    assert row_of(splits.train) == [4, 1, 2, 1, 4, 2, 0, 4]
+    assert splits.num_classes == 5
+    splits = text.load(folder, 0, context=4, tokenizer=path, separator="<|end|>")
+    assert row_of(splits.train) == [3, 1, 2, 1, 3, 2, 0, 3]
+    assert splits.num_classes == 4
+
+
+def test_a_vocabulary_is_made_of_the_text_to_train_on(tmp_path):
+    pytest.importorskip("tokenizers")
+    for name in ("train", "eval"):
+        (tmp_path / name).mkdir()
+    folder = written(tmp_path / "train", 30 * b"the cat sat on the mat\n")
+    other = written(tmp_path / "eval", "the cat ate the fish, é".encode())
+    made = text.load(folder, 0, context=8, vocabulary_size=262, eval_data_dir=other)
+    assert made.num_classes == 263  # and the separator
+    assert made.train.labels < 15 * 30
+    again = text.load(folder, 0, context=8, vocabulary_size=262, eval_data_dir=other)
+    assert (again.ids, again.train.identity(), again.eval.identity()) == (
+        made.ids,
+        made.train.identity(),
+        made.eval.identity(),
+    )
+
+
+def test_many_tokens_are_kept_in_four_bytes(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "far": 70_000}, unk_token="[UNK]"))
+    made.save(str(tmp_path / "far.json"))
+    source = text.load(written(tmp_path, b"far"), 0, context=2, tokenizer=str(tmp_path / "far.json")).train
+    assert row_of(source) == [70_001, 70_000, 70_001]
+
+
+def test_every_flipped_bit_is_found_and_its_window_named(tmp_path):
+    source = text.load(written(tmp_path, os.urandom(5000)), 0, context=64).train
+    size = (64 + 1) * 2 + 4
+    rng = np.random.default_rng(1)
+    path = source._prepared.path
+    whole = pathlib.Path(path).read_bytes()
+    for bit in rng.integers(0, 8 * size * len(source), 100).tolist():
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with open(path, "wb") as file:
+            file.write(damaged)
+        source = text.load(str(tmp_path), 0, context=64).train
+        with pytest.raises(BadRecordError, match=rf"{path}: window {bit // 8 // size} is damaged .*; remove the file"):
+            source.read(rng.permutation(len(source)))
+
+
+def test_a_file_that_shrinks_is_one_line(tmp_path):
+    source = text.load(written(tmp_path, bytes(5000)), 0, context=64).train
+    source.read(np.arange(3))
+    os.truncate(source._prepared.path, 1000)
+    with pytest.raises(SourceError, match="as the run began"):
+        source.read(np.arange(len(source)))
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "line"),
+    [
+        (b"", {}, "0.txt is empty: expected text, found 0 bytes; remove it"),
+        (b"\x1f\x8b\x08 etc", {}, "0.txt is gzip: expected plain text; unpack it"),
+        (b"\n \n", {"documents": "line"}, "0.txt: expected documents, found empty lines alone; give text"),
+        (b"a", {"documents": "page"}, "documents=page is unknown; use file, paragraph or line"),
+        (b"a", {"context": 0}, "context=0 is too small; use at least 1"),
+        (b"a", {"separator": "</s>"}, "separator=</s> is a token's name, and bytes have none; leave it out"),
+        (b"a", {"vocabulary_size": 100}, "vocabulary_size=100 has no room for the 256 bytes"),
+        (b"a", {"vocabulary_size": 300, "tokenizer": "a.json"}, "leave tokenizer and separator out"),
+        (b"a", {"tokenizer": "absent.json"}, "absent.json can't be read (No such file or directory)"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, given, arguments, line):
+    with pytest.raises(InputError) as caught:
+        text.load(written(tmp_path, given), 0, **arguments)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_mistakes_with_a_vocabulary_are_one_line(tmp_path):
+    path = vocabulary(tmp_path / "words.json")
+    folder = written(tmp_path, b"one \xff")
+    with pytest.raises(InputError, match=r"0.txt: expected text in UTF-8, found 0xff at byte 4; convert the file"):
+        text.load(folder, 0, tokenizer=path)
+    with pytest.raises(InputError, match=r"separator=<s> is no token of .*words.json"):
+        text.load(folder, 0, tokenizer=path, separator="<s>")
+    (tmp_path / "words.json").write_text("{}")
+    with pytest.raises(InputError, match=r"words.json is no vocabulary \(.*\); give a JSON that Tokenizer.save"):
+        text.load(folder, 0, tokenizer=path)
+
+
+def test_without_the_library_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(InputError, match=r"needs the library tokenizers; pip install 'crankshaft\[text\]'"):
+        text.load(written(tmp_path, b"a"), 0, vocabulary_size=300)
+
+
+def test_remote_text_is_read_by_chunks(tmp_path):
+    import tensorflow as tf
+
+    with tf.io.gfile.GFile("ram://texts/a.txt", "wb") as file:
+        file.write(bytes(range(100)))
+    source = text.load("ram://texts", 0, context=8).train
+    assert source.chunk_examples > 1
+    assert documents_of(row_of(source)) == [bytes(range(100))]
+    assert source.identity() == text.load(written(tmp_path, bytes(range(100))), 0, context=8).train.identity()

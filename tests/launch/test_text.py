@@ -1,0 +1,80 @@
+"""A language model on text files: a run that is resumed is one that was not, and padding counts for nothing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, mean
+from tests.runs import assert_equal_bits, result
+
+TEXT = b"the cat sat on the mat, and the mat lay under the cat. " * 40
+RUN = ("--input=text", "--input_arg=context=16", "--global_batch_size=8", "--jit=off", "--progress=off")
+RATE = ("--seed=3", "--learning_rate=0.1")
+FILES = "--resident_data_mb=0"
+
+
+class NextToken(Trainer):
+    """Tells the next token from the one before it."""
+
+    def build_model(self):
+        return tf.keras.Sequential(
+            [tf.keras.layers.Embedding(self.num_classes, 8), tf.keras.layers.Dense(self.num_classes)]
+        )
+
+    def losses(self, outputs, labels):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), outputs)
+
+    def loss(self, outputs, batch):
+        return mean(self.losses(outputs, batch[1]), weights=batch[1] >= 0)
+
+    def metrics(self, outputs, batch):
+        return {"padding": mean(tf.cast(batch[1] < 0, tf.float32)), "sum": mean(tf.reduce_sum(batch[1], 1))}
+
+
+def folders(tmp_path):
+    for name, text in (("train", TEXT), ("eval", TEXT[:301])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_bytes(text)
+    return f"--data_dir={tmp_path}/train", f"--eval_data_dir={tmp_path}/eval"
+
+
+def test_a_resumed_run_on_text_is_one_that_was_not(inside, tmp_path):
+    data = folders(tmp_path)
+    for steps, name in ((14, "parts"), (30, "parts"), (30, "whole")):  # an epoch is 18 steps
+        inside(
+            *RUN, *data, FILES, *RATE, f"--train_steps={steps}", f"--run_dir={tmp_path}/{name}", trainer=NextToken
+        ).ok()
+    assert_equal_bits(tmp_path / "parts", tmp_path / "whole", "eval")
+    found = result(tmp_path / "whole")["eval"]
+    windows, labels = -(-302 // 16), 301 + 1  # the separator at the end
+    assert found["padding"] == np.float32(1 - labels / (16 * windows))
+    assert found["loss"] < 3.5  # of 5.55 for 257 tokens
+
+
+def test_text_in_memory_and_from_files_is_one_run(inside, tmp_path):
+    data = folders(tmp_path)
+    found = []
+    for more in ((), (FILES,)):
+        path = tmp_path / "result.json"
+        inside(*RUN, *data, *more, "--train_steps=20", f"--result_json={path}", trainer=NextToken).ok()
+        found.append(json.loads(path.read_text())["eval"])
+    assert found[0] == found[1]
+
+
+def test_a_window_that_is_damaged_ends_the_run_in_one_line_or_is_left_out(inside, tmp_path):
+    data = folders(tmp_path)
+    run = (*RUN, *data, FILES, "--train_steps=18")
+    inside(*run, trainer=NextToken).ok()
+    (path,) = (tmp_path / "train" / ".crankshaft").iterdir()
+    damaged = bytearray(path.read_bytes())
+    damaged[38 * 5] ^= 1
+    path.write_bytes(damaged)
+    outcome = inside(*run, trainer=NextToken)
+    assert outcome.code == 2
+    (error,) = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert error.endswith("window 5 is damaged (its checksum is another); remove the file, it is made anew")
+    outcome = inside(*run, "--max_bad_records=1", trainer=NextToken).ok()
+    assert "window 5 is damaged" in outcome.err
