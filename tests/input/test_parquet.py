@@ -1,0 +1,281 @@
+"""Parquet: columns by name, whole row groups, and each mistake in one line."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from crankshaft.engine.data.reading import SourceReader
+from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
+from crankshaft.engine.data.split import order_of
+from crankshaft.input import parquet
+from crankshaft.input.splits import InputError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def table(rows, first=0, **more):
+    number = np.arange(first, first + rows)
+    return pa.table(
+        {
+            "id": number,
+            "age": (number % 90).astype(np.int8),
+            "price": number / 4,
+            "city": pa.array([f"city {n % 3}" for n in number]).dictionary_encode(),
+            "vector": pa.array([[n, n + 0.5] for n in number], pa.list_(pa.float32())),
+            "label": number % 2 == 0,
+            **more,
+        }
+    )
+
+
+def written(folder, *tables, **how):
+    folder.mkdir(exist_ok=True)
+    for number, each in enumerate(tables):
+        pq.write_table(each, folder / f"part-{number}.parquet", **{"row_group_size": 8, **how})
+    return str(folder)
+
+
+def all_of(source):
+    return source.read(np.arange(len(source)))
+
+
+def test_columns_are_read_by_name_in_the_order_of_rows(tmp_path):
+    folder = written(tmp_path, table(20), table(11, 20))
+    splits = parquet.load(folder, 0, numbers=("age",))
+    assert splits.num_classes == 2
+    assert splits.vocabulary == {"id": 31}
+    source = splits.train
+    assert source.element_spec == (
+        {
+            "id": Spec((), np.int64),
+            "age": Spec((), np.float32),
+            "price": Spec((), np.float32),
+            "city": Spec((), object),
+            "vector": Spec((2,), np.float32),
+        },
+        Spec((), np.int64),
+    )
+    indices = np.random.default_rng(0).permutation(31)
+    features, labels = source.read(indices)
+    np.testing.assert_array_equal(features["id"], indices)
+    np.testing.assert_array_equal(features["age"], indices % 90)
+    np.testing.assert_array_equal(features["price"], indices / 4)
+    np.testing.assert_array_equal(features["vector"], np.stack([indices, indices + 0.5], 1))
+    assert features["city"].tolist() == [b"city %d" % (n % 3) for n in indices]
+    np.testing.assert_array_equal(labels, indices % 2 == 0)
+    dtypes = {name: array.dtype for name, array in features.items()}
+    assert dtypes == {name: spec.dtype for name, spec in source.element_spec[0].items()}
+
+
+def test_features_may_be_one_array_of_some_columns(tmp_path):
+    splits = parquet.load(written(tmp_path, table(9)), 0, features=("age", "vector"), array=True)
+    assert splits.train.element_spec[0] == Spec((3,), np.float32)
+    features, _ = all_of(splits.train)
+    np.testing.assert_array_equal(features, [[n, n, n + 0.5] for n in range(9)])
+    assert splits.vocabulary is None
+
+
+def test_labels_of_text_are_numbered_by_the_data_to_train_on(tmp_path):
+    folder = written(tmp_path / "train", table(6))
+    other = written(tmp_path / "eval", table(2, 2))
+    splits = parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=other)
+    assert splits.num_classes == 3
+    assert all_of(splits.train)[1].tolist() == [0, 1, 2, 0, 1, 2]
+    assert all_of(splits.eval)[1].tolist() == [2, 0]
+    assert parquet.load(other, 0, label="city", features=("id",)).ids != splits.ids
+    strange = written(tmp_path / "strange", table(3, city=pa.array([1, 2, 3])))
+    with pytest.raises(InputError, match=r"column 'city' holds int64, and text in .*train/part-0.parquet; write both"):
+        parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=strange)
+
+
+def test_a_label_that_training_has_not_is_a_bad_record(tmp_path):
+    folder = written(tmp_path / "train", table(2))
+    other = written(tmp_path / "eval", table(3))
+    source = parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=other).eval
+    source.read(np.array([1, 0]))
+    with pytest.raises(BadRecordError, match=r"part-0.parquet, row 2: label 'city 2' is not among those of training"):
+        source.read(np.array([1, 2]))
+
+
+def test_without_a_label_examples_are_features_alone(tmp_path):
+    splits = parquet.load(written(tmp_path, table(3)), 0, label="none", features=("age",))
+    assert all_of(splits.train)["age"].tolist() == [0, 1, 2]
+
+
+def test_labels_of_floats_and_negative_ones_are_no_classes(tmp_path):
+    folder = written(tmp_path, table(3, debt=pa.array([-1, 0, 1])))
+    assert parquet.load(folder, 0, label="price", features=("id",)).num_classes is None
+    splits = parquet.load(folder, 0, label="debt")
+    assert splits.num_classes is None
+    assert set(parquet.load(folder, 0).vocabulary) == {"id", "age"}
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_vocabulary_is_found_with_and_without_statistics(tmp_path, statistics):
+    folder = written(tmp_path, table(20), table(3, 40), write_statistics=statistics)
+    splits = parquet.load(folder, 0)
+    assert splits.vocabulary == {"id": 43, "age": 43}
+    assert splits.num_classes == 2
+
+
+class CountedTable(parquet.ParquetTable):
+    """Counts the groups that are read."""
+
+    def __init__(self, files):
+        super().__init__(files)
+        self.read_groups = []
+
+    def read(self, group, names):
+        self.read_groups.append(group)
+        return super().read(group, names)
+
+
+def test_each_row_group_is_read_once_an_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "ParquetTable", CountedTable)
+    source = parquet.load(written(tmp_path, table(64), table(60, 64)), 0, features=("id",)).train
+    assert source.chunk_examples == 8
+    source._table.read_groups.clear()
+    order = order_of(source, 31, 1, seed=1, shuffle_window=4)
+    reader = SourceReader(source, order)
+    found = []
+    for block in range(4):
+        features, _ = reader.read(order.examples(np.int64(block)), np.int64(block))
+        found += features["id"].numpy().ravel().tolist()
+    assert sorted(found) == [*range(124)]
+    assert len({*source._table.read_groups}) == 16
+    assert len(source._table.read_groups) <= 16 + 2 * 5  # those of the next epoch that are read ahead
+
+
+def test_one_group_is_read_once_for_all_that_want_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "ParquetTable", CountedTable)
+    source = parquet.load(written(tmp_path, table(100), row_group_size=100), 0, features=("id",)).train
+    source._table.read_groups.clear()
+    for first in range(0, 100, 10):
+        source.read(np.arange(first, first + 10))
+    assert source._table.read_groups == [0]
+
+
+def test_missing_values_are_bad_records_or_zero(tmp_path):
+    holes = {
+        "age": pa.array([1, None, 3], pa.int8()),
+        "price": pa.array([None, 0.5, 1.0]),
+        "city": pa.array(["a", "b", None]),
+        "vector": pa.array([[1.0, 2.0], None, [3.0, 4.0]]),
+    }
+    folder = written(tmp_path, table(3, **holes))
+    for name, row in (("age", 1), ("price", 0), ("city", 2), ("vector", 1)):
+        source = parquet.load(folder, 0, features=(name,)).train
+        source.read(np.array([n for n in range(3) if n != row]))
+        with pytest.raises(BadRecordError, match=rf"part-0.parquet, row {row}: column '{name}' has no value; fill it"):
+            all_of(source)
+    features, _ = all_of(parquet.load(folder, 0, features=tuple(holes), missing="zero").train)
+    assert features["age"].tolist() == [1, 0, 3]
+    assert features["price"].tolist() == [0, 0.5, 1]
+    assert features["city"].tolist() == [b"a", b"b", b""]
+    assert features["vector"].tolist() == [[1, 2], [0, 0], [3, 4]]
+
+
+@pytest.mark.parametrize("strange", [[1.0], [1.0, 2.0, 3.0], [1.0, None]])
+def test_a_list_of_another_length_is_a_bad_record(tmp_path, strange):
+    folder = written(tmp_path, table(3, vector=pa.array([[1.0, 2.0], strange, [3.0, 4.0]])))
+    source = parquet.load(folder, 0, features=("vector",), missing="zero").train
+    with pytest.raises(BadRecordError, match="row 1: column 'vector' has not 2 values, as others have"):
+        all_of(source)
+    assert source.read(np.array([2, 0]))[0]["vector"].tolist() == [[3, 4], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            {"label": "class"},
+            "has no column 'class'; name the label's by --input_arg=label=NAME, one of id, age, price",
+        ),
+        ({"features": ("size",)}, "features=size: "),
+        ({"numbers": ("size",)}, "numbers=size: "),
+        ({"missing": "drop"}, "missing=drop is unknown; use refuse or zero"),
+        ({"array": True}, "column 'city' is text; leave it out"),
+        ({"features": ("when",)}, "column 'when' is neither of numbers nor of text; name those to be read"),
+        ({}, "column 'when' is neither of numbers nor of text; name those to be read by --input_arg=features=id,age"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, arguments, line):
+    when = {"when": pa.array([0, 1, 2], pa.timestamp("s"))} if "when" in line else {}
+    with pytest.raises(InputError) as caught:
+        parquet.load(written(tmp_path, table(3, **when)), 0, **arguments)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_other_columns_are_one_line(tmp_path):
+    folder = written(tmp_path, table(3), table(3).drop_columns("age"))
+    with pytest.raises(InputError, match=r"part-1.parquet has no column 'age', and .*part-0.parquet has; give files"):
+        parquet.load(folder, 0)
+    written(tmp_path, table(3), table(3, age=pa.array([0.5, 1, 2])))
+    with pytest.raises(InputError, match=r"part-1.parquet: column 'age' is double, and int8 in .*part-0.parquet"):
+        parquet.load(folder, 0)
+    written(tmp_path, table(3), table(0))
+    with pytest.raises(InputError, match=r"part-1.parquet has no rows; remove it"):
+        parquet.load(folder, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"text, not Parquet" * 100])
+def test_what_is_no_parquet_file_is_one_line(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=r"a.parquet is no whole Parquet file \(.*\); restore or remove it$"):
+        parquet.load(str(tmp_path), 0)
+
+
+def test_a_truncated_file_is_one_line(tmp_path):
+    path = os.path.join(written(tmp_path, table(100)), "part-0.parquet")
+    os.truncate(path, 1000)
+    with pytest.raises(InputError, match=r"part-0.parquet is no whole Parquet file"):
+        parquet.load(str(tmp_path), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [(lambda path: os.truncate(path, 1000), "has 1,000 bytes, and had"), (os.remove, "can't be read (No such file")],
+)
+def test_a_file_that_changes_while_it_is_read_is_one_line(tmp_path, change, line):
+    source = parquet.load(written(tmp_path, table(100)), 0).train
+    source.read(np.arange(3))
+    change(tmp_path / "part-0.parquet")
+    with pytest.raises(SourceError) as caught:
+        all_of(source)
+    assert line in str(caught.value)
+
+
+def test_flipped_bits_are_found_where_pages_have_checksums(tmp_path):
+    folder = written(tmp_path, table(100), write_page_checksum=True, compression="none", use_dictionary=False)
+    path = os.path.join(folder, "part-0.parquet")
+    column = pq.read_metadata(path).row_group(3).column(0)
+    whole = bytearray(open(path, "rb").read())  # noqa: SIM115
+    whole[column.data_page_offset + column.total_compressed_size - 3] ^= 4
+    with open(path, "wb") as file:
+        file.write(whole)
+    source = parquet.load(folder, 0).train
+    source.read(np.arange(24))
+    with pytest.raises(SourceError, match=r"part-0.parquet: row group 3 can't be read \(.*\); restore the file"):
+        all_of(source)
+
+
+def test_without_the_library_one_line_says_what_to_install(tmp_path, monkeypatch):
+    folder = written(tmp_path, table(3))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"needs the library pyarrow; pip install 'crankshaft\[parquet\]'"):
+        parquet.load(folder, 0)
+
+
+def test_remote_files_are_read_through_tensorflow(tmp_path):
+    import tensorflow as tf
+
+    written(tmp_path, table(20), table(11, 20))
+    for name in ("part-0.parquet", "part-1.parquet"):
+        tf.io.gfile.copy(str(tmp_path / name), f"ram://tables/{name}", overwrite=True)
+    here, there = (parquet.load(folder, 0).train for folder in (str(tmp_path), "ram://tables"))
+    tf.nest.map_structure(np.testing.assert_array_equal, all_of(here), all_of(there))
+    assert here.identity() == there.identity()

@@ -1,0 +1,45 @@
+"""Models on tables in files: ids and numbers by name, one array of numbers, runs that are resumed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.runs import assert_equal_bits, result
+
+ROWS = 300
+RUN = ("--global_batch_size=16", "--jit=off", "--progress=off", "--seed=3", "--resident_data_mb=0")
+
+
+def columns(rows=ROWS):
+    number = np.arange(rows)
+    return {"user": number * 7 % 31, "item": number * 5 % 17, "age": number % 9 / 9, "label": number * 7 % 31 % 2}
+
+
+def parquet(folder):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir()
+    pq.write_table(pa.table(columns()), folder / "a.parquet", row_group_size=32)
+
+
+WRITTEN = {"parquet": parquet}
+
+
+@pytest.fixture(params=WRITTEN)
+def data(request, tmp_path):
+    WRITTEN[request.param](tmp_path / "data")
+    return f"--input={request.param}", f"--data_dir={tmp_path}/data", "--validation_split=0.2"
+
+
+def test_a_resumed_run_is_one_that_was_not(inside, tmp_path, data):
+    model = ("--model=wide_deep", "--model_arg=hidden_units=4", "--model_arg=width=2", "--learning_rate=0.05")
+    for steps, name in ((10, "parts"), (40, "parts"), (40, "whole")):  # an epoch is 15 steps
+        inside(*RUN, *data, *model, f"--train_steps={steps}", f"--run_dir={tmp_path}/{name}").ok()
+    assert_equal_bits(tmp_path / "parts", tmp_path / "whole", "eval")
+    assert result(tmp_path / "whole")["eval"]["auc"] > 0.9
+
+
+def test_one_array_of_numbers_is_for_any_model(inside, tmp_path, data):
+    columns = ("--input_arg=array=true", "--input_arg=features=user,age")
+    inside(*RUN, *data, *columns, "--model=logistic", "--train_steps=5", f"--run_dir={tmp_path}/run").ok()
+    assert set(result(tmp_path / "run")["eval"]) >= {"accuracy", "loss"}
