@@ -1,4 +1,4 @@
-"""Tables in files, as sources: features by their columns' names, labels by one; read by groups of rows.
+"""Tables in files, as sources: features by their columns' names, labels by one; read by row groups.
 
 Host code.
 """
