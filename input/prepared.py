@@ -66,7 +66,7 @@ class Prepared:
 
     def read_each(self, offsets: list[int], length: int) -> list[bytes]:
         """Returns as many bytes from each offset on; raises as `read` does."""
-        return self._files.pread_each(0, offsets, length)
+        return self._files.pread_each(0, offsets, [length] * len(offsets))
 
     def damaged(self, what: str) -> SourceError:
         """Makes the error of bytes that are not what was written."""

@@ -52,14 +52,15 @@ def find(data_dir: str | None, patterns: tuple[str, ...], expected: str, flag: s
     found: dict[str, None] = {}
     for part in data_dir.split(","):
         part = os.path.expanduser(part.strip())
-        files = _in_folder(part, patterns) if _is_folder(part) else _matching(part)
+        files = _in_folder(part, patterns) if is_folder(part) else _matching(part)
         if not files:
             raise InputError(f"--{flag}={part}: expected {expected}, found {_what_is_there(part)}")
         found |= dict.fromkeys(files)
     return [*found]
 
 
-def _is_folder(path: str) -> bool:
+def is_folder(path: str) -> bool:
+    """Returns whether there is a folder at a path."""
     return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
 
 
@@ -81,7 +82,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _what_is_there(path: str) -> str:
-    if not _is_folder(path):
+    if not is_folder(path):
         return "nothing"
     names = sorted(_gfile().listdir(path) if is_remote(path) else os.listdir(path))
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "an empty folder"
@@ -135,25 +136,28 @@ class Files:
         Raises:
           SourceError: the file has become another, or can't be read.
         """
-        return self.pread_each(number, [offset], length)[0]
+        return self.pread_each(number, [offset], [length])[0]
 
-    def pread_each(self, number: int, offsets: list[int], length: int) -> list[bytes]:
-        """Returns `length` bytes of a file from each offset on; raises as `pread` does."""
+    def pread_each(self, number: int, offsets: list[int], lengths: list[int]) -> list[bytes]:
+        """Returns so many bytes from each of some offsets on; raises as `pread` does."""
         if time.monotonic() >= self._check_at.get(number, 0.0):
             self.check(number)
         try:
-            file = self._file(number)
-            found = [file.pread(offset, length) for offset in offsets]
+            found = self._file(number).pread_each(offsets, lengths)
         except OSError as error:
             raise self._unreadable(number, error) from None
-        for offset, each in zip(offsets, found, strict=True):
-            if len(each) < length:
-                self.check(number)
-                raise SourceError(
-                    f"{self.paths[number]} ends at byte {offset + len(each):,}, and bytes {offset:,} to "
-                    f"{offset + length:,} were to be read; restore it, and resume the run"
-                )
-        return found
+        if [*map(len, found)] == lengths:
+            return found
+        self.check(number)
+        offset, length, each = next(
+            (offset, length, each)
+            for offset, length, each in zip(offsets, lengths, found, strict=True)
+            if len(each) < length
+        )
+        raise SourceError(
+            f"{self.paths[number]} ends at byte {offset + len(each):,}, and bytes {offset:,} to {offset + length:,} "
+            "were to be read; restore it, and resume the run"
+        )
 
     def stream(self, number: int) -> io.BufferedReader:
         """Opens a file to be read from its beginning to its end, or anywhere; errors are those of `pread`."""
@@ -273,6 +277,13 @@ class _Local:
             found += piece
         return found
 
+    def pread_each(self, offsets: list[int], lengths: list[int]) -> list[bytes]:
+        pread, descriptor = os.pread, self._descriptor
+        found = [pread(descriptor, length, offset) for offset, length in zip(offsets, lengths, strict=True)]
+        if [*map(len, found)] != lengths:
+            return [self.pread(offset, length) for offset, length in zip(offsets, lengths, strict=True)]
+        return found
+
     def __del__(self):
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
@@ -294,6 +305,9 @@ class _Remote:
             found = b"".join(self._block(number) for number in numbers)
         start = offset - numbers.start * _REMOTE_BLOCK_BYTES
         return found[start : start + length]
+
+    def pread_each(self, offsets: list[int], lengths: list[int]) -> list[bytes]:
+        return [self.pread(offset, length) for offset, length in zip(offsets, lengths, strict=True)]
 
     def _block(self, number: int) -> bytes:
         if number not in self._blocks:

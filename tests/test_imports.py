@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
         *("crankshaft.engine.data.source", "numpy", "tensorflow"),
-        *("pyarrow", "tokenizers"),  # extras
+        *("array_record", "crc32c", "pyarrow", "tokenizers"),  # extras
     },
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {

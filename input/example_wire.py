@@ -1,0 +1,200 @@
+"""`tf.train.Example` in bytes: what is where in a record, records of one layout, writing.
+
+The format is that of protocol buffers (protobuf.dev/programming-guides/encoding) and TensorFlow's
+`core/example/feature.proto`. Host code, NumPy only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = {1: "bytes", 2: "float", 3: "int64"}  # by the number of the field in `Feature`
+_NUMBERS = {kind: number for number, kind in KINDS.items()}
+_LENGTH_DELIMITED = 2
+
+
+class Found(NamedTuple):
+    """A feature in a record.
+
+    Attributes:
+      kind: one of `KINDS`.
+      places: (first byte, bytes) of each value, or of all packed numbers together.
+      number: of values.
+    """
+
+    kind: str
+    places: tuple[tuple[int, int], ...]
+    number: int
+
+
+class NotAnExampleError(ValueError):
+    """Bytes are no serialized tf.train.Example."""
+
+
+def features_of(record: bytes) -> dict[str, Found]:
+    """Returns the features of a record, and where their values are. Raises `NotAnExampleError`."""
+    found = {}
+    try:
+        for _, start, stop in _fields(record, 0, len(record), (1,)):
+            for _, entry, entry_stop in _fields(record, start, stop, (1,)):
+                name, feature = b"", None
+                for number, first, last in _fields(record, entry, entry_stop, (1, 2)):
+                    if number == 1:
+                        name = record[first:last]
+                    else:
+                        feature = _feature(record, first, last)
+                if feature is not None:
+                    found[name.decode()] = feature
+    except (IndexError, UnicodeDecodeError):
+        raise NotAnExampleError("it is no serialized tf.train.Example") from None
+    return found
+
+
+def _feature(record: bytes, start: int, stop: int) -> Found | None:
+    for number, first, last in _fields(record, start, stop, (1, 2, 3)):
+        kind = KINDS[number]
+        parts = tuple((begin, end - begin) for _, begin, end in _fields(record, first, last, (1,), packed=kind))
+        if kind == "bytes":
+            return Found(kind, parts, len(parts))
+        size = sum(length for _, length in parts)
+        if kind == "float":
+            return Found(kind, parts, size // 4)
+        ends = sum(1 for begin, length in parts for byte in record[begin : begin + length] if byte < 0x80)
+        return Found(kind, parts, ends)
+    return None
+
+
+def int64s(record: bytes, feature: Found) -> Iterator[int]:
+    """Yields a feature's int64s."""
+    for start, size in feature.places:
+        place = start
+        while place < start + size:
+            value, place = _varint(record, place)
+            yield value - (1 << 64) if value >> 63 else value
+
+
+def _fields(
+    record: bytes, start: int, stop: int, known: tuple[int, ...], packed: str = ""
+) -> Iterator[tuple[int, int, int]]:
+    """Yields (field's number, first byte, byte after the last) of a message's fields."""
+    while start < stop:
+        tag, start = _varint(record, start)
+        number, wire = tag >> 3, tag & 7
+        if number not in known:
+            raise NotAnExampleError(f"it is no serialized tf.train.Example (field {number})")
+        if wire == _LENGTH_DELIMITED:
+            length, start = _varint(record, start)
+            end = start + length
+        elif packed == "float" and wire == 5:  # numbers one by one, as old writers have them
+            end = start + 4
+        elif packed == "int64" and wire == 0:
+            _, end = _varint(record, start)
+        else:
+            raise NotAnExampleError(f"it is no serialized tf.train.Example (wire type {wire})")
+        if end > stop:
+            raise NotAnExampleError("it is no serialized tf.train.Example (a length goes beyond it)")
+        yield number, start, end
+        start = end
+
+
+def _varint(record: bytes, start: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = record[start]
+        start += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, start
+        shift += 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What a layout takes of a record, as one feature's values.
+
+    Attributes:
+      name: the feature's.
+      kind: as it is stored, one of `KINDS`.
+      size: bytes of a value that is stored as bytes; of floats and int64s, how many there are.
+    """
+
+    name: str
+    kind: str
+    size: int
+
+
+class Layout:
+    """Records in which the same things stand at the same places: decoded as slices of one array.
+
+    Args:
+      record: one of them.
+      fields: the features that are read, each of one value of bytes, or of floats, or of int64s of one byte each
+        (0 to 127).
+
+    Raises:
+      ValueError: this record's features are not such.
+    """
+
+    def __init__(self, record: bytes, fields: list[Field]):
+        found = features_of(record)
+        fixed = np.full(len(record), 0xFF, np.uint8)  # which bits have to be as they are here
+        self.places: dict[str, slice] = {}
+        for field in fields:
+            feature = found.get(field.name)
+            size = field.size * {"bytes": 1, "float": 4, "int64": 1}[field.kind]
+            if feature is None or feature.kind != field.kind or [n for _, n in feature.places] != [size]:
+                raise ValueError(f"{field.name} is not at one place")
+            start = feature.places[0][0]
+            self.places[field.name] = slice(start, start + size)
+            fixed[self.places[field.name]] = 0x80 if field.kind == "int64" else 0
+        self._size = len(record)
+        template = np.frombuffer(record, np.uint8)
+        whole = np.flatnonzero(fixed == 0xFF)
+        runs = np.split(whole, np.flatnonzero(np.diff(whole) > 1) + 1) if len(whole) else []
+        self._fixed = [(slice(run[0], run[-1] + 1), template[run[0] : run[-1] + 1]) for run in runs]
+        self._small = [self.places[field.name] for field in fields if field.kind == "int64"]
+
+    def matches(self, records: np.ndarray) -> np.ndarray:
+        """Returns which records, [n, bytes] uint8, are of this layout, [n] bool."""
+        if records.shape[1] != self._size:
+            return np.zeros(len(records), bool)
+        good = np.ones(len(records), bool)
+        for place, expected in self._fixed:
+            good &= (records[:, place] == expected).all(1)
+        for place in self._small:
+            good &= (records[:, place] < 0x80).all(1)
+        return good
+
+
+def write(features: Mapping[str, tuple[str, bytes | list[bytes]]]) -> bytes:
+    """Serializes an Example, its features in the order given.
+
+    Args:
+      features: name -> (kind, what is stored): of bytes one value or a list of them, of floats their bytes,
+        little-endian.
+    """
+    entries = []
+    for name, (kind, stored) in features.items():
+        values = stored if isinstance(stored, list) else [stored]
+        content = b"".join(_delimited(1, value) for value in values)
+        feature = _delimited(_NUMBERS[kind], content)
+        entries.append(_delimited(1, _delimited(1, name.encode()) + _delimited(2, feature)))
+    return _delimited(1, b"".join(entries))
+
+
+def _delimited(number: int, content: bytes) -> bytes:
+    return b"%c%s%s" % (number << 3 | _LENGTH_DELIMITED, _as_varint(len(content)), content)
+
+
+def _as_varint(value: int) -> bytes:
+    """Returns an integer of 0 or more as a varint."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

@@ -1,0 +1,278 @@
+"""What records of shards hold: by a features.json beside them, by arguments, or by how they look.
+
+A features.json has `features` (name -> shape, dtype and what it is stored as: bytes, float or int64), which of them is
+the `label` and which the `weight`, or `example`, the form of an example as a nest of names; and where it is known
+`num_classes`, `vocabulary` and `ids` (see `input.splits.Splits`) and the `splits` that `crankshaft prepare` has
+written. Host code, NumPy only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from crankshaft.engine.data.source import Spec
+from crankshaft.input import example_wire
+from crankshaft.input.splits import InputError
+from crankshaft.input.storage import is_remote
+
+NAME = "features.json"
+_CURE = "see docs/data.md for what it holds"
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A feature of each record.
+
+    Attributes:
+      name: in the record.
+      stored: "bytes" (a number's bytes as they are in memory, little-endian; of text, each string), "float" or "int64".
+      spec: what it is in an example.
+    """
+
+    name: str
+    stored: str
+    spec: Spec
+
+    @property
+    def is_text(self) -> bool:
+        return self.spec.dtype.hasobject
+
+    @property
+    def values(self) -> int:
+        """Numbers or strings of it in an example."""
+        return int(np.prod(self.spec.shape, dtype=np.int64))
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is stored as bytes, else values."""
+        return self.spec.nbytes if self.stored == "bytes" else self.values
+
+    def as_json(self) -> dict[str, Any]:
+        dtype = "string" if self.is_text else self.spec.dtype.name
+        return {"shape": [*self.spec.shape], "dtype": dtype, "stored": self.stored}
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.as_json()['dtype']} {[*self.spec.shape]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """What each record holds, and what an example is of it.
+
+    Attributes:
+      by_name: the features that are read.
+      example: nest of tuples and dicts of their names.
+      about: what else is known: num_classes, vocabulary, ids, splits.
+    """
+
+    by_name: dict[str, Feature]
+    example: Any
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def element_spec(self) -> Any:
+        return nested(self.example, lambda name: self.by_name[name].spec)
+
+    def as_json(self) -> dict[str, Any]:
+        described = {name: feature.as_json() for name, feature in self.by_name.items()}
+        return {"features": described, "example": self.example, **self.about}
+
+
+def nested(example: Any, convert: Callable[[str], Any]) -> Any:
+    """Returns a nest of names with something in each one's place."""
+    if isinstance(example, dict):
+        return {key: nested(value, convert) for key, value in example.items()}
+    if isinstance(example, (tuple, list)):
+        return tuple(nested(value, convert) for value in example)
+    return convert(example)
+
+
+def names_in(example: Any) -> list[str]:
+    """Lists the names in a nest."""
+    found: list[str] = []
+    nested(example, found.append)
+    return found
+
+
+def find(paths: list[str], given: tuple[str, ...], label: str, weight: str, samples: Callable[[], list[bytes]]):
+    """Returns the features of shards: as they are given, or as a features.json says, or as records look.
+
+    Args:
+      paths: the shards.
+      given: by arguments, NAME:DTYPE:SHAPE, e.g. "image:uint8:28x28x1", "label:int64".
+      label: name of the labels; "" is that of features.json, else "label" where there is such a feature.
+      weight: name of the weights; "" is that of features.json, else none.
+      samples: returns some records.
+
+    Raises:
+      InputError: what was given or found can't be used.
+    """
+    path, content = read_json(paths)
+    if content is not None and not given:
+        return _of_json(path, content, label, weight)
+    looked = _looked_at(paths[0], samples())
+    if given:
+        features = [_given(each, looked) for each in given]
+    else:
+        features = [*looked.values()]
+        logging.warning(
+            "features as the records look: %s; write a %s beside the files, or --input_arg=features=..., if they are "
+            "something else",
+            ", ".join(map(str, features)),
+            NAME,
+        )
+    by_name = {feature.name: feature for feature in features}
+    return Features(by_name, _example([*by_name], label, weight, "the records"))
+
+
+def read_json(paths: list[str]) -> tuple[str, dict | None]:
+    """Returns (path, content) of the features.json beside the first file, or a folder above; content is None if none.
+
+    Raises:
+      InputError: it is no JSON, or can't be read.
+    """
+    folder = os.path.dirname(paths[0])
+    for place in (folder, os.path.dirname(folder) if folder else os.pardir):
+        path = f"{place}/{NAME}" if place else NAME
+        try:
+            if is_remote(path):
+                import tensorflow as tf
+
+                if not tf.io.gfile.exists(path):
+                    continue
+                with tf.io.gfile.GFile(path) as file:
+                    text = file.read()
+            else:
+                with open(path, encoding="utf-8") as file:
+                    text = file.read()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise InputError(f"{path} can't be read ({error.strerror}); see to its permissions") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is no text; {_CURE}") from None
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{path} is no JSON ({error}); mend it") from None
+        if not isinstance(content, dict) or not isinstance(content.get("features"), dict) or not content["features"]:
+            raise InputError(f"{path} has no mapping `features`; {_CURE}")
+        return path, content
+    return "", None
+
+
+def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
+    by_name = {}
+    for name, about in content["features"].items():
+        if not isinstance(about, dict):
+            raise InputError(f"{path}: {name} is {about!r:.40}; give its shape, dtype and what it is stored as")
+        dtype = _dtype(f"{path}: {name}", about.get("dtype", ""))
+        shape = about.get("shape", [])
+        if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+            raise InputError(f"{path}: {name} has shape {shape!r:.40}; give a list of sizes, e.g. [28, 28, 1]")
+        stored = about.get("stored", _usually_stored(dtype))
+        if stored not in example_wire.KINDS.values() or (dtype.hasobject and stored != "bytes"):
+            raise InputError(f"{path}: {name} is stored as {stored!r:.40}; use bytes, float or int64 (text: bytes)")
+        by_name[name] = Feature(name, stored, Spec(tuple(shape), dtype))
+    if "example" not in content or label or weight:
+        names = (label or content.get("label", ""), weight or content.get("weight", ""))
+        example = _example([*by_name], *names, path)
+    else:
+        example = content["example"]
+        if strange := [name for name in names_in(example) if name not in by_name]:
+            raise InputError(f"{path}: its example has {strange[0]!r}, which is none of {', '.join(by_name)}; mend it")
+    used = {name: by_name[name] for name in names_in(example)}
+    about = {key: value for key, value in content.items() if key not in ("features", "example", "label", "weight")}
+    return Features(used, example, about)
+
+
+def _usually_stored(dtype: np.dtype) -> str:
+    return "float" if dtype == np.float32 else "int64" if dtype == np.int64 else "bytes"
+
+
+def _dtype(where: str, name: Any) -> np.dtype:
+    if name == "string":
+        return np.dtype(object)
+    try:
+        found = np.dtype(name) if isinstance(name, str) and name else None
+    except TypeError:
+        found = None
+    if found is None or found.kind not in "biuf":
+        raise InputError(f"{where} is of dtype {name!r:.40}; use one such as uint8, int64, float32 or string")
+    return found
+
+
+def _example(names: list[str], label: str, weight: str, where: str) -> Any:
+    """Returns the form of an example: (features, label, weight), without those that there are none of."""
+    for flag, name in (("label", label), ("weight", weight)):
+        if name and name not in names:
+            raise InputError(f"{flag}={name} is none of the features of {where}: {', '.join(names)}; use one of them")
+    label = label or ("label" if "label" in names else "")
+    rest = [name for name in names if name not in (label, weight)]
+    if not rest:
+        raise InputError(f"{where}: there is no feature besides {label or weight}; name the others too")
+    features: Any = rest[0] if len(rest) == 1 else {name: name for name in rest}
+    if weight:
+        return (features, label or (), weight)
+    return (features, label) if label else (features,)
+
+
+def _given(text: str, looked: Mapping[str, Feature]) -> Feature:
+    found = re.fullmatch(r"([^:]+)(?::(\w+))?(?::(\d+(?:x\d+)*))?", text)
+    if not found:
+        raise InputError(f"features={text} can't be read; write NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1")
+    name, dtype, shape = found.groups()
+    if name not in looked:
+        raise InputError(f"features={text}: the first record has no {name}; it has {', '.join(looked)}")
+    seen = looked[name]
+    spec_dtype = _dtype(f"features={text}", dtype) if dtype else seen.spec.dtype
+    sizes = tuple(map(int, shape.split("x"))) if shape else seen.spec.shape if spec_dtype == seen.spec.dtype else ()
+    return Feature(name, seen.stored, Spec(sizes, spec_dtype))
+
+
+def _looked_at(path: str, samples: list[bytes]) -> dict[str, Feature]:
+    """Returns the features as the samples have them: bytes of one length that are no text are uint8, else strings."""
+    try:
+        found = [example_wire.features_of(record) for record in samples]
+    except example_wire.NotAnExampleError as error:
+        raise InputError(f"{path}: of a record: {error}; write a {NAME}, or records that are") from None
+    if not found[0]:
+        raise InputError(f"{path}: its first record has no features; write examples that have")
+    return {
+        name: _as_it_looks(name, feature.kind, feature.number, _values(samples, found, name))
+        for name, feature in sorted(found[0].items())
+    }
+
+
+def _values(samples: list[bytes], found: list[dict], name: str) -> list[bytes]:
+    return [
+        record[start : start + size]
+        for record, features in zip(samples, found, strict=True)
+        if name in features
+        for start, size in features[name].places
+    ]
+
+
+def _as_it_looks(name: str, kind: str, count: int, values: Iterable[bytes]) -> Feature:
+    shape = () if count == 1 else (count,)
+    if kind != "bytes":
+        return Feature(name, kind, Spec(shape, np.float32 if kind == "float" else np.int64))
+    sizes = {len(value) for value in values}
+    if count == 1 and len(sizes) == 1 and not all(_is_text(value) for value in values):
+        return Feature(name, kind, Spec((sizes.pop(),), np.uint8))
+    return Feature(name, kind, Spec(shape, object))
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        return value.decode().isprintable()
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,296 @@
+"""Where each record of a TFRecord shard begins: an index beside the shard, made once.
+
+Host code. A shard's index is SHARD.index: a header that names the shard it belongs to, then the offsets at which its
+records begin and at which the last one ends, int64 little-endian. Where all records have one length the header says so,
+and offsets are computed; else those of large shards are read as they are asked for. So 10^8 records need no memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import secrets
+import struct
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from crankshaft.input import checksums
+from crankshaft.input.splits import InputError
+from crankshaft.input.storage import Files, is_remote, size_of
+
+HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
+SUFFIX = ".index"
+_AROUND = HEADER_BYTES + FOOTER_BYTES
+# magic, version, the shard's bytes, the checksum of its ends, records, data bytes of each (-1: they differ), the
+# offsets' checksum; then the checksum of all this.
+_HEADER = struct.Struct("<8sIqIqqI")
+_MAGIC, _VERSION = b"TFRINDEX", 1
+_OFFSETS_AT = _HEADER.size + 4
+_END_BYTES = 4096  # of a shard, at both ends, by whose checksum an index knows it
+_SCAN_BYTES = 1 << 20
+_IN_MEMORY_BYTES = 32 << 20  # of all shards' offsets
+_QUIET_SECONDS = 5.0
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardIndex:
+    """What is known of one shard's records.
+
+    Attributes:
+      records: how many there are.
+      length: bytes of data of each, or -1 where they differ.
+      ends: the checksum of the shard's ends.
+      offsets: [records + 1] int64 where they differ and are in memory; None where they are read from the index's file.
+    """
+
+    records: int
+    length: int
+    ends: int
+    offsets: np.ndarray | None = None
+
+
+class Index:
+    """The records of several shards, numbered through. To be shared between threads.
+
+    Args:
+      files: the shards.
+      shards: what is known of each.
+    """
+
+    def __init__(self, files: Files, shards: list[ShardIndex]):
+        self.files = files
+        self.shards = shards
+        records = np.array([shard.records for shard in shards])
+        self._ends = np.cumsum(records)
+        self._starts = self._ends - records
+        on_disk = [number for number, shard in enumerate(shards) if shard.length < 0 and shard.offsets is None]
+        self._places = {number: place for place, number in enumerate(on_disk)}
+        self._index_files = Files([files.paths[number] + SUFFIX for number in on_disk])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def shards_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each example's shard and its number in it, both [n] int64."""
+        shards = np.searchsorted(self._ends, indices, side="right")
+        return shards, indices - self._starts[shards]
+
+    def find(self, shard: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where records of a shard begin and the bytes of their data, both [n] int64."""
+        known = self.shards[shard]
+        if known.length >= 0:
+            return numbers * (known.length + _AROUND), np.full(len(numbers), known.length)
+        if known.offsets is not None:
+            starts = known.offsets[numbers]
+            return starts, known.offsets[numbers + 1] - starts - _AROUND
+        places = (_OFFSETS_AT + 8 * numbers).tolist()
+        pairs = self._index_files.pread_each(self._places[shard], places, [16] * len(places))
+        found = np.frombuffer(b"".join(pairs), "<i8").reshape(-1, 2)
+        return found[:, 0], found[:, 1] - found[:, 0] - _AROUND
+
+
+def open_index(paths: list[str], say: Callable[[str], None] | None = None) -> Index:
+    """Reads the index of each shard, or makes it where there is none that belongs to it.
+
+    Args:
+      paths: of the shards.
+      say: is given a line now and then where this takes long; None logs it.
+
+    Raises:
+      InputError: a shard can't be read, is no TFRecord file, is truncated or empty.
+    """
+    say = say or logging.warning
+    files = Files(paths)
+    shards, in_memory = [], 0
+    for number, path in enumerate(paths):
+        shard = _read(files, number)
+        if shard is None:
+            shard, is_kept = _make(files, number, say)
+            if is_kept and in_memory + 8 * shard.records > _IN_MEMORY_BYTES:
+                shard = dataclasses.replace(shard, offsets=None)
+        elif shard.length < 0 and in_memory + 8 * shard.records <= _IN_MEMORY_BYTES:
+            shard = dataclasses.replace(shard, offsets=_read_offsets(path, shard.records))
+        if not shard.records:
+            raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it anew")
+        in_memory += 0 if shard.offsets is None else shard.offsets.nbytes
+        shards.append(shard)
+    return Index(files, shards)
+
+
+def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
+    """Writes a shard's index, whole or not at all. Raises OSError.
+
+    Args:
+      path: the shard's.
+      size: its bytes.
+      ends: the checksum of its ends, see `checksum_of_ends`.
+      lengths: [records] int64, bytes of each record's data.
+    """
+    length = _same(lengths)
+    stored = b"" if length >= 0 else _offsets(lengths).astype("<i8").tobytes()
+    header = _HEADER.pack(_MAGIC, _VERSION, size, ends, len(lengths), length, checksums.crc32c(stored))
+    replace_file(path + SUFFIX, header + struct.pack("<I", checksums.crc32c(header)) + stored)
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """Writes a file by a temporary one, so that nobody meets half of it. Raises OSError."""
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+    if is_remote(path):
+        import tensorflow as tf
+
+        try:
+            with tf.io.gfile.GFile(temporary, "wb") as file:
+                file.write(content)
+            tf.io.gfile.rename(temporary, path, overwrite=True)
+        except tf.errors.OpError as error:
+            raise OSError(str(error).splitlines()[0]) from None
+        return
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+        raise
+
+
+def checksum_of_ends(read: Callable[[int, int], bytes], size: int) -> int:
+    """Returns a checksum of a file's first and last bytes; `read` returns so many bytes from an offset on."""
+    start = checksums.crc32c(read(0, min(size, _END_BYTES)))
+    return checksums.crc32c(read(max(0, size - _END_BYTES), min(size, _END_BYTES)), start)
+
+
+def _read(files: Files, number: int) -> ShardIndex | None:
+    """Returns what a shard's index says; None where there is none, or it is of another file, or is no whole index."""
+    path = files.paths[number] + SUFFIX
+    try:
+        size = size_of(path)
+    except InputError:
+        return None
+    index = Files([path])
+    if size >= _OFFSETS_AT:
+        head = index.pread(0, 0, _OFFSETS_AT)
+        magic, version, shard_bytes, ends, records, length, _ = _HEADER.unpack_from(head)
+        fits = size == _OFFSETS_AT + (0 if length >= 0 else 8 * (records + 1))
+        if magic == _MAGIC and version == _VERSION and fits and _checksum(head) == checksums.crc32c(head[:-4]):
+            if shard_bytes == files.sizes[number] and ends == _ends_of(files, number):
+                return ShardIndex(records, length, ends)
+            logging.warning("%s is the index of another file than the one beside it: made anew", path)
+            return None
+    logging.warning("%s is no whole index: made anew", path)
+    return None
+
+
+def _checksum(head: bytes) -> int:
+    return struct.unpack("<I", head[-4:])[0]
+
+
+def _ends_of(files: Files, number: int) -> int:
+    return checksum_of_ends(lambda offset, length: files.pread(number, offset, length), files.sizes[number])
+
+
+def _read_offsets(path: str, records: int) -> np.ndarray:
+    index = Files([path + SUFFIX])
+    stored = index.pread(0, 0, _OFFSETS_AT + 8 * (records + 1))
+    if checksums.crc32c(stored[_OFFSETS_AT:]) != _HEADER.unpack_from(stored)[-1]:
+        raise InputError(f"{path}{SUFFIX} is damaged (its checksum differs); delete it: it is made anew")
+    return np.frombuffer(stored, "<i8", offset=_OFFSETS_AT).astype(np.int64)
+
+
+def _make(files: Files, number: int, say: Callable[[str], None]) -> tuple[ShardIndex, bool]:
+    """Returns a shard's index and whether it is on the disk now."""
+    path = files.paths[number]
+    lengths, ends = _Scan(files, number, say).lengths(), _ends_of(files, number)
+    known = ShardIndex(len(lengths), _same(lengths), ends, None if _same(lengths) >= 0 else _offsets(lengths))
+    if os.path.exists(path + SUFFIX) and _read(files, number):
+        return known, True  # another process was faster, and others may read its index by now
+    try:
+        write(path, files.sizes[number], ends, lengths)
+    except OSError as error:
+        why = error.strerror or str(error)
+        say(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and made anew at each start")
+        return known, False
+    return known, True
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths + _AROUND)])
+
+
+def _same(lengths: np.ndarray) -> int:
+    return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else -1
+
+
+class _Scan:
+    """Goes through a shard from header to header."""
+
+    def __init__(self, files: Files, number: int, say: Callable[[str], None]):
+        self._files, self._number, self._say = files, number, say
+        self._path, self._size = files.paths[number], files.sizes[number]
+        self._records = 0
+
+    def lengths(self) -> np.ndarray:
+        """Returns the bytes of each record's data, [records] int64."""
+        found: list[np.ndarray] = []
+        position, said = 0, time.monotonic()
+        while position < self._size:
+            piece = min(_SCAN_BYTES, self._size - position)
+            block = self._files.pread(self._number, position, piece)
+            if position == 0 and block.startswith(_GZIP_MAGIC):
+                raise InputError(
+                    f"{self._path} is gzip, in which no record can be found without unpacking those before it; unpack "
+                    "it (gunzip), or write shards that can by crankshaft prepare"
+                )
+            lengths, used = self._in_block(block, position)
+            found.append(lengths)
+            self._records += len(lengths)
+            position += used
+            if time.monotonic() - said > _QUIET_SECONDS:
+                said = time.monotonic()
+                self._say(f"making the index of {self._path}: {position / self._size:.0%}, {self._records:,} records")
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:
+        """Returns the lengths of the records whose headers are in a block, and where the next one begins in it."""
+        starts, lengths, checks, place = [], [], [], 0
+        unpack, last = struct.Struct("<QI").unpack_from, len(block) - HEADER_BYTES
+        while place <= last:
+            length, check = unpack(block, place)
+            starts.append(place)
+            lengths.append(length)
+            checks.append(check)
+            place += length + _AROUND
+        if not starts:
+            raise InputError(self._truncated(self._records, position, len(block)))
+        sizes = np.array(lengths, np.uint64)
+        wrong = np.flatnonzero(checksums.of_lengths(sizes) != np.array(checks, np.uint32))
+        if len(wrong):
+            first = int(wrong[0])
+            if not self._records + first:
+                raise InputError(f"{self._path} is no TFRecord file (its first checksum differs); leave it out")
+            raise InputError(
+                f"{self._path}: record {self._records + first} (byte {position + starts[first]:,}): the checksum of "
+                "its length differs, so no record after it can be found; restore the file"
+            )
+        if position + place > self._size:
+            last_at = position + starts[-1]
+            raise InputError(self._truncated(self._records + len(starts) - 1, last_at, self._size - last_at))
+        return sizes.astype(np.int64), place
+
+    def _truncated(self, record: int, at: int, found: int) -> str:
+        return (
+            f"{self._path} is truncated: record {record} (byte {at:,}) has {found:,} bytes left of it at the end of "
+            "the file; restore the file"
+        )
+
+
+def is_shard(path: str) -> bool:
+    """Returns whether a path may be a shard, and is no index or other file that stands beside them."""
+    return not path.endswith((SUFFIX, ".tmp", ".json", ".md", ".txt"))

@@ -1,0 +1,172 @@
+"""Shards of TFRecords that hold tf.train.Examples: a folder, a glob or files with commas.
+
+What a record holds is said by a features.json beside the shards (`input/features.py`), by arguments, or is read off
+the records. The format of the files: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record that is
+read are checked. Host code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from crankshaft.engine.data.source import BadRecordError, SourceError
+from crankshaft.input import checksums, features, record_index
+from crankshaft.input.examples import ExampleSource
+from crankshaft.input.features import Features
+from crankshaft.input.record_index import FOOTER_BYTES, HEADER_BYTES, Index
+from crankshaft.input.shards import check_against, find_splits
+from crankshaft.input.splits import Splits, check_at_least
+
+PATTERNS = ("*.tfrecord", "*.tfrecord*", "*.tfrec", "*.tfrec*", "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9]*")
+_EXPECTED = "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)"
+_SAMPLES = 16  # records by which features are read off
+
+
+def load(
+    data_dir: str | None,
+    seed: int,
+    *,
+    eval_data_dir: str | None = None,
+    label: str = "",
+    weight: str = "",
+    features: tuple = (),
+    num_classes: int = 0,
+) -> Splits:
+    """Opens shards that `crankshaft prepare`, TensorFlow or others have written.
+
+    Args:
+      data_dir: the shards to train on: a folder, a glob or files with commas; or a folder with folders train and eval.
+      seed: is not used.
+      eval_data_dir: those to evaluate on.
+      label: name of the feature that is the labels; "" is as features.json says, else "label" where there is one.
+      weight: name of the feature that is the examples' weights, if any.
+      features: those to read, each NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1; () is as features.json says, or all.
+      num_classes: 0 is as features.json says.
+
+    Raises:
+      InputError: the files are not there, or are not what is expected.
+    """
+    del seed
+    check_at_least("num_classes", num_classes, 0)
+    train, evaluation = find_splits(data_dir, eval_data_dir, PATTERNS, _EXPECTED)
+    return open_splits(train, evaluation, TFRecords, (features, label, weight), num_classes)
+
+
+def open_splits(
+    train: list[str], evaluation: list[str] | None, kind: Any, asked: tuple[tuple, str, str], num_classes: int
+) -> Splits:
+    """Opens the shards of both splits.
+
+    Args:
+      train: paths.
+      evaluation: paths, or None.
+      kind: what opens them: given paths and a function from samples of them to `Features`.
+      asked: features, label and weight, see `load`.
+      num_classes: as it was given.
+    """
+    given, label, weight = asked
+    found: dict[str, Features] = {}
+
+    def features_by(samples: Callable[[], list[bytes]]) -> Features:
+        if not found:
+            found["all"] = features.find(train, tuple(map(str, given)), label, weight, samples)
+        return found["all"]
+
+    splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
+    about = found["all"].about
+    for split, paths in zip(splits, (train, evaluation), strict=True):
+        if split is not None:
+            check_against(about, paths, len(split))
+    return Splits(
+        splits[0], splits[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
+    )
+
+
+class TFRecords(ExampleSource):
+    """Examples of TFRecord shards, in the order of the shards and of the records in each.
+
+    Args:
+      paths: of the shards.
+      features_by: returns what records hold, given a function that returns some.
+    """
+
+    def __init__(self, paths: list[str], features_by: Callable[[Callable[[], list[bytes]]], Features]):
+        self._index: Index = record_index.open_index(paths)
+        super().__init__(features_by(self._samples))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def records(self, indices: np.ndarray) -> list[bytes]:
+        shards, numbers = self._index.shards_of(indices)
+        if (shards == shards[0]).all():
+            return self._of_shard(int(shards[0]), numbers, indices)
+        found: list[bytes] = [b""] * len(indices)
+        order = np.argsort(shards, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            records = self._of_shard(int(shards[rows[0]]), numbers[rows], indices[rows])
+            for row, record in zip(rows.tolist(), records, strict=True):
+                found[row] = record
+        return found
+
+    def where(self, index: int) -> str:
+        shards, numbers = self._index.shards_of(np.array([index]))
+        start = self._index.find(int(shards[0]), numbers)[0]
+        return f"{self._index.files.paths[int(shards[0])]}: record {int(numbers[0])} (byte {int(start[0]):,})"
+
+    def identity(self) -> str:
+        digest = hashlib.sha256()
+        files = self._index.files
+        for path, size, shard in zip(files.paths, files.sizes, self._index.shards, strict=True):
+            digest.update(f"{os.path.basename(path)} {size} {shard.records} {shard.ends}\n".encode())
+        return f"{len(files.paths)} shards {digest.hexdigest()}"
+
+    def _of_shard(self, shard: int, numbers: np.ndarray, indices: np.ndarray) -> list[bytes]:
+        """Returns the data of records of one shard, by their numbers in it."""
+        starts, lengths = self._index.find(shard, numbers)
+        sizes = lengths + (HEADER_BYTES + FOOTER_BYTES)
+        if len(numbers) > 1 and (np.diff(numbers) == 1).all():
+            first = int(starts[0])
+            block = self._index.files.pread(shard, first, int(starts[-1] + sizes[-1]) - first)
+            places = (starts - first).tolist()
+            found = [block[place : place + size] for place, size in zip(places, sizes.tolist(), strict=True)]
+        else:
+            found = self._index.files.pread_each(shard, starts.tolist(), sizes.tolist())
+        heads = np.frombuffer(b"".join([each[:HEADER_BYTES] for each in found]), _HEAD)
+        feet = np.frombuffer(b"".join([each[-FOOTER_BYTES:] for each in found]), "<u4")
+        records = [each[HEADER_BYTES:-FOOTER_BYTES] for each in found]
+        expected = checksums.of_lengths(lengths)
+        if not ((heads["length"] == lengths) & (heads["check"] == expected)).all():
+            self._explain_head(heads, lengths, indices)
+        wrong = np.flatnonzero(checksums.of_records(records) != feet)
+        if len(wrong):
+            self._index.files.check(shard)
+            raise self._bad(int(indices[wrong[0]]), "the checksum of its data differs, so some bit of it is flipped")
+        return records
+
+    def _explain_head(self, heads: np.ndarray, lengths: np.ndarray, indices: np.ndarray) -> None:
+        row = int(np.flatnonzero((heads["length"] != lengths) | (heads["check"] != checksums.of_lengths(lengths)))[0])
+        where = self.where(int(indices[row]))
+        if checksums.of_lengths(heads["length"][row : row + 1])[0] == heads["check"][row]:
+            path = where.partition(": record")[0]
+            raise SourceError(
+                f"{where} has {int(heads['length'][row]):,} bytes, and its index says {int(lengths[row]):,}: it is the "
+                f"index of another file; delete {path}{record_index.SUFFIX}: it is made anew"
+            )
+        raise self._bad(int(indices[row]), "the checksum of its length differs, so some bit of it is flipped")
+
+    def _bad(self, index: int, what: str) -> BadRecordError:
+        return BadRecordError(
+            index, f"{self.where(index)}: {what}; restore the file, or leave such records out by --max_bad_records"
+        )
+
+    def _samples(self) -> list[bytes]:
+        return self.records(np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)))
+
+
+_HEAD = np.dtype([("length", "<u8"), ("check", "<u4")])

@@ -1,0 +1,376 @@
+"""TFRecord shards: every record is read as TensorFlow wrote it, and every fault is one line with file and record."""
+
+import gzip
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.data.source import BadRecordError, SourceError, WithoutBadRecords
+from crankshaft.input import checksums, record_index, tfrecord
+from crankshaft.input.splits import InputError
+
+IMAGES = ("image:uint8:4x5", "label:int64")
+
+
+def example(**values) -> bytes:
+    """A serialized tf.train.Example of bytes, floats or integers."""
+    kinds = {bytes: ("bytes_list", tf.train.BytesList), float: ("float_list", tf.train.FloatList)}
+    features = {}
+    for name, value in values.items():
+        items = [*value] if isinstance(value, (list, np.ndarray)) else [value]
+        field, of = kinds.get(type(items[0]), ("int64_list", tf.train.Int64List))
+        features[name] = tf.train.Feature(**{field: of(value=items)})
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def write(path, records) -> None:
+    with tf.io.TFRecordWriter(str(path)) as file:
+        for record in records:
+            file.write(record)
+
+
+def images(count: int, classes: int = 10):
+    random = np.random.default_rng(0)
+    return random.integers(0, 256, (count, 4, 5), np.uint8), random.integers(0, classes, count)
+
+
+def records_of(pixels, labels) -> list[bytes]:
+    return [example(image=x.tobytes(), label=int(y)) for x, y in zip(pixels, labels, strict=True)]
+
+
+@pytest.fixture(params=[10, 1000], ids=["one layout", "lengths differ"])
+def shards(tmp_path, request):
+    """(folder of three shards, pixels, labels)"""
+    pixels, labels = images(100, request.param)
+    records = records_of(pixels, labels)
+    for number, (first, stop) in enumerate([(0, 30), (30, 31), (31, 100)]):
+        write(tmp_path / f"some.tfrecord-{number:05d}-of-00003", records[first:stop])
+    return tmp_path, pixels, labels
+
+
+@pytest.fixture(params=["crc32c", "NumPy"])
+def way_of_checksums(request, monkeypatch):
+    if request.param == "NumPy":
+        monkeypatch.setattr(checksums, "_compiled", None)
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def place_of_index(request, monkeypatch):
+    if request.param == "on disk":
+        monkeypatch.setattr(record_index, "_IN_MEMORY_BYTES", 0)
+
+
+def opened(folder, **arguments):
+    return tfrecord.load(str(folder), 0, **{"features": IMAGES, **arguments}).train
+
+
+def read_all(source):
+    return source.read(np.arange(len(source)))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["index made", "index there"])
+def test_records_in_any_order_are_what_was_written(shards, way_of_checksums, place_of_index, again):
+    folder, pixels, labels = shards
+    if again:
+        opened(folder)
+    source = opened(folder)
+    assert len(source) == 100
+    for indices in (np.arange(100), np.random.default_rng(1).permutation(100), np.array([30]), np.array([5, 5, 99, 0])):
+        found, numbers = source.read(indices)
+        np.testing.assert_array_equal(found, pixels[indices])
+        np.testing.assert_array_equal(numbers, labels[indices])
+        assert (found.dtype, numbers.dtype) == (np.uint8, np.int64)
+
+
+def test_checksums_are_the_known_ones(way_of_checksums):
+    # RFC 3720, B.4: 32 bytes of zeros, of ones, 0 to 31, 31 to 0.
+    known = {bytes(32): 0x8A9136AA, b"\xff" * 32: 0x62A8AB43, bytes(range(32)): 0x46DD794E, b"123456789": 0xE3069283}
+    for data, checksum in known.items():
+        assert checksums.crc32c(data) == checksum
+        assert checksums.crc32c(data[3:], checksums.crc32c(data[:3])) == checksum
+    assert checksums.of_records([*known])[0] == checksums.masked(np.array([0x8A9136AA], np.uint32))[0]
+    odd = [bytes(range(size)) for size in (1, 2, 3, 5, 255)] + [bytes(300), bytes(5000)]
+    np.testing.assert_array_equal(checksums.masked(checksums.by_numpy(odd)), checksums.of_records(odd))
+
+
+def test_index_is_made_once_and_is_whole(shards):
+    folder, _, _ = shards
+    opened(folder)
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("*.index")}
+    assert len(written) == 3
+    opened(folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*") if path in written} == written
+    assert not [*folder.glob("*.tmp")]
+
+
+@pytest.mark.parametrize("scan_bytes", [12, 50, 333])
+def test_index_does_not_depend_on_the_pieces_that_are_scanned(shards, monkeypatch, scan_bytes):
+    monkeypatch.setattr(record_index, "_SCAN_BYTES", scan_bytes)
+    folder, pixels, _ = shards
+    np.testing.assert_array_equal(read_all(opened(folder))[0], pixels)
+
+
+def spoil_magic(path):
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def swap(path):
+    other = path.with_name("some.tfrecord-00002-of-00003.index")
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(spoil_magic, "no whole index"), (cut, "no whole index"), (swap, "index of another file")]
+)
+def test_index_that_is_not_of_the_file_is_made_anew_with_a_word(shards, caplog, damage, said):
+    folder, pixels, _ = shards
+    opened(folder)
+    damage(folder / "some.tfrecord-00000-of-00003.index")
+    np.testing.assert_array_equal(read_all(opened(folder))[0], pixels)
+    assert said in caplog.text
+    caplog.clear()
+    opened(folder)
+    assert not caplog.text
+
+
+def test_index_that_lies_is_found_when_it_is_read(tmp_path, place_of_index):
+    path = tmp_path / "a.tfrecord"
+    records = records_of(*images(9, 1000))
+    write(path, records)
+    opened(tmp_path)
+    index = tmp_path / "a.tfrecord.index"
+    header = record_index._HEADER.unpack_from(index.read_bytes())
+    lengths = np.array([len(record) for record in records])
+    lengths[3:5] += [-1, 1]
+    record_index.write(str(path), header[2], header[3], lengths)  # of the file by its header, and yet of another
+    with pytest.raises(SourceError, match=r"a\.tfrecord: record 3 .* it is the index of another file; delete .*index"):
+        read_all(opened(tmp_path))
+
+
+def test_index_that_cannot_be_written_is_kept_in_memory(shards, caplog):
+    folder, pixels, _ = shards
+    for path in [*folder.glob("*.tfrecord*")]:
+        os.mkdir(f"{path}.index")  # permissions would not keep root from writing
+    np.testing.assert_array_equal(read_all(opened(folder))[0], pixels)
+    assert "can't be written" in caplog.text
+    assert "kept in memory" in caplog.text
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 5, 20, 60])
+def test_truncated_shard_is_refused_with_the_record(shards, cut_bytes):
+    folder, _, _ = shards
+    path = folder / "some.tfrecord-00000-of-00003"
+    os.truncate(path, path.stat().st_size - cut_bytes)
+    with pytest.raises(InputError, match=rf"^{path} is truncated: record (29|28) \(byte [\d,]+\) has .*; restore"):
+        opened(folder)
+
+
+def test_each_of_a_hundred_flipped_bits_is_found(shards, way_of_checksums):
+    folder, _, _ = shards
+    opened(folder)
+    random = np.random.default_rng(2)
+    path = folder / "some.tfrecord-00002-of-00003"
+    whole = path.read_bytes()
+    for bit in random.choice(8 * len(whole), 100, replace=False):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(ValueError, match=r"checksum|truncated|no TFRecord") as caught:
+            read_all(opened(folder))
+        assert isinstance(caught.value, (SourceError, InputError))
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_flipped_bit_is_named_and_may_be_left_out(shards):
+    folder, pixels, _ = shards
+    source = opened(folder)
+    path = folder / "some.tfrecord-00002-of-00003"
+    found = bytearray(path.read_bytes())
+    found[len(found) // 2] ^= 4
+    path.write_bytes(found)
+    source = opened(folder)
+    with pytest.raises(BadRecordError, match=r"00002-of-00003: record \d+ \(byte [\d,]+\): .*--max_bad_records") as bad:
+        read_all(source)
+    said: list[str] = []
+    kept = read_all(WithoutBadRecords(source, 1, said.append))[0]
+    expected = pixels.copy()
+    expected[bad.value.example] = pixels[bad.value.example + 1]
+    np.testing.assert_array_equal(kept, expected)
+    assert len(said) == 1
+
+
+WRONG = {
+    "no image": ({"label": 1}, r"record 7 \(byte \d+\) has no feature image \(it has label\)"),
+    "no label": ({"image": bytes(20)}, r"record 7 \(byte \d+\) has no feature label"),
+    "other size": ({"image": bytes(21), "label": 1}, r"has image of 21 bytes, and uint8 \[4, 5\] takes 20"),
+    "two of them": ({"image": [bytes(20)] * 2, "label": 1}, r"has image of 20, 20 bytes"),
+    "two labels": ({"image": bytes(20), "label": [1, 2]}, r"has 2 values of label, and int64 \[\] takes 1"),
+    "other kind": ({"image": bytes(20), "label": 1.0}, r"has label stored as float, and int64 was expected"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_record_that_holds_something_else_is_named(tmp_path, wrong, classes):
+    records = records_of(*images(12, classes))
+    values, said = WRONG[wrong]
+    records[7] = example(**values)
+    write(tmp_path / "a.tfrecord", records)
+    source = opened(tmp_path)
+    with pytest.raises(BadRecordError, match=said) as caught:
+        read_all(source)
+    assert caught.value.example == 7
+    assert str(tmp_path / "a.tfrecord") in str(caught.value)
+
+
+def test_what_is_no_example_is_named(tmp_path):
+    write(tmp_path / "a.tfrecord", [*records_of(*images(3)), b"not an example"])
+    with pytest.raises(InputError, match=r"no serialized tf\.train\.Example"):
+        opened(tmp_path)
+
+
+def test_labels_that_are_too_large_for_their_dtype_are_named(tmp_path):
+    write(tmp_path / "a.tfrecord", [example(image=bytes(20), label=label) for label in (1, 300)])
+    with pytest.raises(BadRecordError, match=r"record 1 .* has label = 300, which is no uint8"):
+        read_all(opened(tmp_path, features=("image:uint8:4x5", "label:uint8")))
+
+
+def test_empty_shard_is_refused(shards):
+    folder, _, _ = shards
+    (folder / "some.tfrecord-00001-of-00003").write_bytes(b"")
+    with pytest.raises(InputError, match="00001-of-00003 is empty: expected records"):
+        opened(folder)
+
+
+def test_what_is_no_shard_is_refused(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"some text, no shard at all")
+    with pytest.raises(InputError, match=r"a\.tfrecord is no TFRecord file"):
+        opened(tmp_path)
+
+
+def test_gzip_is_said_to_have_no_random_access(tmp_path):
+    write(tmp_path / "a.tfrecord", records_of(*images(3)))
+    packed = gzip.compress((tmp_path / "a.tfrecord").read_bytes())
+    os.remove(tmp_path / "a.tfrecord")
+    (tmp_path / "a.tfrecord.gz").write_bytes(packed)
+    with pytest.raises(InputError, match="is gzip"):
+        opened(tmp_path)
+
+
+def test_features_are_what_a_json_beside_the_shards_says(shards):
+    folder, pixels, labels = shards
+    described = {
+        "features": {
+            "image": {"shape": [20], "dtype": "uint8", "stored": "bytes"},
+            "label": {"shape": [], "dtype": "int32", "stored": "int64"},
+        },
+        "num_classes": 7,
+        "vocabulary": {"label": 3},
+    }
+    (folder / "features.json").write_text(json.dumps(described))
+    splits = tfrecord.load(str(folder), 0)
+    assert (splits.num_classes, splits.vocabulary) == (7, {"label": 3})
+    found = read_all(splits.train)
+    np.testing.assert_array_equal(found[0], pixels.reshape(-1, 20))
+    assert found[1].dtype == np.int32
+    np.testing.assert_array_equal(found[1], labels)
+
+
+BAD_JSON = {
+    "no JSON": ("{", "is no JSON"),
+    "no features": ("{}", "has no mapping `features`"),
+    "dtype": ('{"features": {"image": {"dtype": "uint9"}}}', "image is of dtype 'uint9'"),
+    "shape": ('{"features": {"image": {"dtype": "uint8", "shape": 3}}}', "image has shape 3"),
+    "stored": ('{"features": {"image": {"dtype": "uint8", "stored": "x"}}}', "image is stored as 'x'"),
+    "label": ('{"features": {"image": {"dtype": "uint8"}}, "label": "y"}', "label=y is none of the features"),
+    "example": ('{"features": {"image": {"dtype": "uint8"}}, "example": ["x"]}', "its example has 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_JSON)
+def test_features_json_that_is_wrong_is_one_line(shards, case):
+    folder, _, _ = shards
+    text, said = BAD_JSON[case]
+    (folder / "features.json").write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        tfrecord.load(str(folder), 0)
+    assert str(folder / "features.json") in str(caught.value)
+
+
+def test_features_are_read_off_the_records_where_nobody_says(tmp_path, caplog):
+    records = [
+        example(pixels=bytes([255, k, 3]), name=b"name %d" % k, weights=[0.5, float(k)], label=k) for k in range(5)
+    ]
+    write(tmp_path / "a.tfrecord", records)
+    source = tfrecord.load(str(tmp_path), 0).train
+    features, labels = read_all(source)
+    assert features["name"].tolist() == [b"name %d" % k for k in range(5)]
+    np.testing.assert_array_equal(features["pixels"][:, 1], np.arange(5))
+    np.testing.assert_array_equal(features["weights"], np.stack([np.full(5, 0.5), np.arange(5)], 1))
+    np.testing.assert_array_equal(labels, np.arange(5))
+    assert "name string [], pixels uint8 [3], weights float32 [2]" in caplog.text
+
+
+def test_label_and_weight_are_those_that_are_named(tmp_path):
+    write(tmp_path / "a.tfrecord", [example(x=[0.5, 1.5], y=2, w=0.25), example(x=[2.5, 3.5], y=-3, w=1.0)])
+    x, y, w = read_all(tfrecord.load(str(tmp_path), 0, label="y", weight="w").train)
+    np.testing.assert_array_equal(x, [[0.5, 1.5], [2.5, 3.5]])
+    assert (y.tolist(), w.tolist()) == ([2, -3], [0.25, 1.0])
+    with pytest.raises(InputError, match="label=z is none of the features of the records: w, x, y"):
+        tfrecord.load(str(tmp_path), 0, label="z")
+
+
+def test_records_of_several_layouts_are_read(tmp_path):
+    def in_order(names, k):
+        parts = {"image": bytes([k] * 20), "label": k}
+        one_by_one = [example(**{name: parts[name]}) for name in names]
+        content = b"".join(tf.train.Example.FromString(each).features.SerializeToString() for each in one_by_one)
+        return b"\n" + bytes([len(content)]) + content
+
+    orders = [("image", "label"), ("label", "image")]
+    write(tmp_path / "a.tfrecord", [in_order(orders[k % 3 == 0], k) for k in range(60)])
+    pixels, labels = read_all(opened(tmp_path))
+    np.testing.assert_array_equal(labels, np.arange(60))
+    np.testing.assert_array_equal(pixels[:, 0, 0], np.arange(60))
+
+
+def test_folder_with_train_and_eval_has_both_splits(shards, tmp_path_factory):
+    folder, pixels, _ = shards
+    top = tmp_path_factory.mktemp("both")
+    shutil.copytree(folder, top / "train")
+    shutil.copytree(folder, top / "eval")
+    splits = tfrecord.load(str(top), 0, features=IMAGES)
+    assert (len(splits.train), len(splits.eval)) == (100, 100)
+    np.testing.assert_array_equal(read_all(splits.eval)[0], pixels)
+    only = f"{top}/eval/some.tfrecord-00000-of-00003"
+    assert len(tfrecord.load(str(top), 0, eval_data_dir=only, features=IMAGES).eval) == 30
+
+
+def test_shards_of_a_remote_file_system_are_read(shards):
+    folder, pixels, _labels = shards
+    tf.io.gfile.makedirs(f"ram://{folder.name}")
+    for path in folder.glob("*.tfrecord*"):
+        tf.io.gfile.copy(str(path), f"ram://{folder.name}/{path.name}", overwrite=True)
+    for _ in range(2):
+        source = opened(f"ram://{folder.name}")
+        found = source.read(np.arange(99, -1, -1))
+        np.testing.assert_array_equal(found[0], pixels[::-1])
+    assert tf.io.gfile.glob(f"ram://{folder.name}/*.index")
+
+
+def test_identity_tells_other_files_from_these(shards):
+    folder, _, _ = shards
+    before = opened(folder).identity()
+    assert opened(folder).identity() == before
+    path = folder / "some.tfrecord-00001-of-00003"
+    write(path, [example(image=b"1" * 20, label=1)])
+    assert opened(folder).identity() != before
