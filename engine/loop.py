@@ -24,11 +24,14 @@ def train(
     for hook in hooks:
         hook.begin(moment)
     _agree_to_stop(moment, together=True)
+    feed = strategy.train_feed
+    bytes_before = feed.bytes_read if feed else None
     before = clock()
     while state.step < until_step and not (moment.stop and strategy.in_step):
         first, due = state.step, _next_due(hooks, moment, state.step, until_step)
         result = strategy.run_train_steps(due - first)
         after = clock()
+        bytes_now = feed.bytes_read if feed else None
         moment = dataclasses.replace(
             moment,
             step=state.step,
@@ -38,8 +41,11 @@ def train(
             seconds=after - before,
             input_seconds=result.input_seconds,
             workers=result.workers,
+            input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
+            steps_ahead=feed.steps_ahead if feed else None,
             evaluation=None,
         )
+        bytes_before = bytes_now
         for hook in hooks:
             hook(moment)
         _agree_to_stop(moment, together=state.step == due)

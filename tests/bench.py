@@ -78,7 +78,7 @@ def _distribution(replicas: int) -> tf.distribute.Strategy:
 def _example(source):
     if hasattr(source, "element_spec"):
         return tf.nest.map_structure(
-            lambda spec: np.zeros([1, *spec.shape], spec.dtype.as_numpy_dtype), source.element_spec
+            lambda spec: np.zeros([1, *spec.shape], tf.as_dtype(spec.dtype).as_numpy_dtype), source.element_spec
         )
     return tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), source)
 

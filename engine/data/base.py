@@ -29,11 +29,23 @@ class Feed(abc.ABC):
       order: which examples make which step: sizes, seed, shuffle.
       compilable: whether XLA can compile `next_operands` and `batch`.
       random_access: whether any step's batch can be computed without those before it.
+      reads_in_loop: whether it is `next_operands` that may have to wait for input, rather than `take`.
     """
 
     order: Order
     compilable: bool = False
     random_access: bool = False
+    reads_in_loop: bool = False
+
+    @property
+    def bytes_read(self) -> int | None:
+        """Bytes that this process has read for the split so far; None where it reads none as steps go."""
+        return None
+
+    @property
+    def steps_ahead(self) -> float | None:
+        """Steps whose examples are read, and not yet taken; None where nobody knows."""
+        return None
 
     @abc.abstractmethod
     def reach(self, step: int, limit: int) -> int:

@@ -143,6 +143,8 @@ class DatasetFeed(Feed):
       kept: step -> the state in which `state` has found the iterator there, or b"".
     """
 
+    reads_in_loop = True
+
     def __init__(self, strategy, share: Share, order: Order, *, shuffle_buffer=10_000, watch: Watch = unwatched):
         self.order = order
         self.share = share
@@ -152,6 +154,7 @@ class DatasetFeed(Feed):
         self._watch = watch
         self._iterator: Any = None
         self._next_step: int | None = None
+        self._bytes_taken = 0
         self._never_kept = False
         # Which replicas of how many divide this process's batches.
         replicas = strategy.num_replicas_in_sync
@@ -160,6 +163,18 @@ class DatasetFeed(Feed):
 
     def about(self) -> dict[str, Any]:
         return self.share.about()
+
+    @property
+    def bytes_read(self) -> int | None:
+        """Bytes of the examples that steps have taken; None of text, whose length varies."""
+        return None if self._example_bytes is None else self._bytes_taken
+
+    @property
+    def _example_bytes(self) -> int | None:
+        parts = tf.nest.flatten(self.share.stream.element_spec)
+        if any(part.dtype == tf.string for part in parts):
+            return None
+        return sum(part.dtype.size * part.shape.num_elements() for part in parts)
 
     @property
     def pipeline(self) -> str:
@@ -177,6 +192,8 @@ class DatasetFeed(Feed):
             self._iterator = self._opened(step)
         limit = self.reach(step, limit)
         self._next_step = step + limit
+        examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
+        self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
         return Run((self._iterator,), 0, limit)
 
     def look(self, step: int) -> Run:

@@ -96,6 +96,19 @@ class StreamedFeed(Feed):
         alone = strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to the devices by itself
         brought = (lambda block: on_each_device(strategy, block)) if self._on_gpus and alone else None
         self._blocks = _Blocks(order, self._iterator, brought)
+        self._shares_before = 0  # read when the iterator was opened
+        self._shares_a_block = 1  # of this process
+
+    @property
+    def bytes_read(self) -> int | None:
+        return self._reader.bytes_read if self._reader else None
+
+    @property
+    def steps_ahead(self) -> float | None:
+        if self._reader is None or self._reader.shares_read is None:
+            return None
+        read = (self._reader.shares_read - self._shares_before) // self._shares_a_block
+        return self._blocks.steps_of_next(read - self._blocks.taken)
 
     def reach(self, step: int, limit: int) -> int:
         return self._blocks.reach(step, limit)
@@ -117,12 +130,14 @@ class StreamedFeed(Feed):
         return tf.nest.map_structure(lambda x: x[place], block)
 
     def _iterator(self, first_block: int):
+        self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
             return iter(self._share(first_block, range(1)))
 
         def pipeline(context: tf.distribute.InputContext):
             per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
             first = context.input_pipeline_id * per_pipeline
+            self._shares_a_block = per_pipeline
             return self._share(first_block, range(first, first + per_pipeline))
 
         return iter(self._strategy.distribute_datasets_from_function(pipeline))
@@ -188,18 +203,29 @@ class _Blocks:
         self._iterator = None
         self._number: int | None = None
         self._block = None
+        self._end = 0  # the step after it
+        self.taken = 0  # since the iterator was opened
 
     def reach(self, step: int, limit: int) -> int:
         _, place, length = self._order.block_of(step)
         return min(limit, length - place)
 
+    def steps_of_next(self, blocks: int) -> int:
+        """Returns the steps of so many blocks after the one in use."""
+        step = self._end
+        for _ in range(blocks):
+            step += self._order.block_of(step)[2]
+        return step - self._end
+
     def take(self, step: int, limit: int):
-        number, place, _ = self._order.block_of(step)
+        number, place, length = self._order.block_of(step)
         if number != self._number:
             if self._iterator is None or number != self._number + 1:
-                self._iterator = self._open_at(number)
+                self._iterator, self.taken = self._open_at(number), 0
             self._block = self._brought(next(self._iterator))
             self._number = number
+            self.taken += 1
+            self._end = step - place + length
         return self._block, place, place + self.reach(step, limit)
 
 

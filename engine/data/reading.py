@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.order import ChunkedOrder, Order
-from crankshaft.engine.data.source import Source, Spec
+from crankshaft.engine.data.source import Around, Source, Spec
 
 _READERS = 2  # threads that read chunks ahead: one waits for the disk while another parses
 _WHOLE_EXAMPLES = 4096  # at once, where a split is read into memory
@@ -28,6 +28,8 @@ class ArraysReader:
     """
 
     failure: Exception | None = None
+    bytes_read = None
+    shares_read = None
 
     def __init__(self, arrays):
         # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
@@ -48,14 +50,23 @@ class SourceReader:
 
     Attributes:
       failure: what the source has raised, if it has; TensorFlow hands on no more than its text.
+      shares_read: of blocks, so far.
     """
 
     def __init__(self, source: Source, order: Order):
         self._source, self._order = source, order
+        source = self._counted = _Counted(source)
         self._chunks = None
         if isinstance(order, ChunkedOrder):  # this window's, the next one's, and those that stand on a border
             self._chunks = Chunks(source, order.chunk_examples, 2 * order.window_chunks + 2)
         self.failure: Exception | None = None
+        self.shares_read = 0
+        self._lock = threading.Lock()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of what the source's `read` has returned so far."""
+        return self._counted.bytes
 
     def read(self, indices: tf.Tensor, block: tf.Tensor):
         """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph."""
@@ -78,10 +89,29 @@ class SourceReader:
 
     def _read(self, indices: np.ndarray, ahead: np.ndarray):
         try:
-            return self._chunks.read(indices, ahead) if self._chunks else self._source.read(indices)
+            found = self._chunks.read(indices, ahead) if self._chunks else self._counted.read(indices)
         except Exception as error:
             self.failure = self.failure or error
             raise
+        with self._lock:
+            self.shares_read += 1
+        return found
+
+
+class _Counted(Around):
+    """A source whose bytes are counted as they are read."""
+
+    def __init__(self, source: Source):
+        super().__init__(source)
+        self.bytes = 0
+        self._lock = threading.Lock()
+
+    def read(self, indices: np.ndarray) -> Any:
+        found = self.source.read(indices)
+        size = sum(_size(part) for part in tf.nest.flatten(found))
+        with self._lock:
+            self.bytes += size
+        return found
 
 
 class Chunks:
@@ -191,6 +221,12 @@ def whole(source: Source) -> Any:
         for target, part in zip(tf.nest.flatten(arrays), tf.nest.flatten(found), strict=True):
             target[first:stop] = part.numpy()[0]
     return arrays
+
+
+def _size(part) -> int:
+    """Returns the bytes of an array; of strings, those of the strings."""
+    part = np.asarray(part)
+    return sum(map(len, part.ravel())) if part.dtype == object else part.nbytes
 
 
 def _dtype(spec: Spec) -> tf.DType:

@@ -43,16 +43,18 @@ def default_timeout_seconds() -> float:
 
 
 class Arrivals:
-    """Counts, in the compiled loop, the steps whose data this worker has: it then goes on to meet the others.
+    """Counts, in the compiled loop, the steps whose data is there, and the time for which it was waited.
 
-    Without it a worker that waits for its data within a call looks like one that waits for its peers. The data has to
-    be endless: where a distributed dataset can end, `next` itself asks all workers whether they have some.
+    Of several workers, one whose data is there goes on to meet the others. Without the count a worker that waits for
+    its data within a call looks like one that waits for its peers. The data has to be endless: where a distributed
+    dataset can end, `next` itself asks all workers whether they have some.
     """
 
     def __init__(self):
         with tf.device("/device:CPU:0"):
             self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrivals")
             self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
+            self._told = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_told")
 
     def mark(self, batch, asked: tf.Tensor) -> None:
         """Counts one step, once its data is there. In a `tf.function`, once a step and worker.
@@ -65,9 +67,21 @@ class Arrivals:
             self._count.assign_add(1, read_value=False)
             self._waited.assign_add(tf.timestamp() - asked, read_value=False)
 
-    def waited(self) -> tf.Tensor:
-        """Returns the seconds spent waiting for data so far, scalar float64."""
-        return self._waited.read_value()
+    def add(self, seconds: float) -> None:
+        """Adds what the host has waited, before it called the loop."""
+        self._waited.assign_add(seconds, read_value=False)
+
+    def seconds(self) -> float:
+        """Returns the seconds spent waiting for data so far."""
+        return float(self._waited.numpy())
+
+    def untold(self) -> tf.Tensor:
+        """Returns the seconds spent waiting for data since this was last asked, scalar float64. In the loop."""
+        waited = self._waited.read_value()
+        seconds = waited - self._told.read_value()
+        with tf.control_dependencies([seconds]):
+            self._told.assign(waited, read_value=False)
+        return seconds
 
     def count(self) -> int:
         """Returns the steps so far; from any thread, also while the loop runs."""

@@ -30,7 +30,9 @@ class Moment:
       steps_per_epoch: of the training data.
       sums: this call's metrics, unread: reading waits for the device.
       seconds: wall time of this call.
-      input_seconds: the part of it spent waiting for input.
+      input_seconds: spent in it waiting for input.
+      input_bytes: read meanwhile by this process, ahead mostly; None where nothing is read as steps go.
+      steps_ahead: whose examples are read and not taken yet; None where that is not known.
       state: the `TrainState`.
       strategy: where steps run, for hooks that evaluate.
       workers: each worker's figures of this call, unread, where there are several (`WorkerRows`).
@@ -51,6 +53,8 @@ class Moment:
     state: TrainState
     strategy: Strategy
     workers: Any = None
+    input_bytes: int | None = None
+    steps_ahead: float | None = None
     evaluation: dict[str, float] | None = None
     stop: str | None = None
     agreed_stop: Stop | None = None

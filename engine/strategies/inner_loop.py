@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.data.residency import is_on_gpus
+from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.internals import graphs
 from crankshaft.engine.metrics.means import LoopSums, row_names, stack
 from crankshaft.engine.strategies.syncs import Syncs
@@ -34,7 +35,7 @@ def _arguments(operands, step: int, start: int, stop: int, due: int | None, extr
 
 
 class LoopResult(NamedTuple):
-    """What one call did: its metrics (unread), its steps, the seconds that the host waited for input.
+    """What one call did: its metrics (unread), its steps, the seconds that they waited for input.
 
     And, where there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`).
     """
@@ -64,6 +65,7 @@ class InnerLoop:
       syncs: bring replicas that train by themselves in step; None where they are always in step.
       unrolls: make several steps one iteration, if they are small.
       counter: scalar int64 variable, which each call leaves at the global step that it has come to.
+      arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class InnerLoop:
         syncs: Syncs | None = None,
         unrolls: bool = False,
         counter: tf.Variable | None = None,
+        arrivals: Arrivals | None = None,
     ):
         self._syncs = syncs
         self._unrolls = unrolls
         self._counter = counter
+        self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._strategy = strategy
         self._step = step
         self._feed = feed
@@ -106,7 +110,12 @@ class InnerLoop:
         operands, start, stop = self._take(step, limit)
         input_seconds = time.perf_counter() - before
         arguments = _arguments(operands, step, start, stop, due, extra)
-        return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
+        if self._arrivals is None:
+            return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
+        waited_before = self._arrivals.seconds()
+        self._arrivals.add(input_seconds)
+        sums = self._program(arguments)(*arguments)
+        return self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
 
     def trace(self, step: int, limit: int, *extra) -> None:
         """Compiles what the call with these arguments will run, without running it. That has to be the next call."""
@@ -269,7 +278,13 @@ class InnerLoop:
 
     def _batch(self, operands, place):
         """Returns what one step's `strategy.run` is given."""
-        return self._feed.next_operands(operands, place)
+        if self._arrivals is None:
+            return self._feed.next_operands(operands, place)
+        before = tf.timestamp()
+        with tf.control_dependencies([before]):
+            batch = self._feed.next_operands(operands, tf.identity(place))
+        self._arrivals.mark(batch, before)
+        return batch
 
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):

@@ -213,8 +213,10 @@ class Replicated(Measured):
 
     def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
-        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, and where nothing is updated.
+        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, where nothing is updated, and where
+        # steps may wait in the loop, for a time that could not be told from that of the steps beside it.
         unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or syncs or self._static_shapes)
+        unrolls = unrolls and not feed.reads_in_loop
         return InnerLoop(
             *(self.distribution, step, feed), jit=jit, sums_dtype=dtype, syncs=syncs, unrolls=unrolls, counter=counter
         )

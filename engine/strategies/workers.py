@@ -33,7 +33,7 @@ class WorkerRows:
         """Returns a dictionary for each worker, in their order.
 
         It has `TOLD`; `seconds` (but on GPUs, which work behind the clock's back) and `steps` of the call;
-        `input_seconds`, the part of it spent waiting for data; and, in training, what
+        `input_seconds`, spent waiting for data, on the host before it and in it; and, in training, what
         `engine.step.context.StepContext.figures` holds, over its steps.
         """
         if self._rows is None:
@@ -103,11 +103,10 @@ class WorkersLoop(InnerLoop):
     def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):
         self._worker = worker
         self._num_workers = num_workers
-        self._arrivals = arrivals
         self._watchdog = watchdog
         self._patience = FIRST_CALL_FACTOR
         self._nothing = tf.zeros([len(TOLD)], tf.float64)  # to be told
-        super().__init__(*arguments, **keywords)
+        super().__init__(*arguments, arrivals=arrivals, **keywords)
         # On GPUs the time between two control edges is that in which work is handed out, not done.
         self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
@@ -130,23 +129,15 @@ class WorkersLoop(InnerLoop):
 
     def _loop(self, operands, first_step, start, stop, observed, told):  # type: ignore[override]
         began = tf.timestamp()
-        waited_before = self._arrivals.waited()
-        with tf.control_dependencies([began, waited_before]):
+        with tf.control_dependencies([began]):
             start = tf.identity(start)
         sums = super()._loop(operands, first_step, start, stop, observed)
         with tf.control_dependencies([sums]):
-            seconds, waited = tf.timestamp() - began, self._arrivals.waited() - waited_before
+            seconds, waited = tf.timestamp() - began, self._arrivals.untold()
         own = tf.constant([name.startswith(OWN) for name in self._names])
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(stop - start, tf.float64)}
         row = tf.concat([told, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
         return self._over_workers(tf.boolean_mask(sums, ~own), row)
-
-    def _batch(self, operands, place):
-        before = tf.timestamp()
-        with tf.control_dependencies([before]):
-            batch = super()._batch(operands, tf.identity(place))
-        self._arrivals.mark(batch, before)
-        return batch
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed over workers, [workers, figures])."""

@@ -13,6 +13,7 @@ from typing import Any
 from absl import logging
 
 from crankshaft.engine.hooks import Moment, Windowed
+from crankshaft.engine.hooks.rates import Rates
 from crankshaft.engine.machine.files import open_regular, write_text
 from crankshaft.launch.errors import UsageError
 
@@ -43,8 +44,8 @@ class History(Windowed):
     """Keeps `rows`, and appends each to `history.jsonl` and `history.csv`.
 
     A row is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec
-    of the window, `train_NAME` of each metric of the window that ends there and `eval_NAME` of each metric of an
-    evaluation made there. A resumed run first cuts off the rows past its checkpoint.
+    of the window and what `Rates.input` has of it, `train_NAME` of each metric of the window that ends there and
+    `eval_NAME` of each metric of an evaluation made there. A resumed run first cuts off the rows past its checkpoint.
 
     Args:
       directory: where the files are written; None keeps the rows in memory alone.
@@ -58,8 +59,8 @@ class History(Windowed):
         self.rows: list[dict[str, Any]] = []
         self._directory = directory
         self._columns: list[str] = []
-        self._seconds = self._window_seconds = 0.0
-        self._window_examples = 0
+        self._seconds = 0.0
+        self._rates = Rates()
 
     def begin(self, moment: Moment) -> None:
         if self._directory is None:
@@ -73,21 +74,21 @@ class History(Windowed):
 
     def __call__(self, moment: Moment) -> None:
         self._seconds += moment.seconds
-        self._window_seconds += moment.seconds
-        self._window_examples += moment.examples
+        self._rates.count(moment)
         super().__call__(moment)
 
     def act(self, moment: Moment) -> None:
         means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
+        rates, self._rates = self._rates, Rates()
         row = {
             "step": moment.step,
             "epoch": moment.step / moment.steps_per_epoch,
             "seconds": self._seconds,
-            "examples_per_sec": self._window_examples / self._window_seconds if self._window_seconds else None,
+            "examples_per_sec": rates.speeds.get("examples_per_sec"),
+            **rates.input,
             **{f"train_{name}": mean for name, mean in means.items()},
             **{f"eval_{name}": value for name, value in (moment.evaluation or {}).items()},
         }
-        self._window_seconds, self._window_examples = 0.0, 0
         self._add({name: value if _is_finite(value) else None for name, value in row.items()})
 
     def _add(self, row: dict[str, Any]) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from absl import logging
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Manifest
 from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, numerics, saving
+from crankshaft.engine.hooks.input_bound import InputBound
 from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
+from crankshaft.engine.hooks.rates import Rates
 from crankshaft.engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.hooks.sync_check import SyncCheck
@@ -41,28 +43,20 @@ class TrainMetrics(Windowed):
     def __init__(self, every_steps: int):
         super().__init__(every_steps, at_end=True)
         self.means: dict[str, float] = {}
-        self._first = np.zeros(3)  # of the first call, which compiles: seconds, steps, examples
-        self._later = np.zeros(3)
+        self._first, self._later = Rates(), Rates()  # the first call compiles
 
     def __call__(self, moment: Moment) -> None:
         super().__call__(moment)
-        done = np.array([moment.seconds, moment.steps, moment.examples], float)
-        if self._first[1]:
-            self._later += done
-        else:
-            self._first = done
+        (self._later if self._first.calls else self._first).count(moment)
 
     def act(self, moment: Moment) -> None:
         # The gradients' norm is measured only where something is due, so its mean would depend on what else is due.
         self.means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
 
     def rates(self) -> dict[str, float | None]:
-        """Returns steps and examples a second after the first call; of the first if it was all, None without a step."""
-        seconds, steps, examples = self._later if self._later[0] else self._first
-        return {
-            "steps_per_sec": float(steps / seconds) if seconds else None,
-            "examples_per_sec": float(examples / seconds) if seconds else None,
-        }
+        """Returns the run's rates after the first call; of the first if it was all, None without a step."""
+        rates = self._later if self._later.seconds else self._first
+        return {"steps_per_sec": None, "examples_per_sec": None, **rates.speeds, **rates.input}
 
     def host_state(self) -> dict:
         return {**super().host_state(), "means": self.means}
@@ -128,6 +122,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     result = result_of(
         session, train=metrics.means, resumed_from=manifest.step if manifest else None, **metrics.rates()
     )
+    if session.bad_records:
+        result["bad_records"] = counted_bad_records(session)
     if tables := {name: int(value) for name, value in session.trainer.table_figures().items()}:
         result["tables"] = tables
         _warn_of_full_tables(tables)
@@ -149,6 +145,15 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
         place = config.run_place
         session.say(f"the same command resumes from {place}" if place else "nothing is kept without --run_dir")
     return result, exit_code
+
+
+def counted_bad_records(session: Session) -> dict[str, int]:
+    """Returns the number of records that were left out of each split, by any of the workers."""
+    found = {}
+    for name, source in session.bad_records.items():
+        met = session.strategy.exchange_text(json.dumps([*source.bad]))
+        found[name] = len({record for each in met for record in json.loads(each)})
+    return found
 
 
 def _best_of(hooks: Sequence[Hook]) -> Monitor | None:
@@ -216,13 +221,14 @@ def compose_hooks(
 
 
 def _guards(session: Session) -> list[Hook]:
-    """Makes the hooks that watch replicas and workers, where there are several."""
+    """Makes the hooks that watch replicas and workers, where there are several, and what they wait for."""
     strategy, names = session.strategy, session.strategy.replica_names
     guards: list[Hook] = []
     if strategy.num_replicas > 1 and session.config.check_sync_every_steps:
         guards.append(SyncCheck(session.config.check_sync_every_steps, names))
     if strategy.num_hosts > 1 and strategy.is_chief:
         guards.append(Stragglers(strategy.host_names))
+    guards.append(InputBound(session.faster_input))
     return guards
 
 

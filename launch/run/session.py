@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, cast
 
@@ -58,6 +59,8 @@ class Session:
       has_evaluation: whether there is evaluation data.
       checkpoints: those of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
+      faster_input: what to change where steps wait for input, for people.
+      bad_records: by split, the sources whose bad records are left out.
     """
 
     config: Config
@@ -68,6 +71,8 @@ class Session:
     has_evaluation: bool
     checkpoints: Checkpoints | None
     best: Checkpoints | None
+    faster_input: str = ""
+    bad_records: Mapping[str, WithoutBadRecords] = dataclasses.field(default_factory=dict)
 
     @property
     def trainer(self) -> Trainer:
@@ -157,7 +162,11 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     checkpoints, best = _checkpoints(config, state, strategy, data)
-    session = Session(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best)
+    session = Session(
+        *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best),
+        datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
+        {name: split for name, split in found.items() if isinstance(split, WithoutBadRecords)},
+    )
     for line in said:
         session.say(line)
     return session

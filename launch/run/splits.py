@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.source import Part, Source, Spec
-from crankshaft.engine.data.split import num_examples, spec_of
+from crankshaft.engine.data.split import draws, example_bytes, num_examples, spec_of
+from crankshaft.engine.data.streamed import Stream
 from crankshaft.engine.step.batches import parts
 from crankshaft.launch.errors import UsageError
 
@@ -49,6 +50,21 @@ def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any,
         evaluation = checked("eval", evaluation, said)
         _check_alike(train, evaluation)
     return train, evaluation, said
+
+
+def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
+    """Returns what makes the input faster, for a run whose steps wait for it."""
+    ways = []
+    if isinstance(train, (tf.data.Dataset, Stream)):
+        ways.append("have the dataset read and map in parallel (num_parallel_calls=tf.data.AUTOTUNE)")
+        ways.append("write its examples to files that `crankshaft prepare` indexes")
+    elif resident_data_mb < (needed := -(-example_bytes(train) * num_examples(train) >> 20)) and not draws(train):
+        ways.append(f"--resident_data_mb={needed} keeps the data in memory, if there is room for {needed:,} MiB")
+    if isinstance(train, Source):
+        if train.chunk_examples == 1 and not shuffle_window:
+            ways.append("--shuffle_window=64 reads neighbours together, for a slow or distant disk")
+        ways.append("`crankshaft prepare` writes files that take less to read")
+    return "; ".join([*ways, "or give the run more cores"])
 
 
 def example(split):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.hooks import Moment, Windowed
+from crankshaft.engine.hooks.rates import Rates
 from crankshaft.engine.hooks.tensorboard import event_values
 from crankshaft.engine.hooks.tensorboard.event_files import EventFiles
 from crankshaft.engine.hooks.tensorboard.probe import Probe
@@ -26,10 +27,10 @@ class TensorBoard(Windowed):
     """Writes scalars every so many steps and at the last one, and evaluations where there are any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
-    examples_per_sec, input_wait_fraction, of tables that give rows to ids `tables/...`, and of each of several workers
-    `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`; once, the model's graph and, if
-    they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each evaluation, and
-    once, for TensorBoard to show beside them, the hyper-parameters.
+    examples_per_sec, what `Rates.input` has, of tables that give rows to ids `tables/...`, and of each of several
+    workers `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`; once, the model's graph
+    and, if they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each
+    evaluation, and once, for TensorBoard to show beside them, the hyper-parameters.
 
     A resumed run continues in the same folders; events that a killed process wrote after the checkpoint are removed
     first, so that no step appears twice.
@@ -57,7 +58,7 @@ class TensorBoard(Windowed):
         self.config = config or {}
         self.probe = probe
         self._files = EventFiles(directory)
-        self._rates = _Rates()
+        self._figures = _Figures()
         self._workers = WorkerWindow()
         self._restored = False
         self._weights: Callable | None = None
@@ -65,7 +66,7 @@ class TensorBoard(Windowed):
     def begin(self, moment: Moment) -> None:
         self._files.open(moment.step if self._restored or moment.step else None)
         trainer = moment.state.trainer
-        self._rates.build(trainer)
+        self._figures.build(trainer)
         if not self._restored:
             if self.config:
                 self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
@@ -83,7 +84,7 @@ class TensorBoard(Windowed):
         return histograms if due is None else min(due, histograms)
 
     def __call__(self, moment: Moment) -> None:
-        self._rates.count(moment)
+        self._figures.count(moment)
         if moment.workers is not None:
             self._workers.add(moment.workers)
         super().__call__(moment)
@@ -95,7 +96,7 @@ class TensorBoard(Windowed):
 
     def act(self, moment: Moment) -> None:
         tables = {f"tables/{name}": value for name, value in moment.state.trainer.table_figures().items()}
-        window, rates = self.window, self._rates.take(moment) | moment.strategy.figures() | tables
+        window, rates = self.window, self._figures.take(moment) | moment.strategy.figures() | tables
         workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.
         self._files.put("train", moment.step, lambda: _training_scalars(window, rates, workers))
@@ -146,12 +147,11 @@ class TensorBoard(Windowed):
             self._files.put("train", 0, lambda: event_values.images("inputs", pictures))
 
 
-class _Rates:
-    """Figures of the run that are no metrics: learning rates, the loss scale, and speeds since they were last taken."""
+class _Figures:
+    """Figures of the run that are no metrics: learning rates, the loss scale, and rates since they were last taken."""
 
     def __init__(self):
-        self._steps = self._examples = 0
-        self._seconds = self._input_seconds = 0.0
+        self._rates = Rates()
 
     def build(self, trainer) -> None:
         """Finds the optimizers and the loss scale."""
@@ -160,24 +160,17 @@ class _Rates:
 
     def count(self, moment: Moment) -> None:
         """Adds one call of the inner loop."""
-        self._steps += moment.steps
-        self._examples += moment.examples
-        self._seconds += moment.seconds
-        self._input_seconds += moment.input_seconds
+        self._rates.count(moment)
 
     def take(self, moment: Moment) -> dict:
         """Returns the figures by name, and begins anew."""
-        seconds = max(self._seconds, 1e-9)
-        taken = {
+        rates, self._rates = self._rates, Rates()
+        return {
             **self._read_variables(),
             "epoch": moment.step / moment.steps_per_epoch,
-            "steps_per_sec": self._steps / seconds,
-            "examples_per_sec": self._examples / seconds,
-            "input_wait_fraction": self._input_seconds / seconds,
+            **rates.speeds,
+            **rates.input,
         }
-        self._steps = self._examples = 0
-        self._seconds = self._input_seconds = 0.0
-        return taken
 
     def _read_variables(self) -> dict:
         """Returns `learning_rate` of the last update or the next; by optimizer, where there are several."""

@@ -1,0 +1,135 @@
+"""What a run says of its input: how long steps wait for it, what is read, what is there before it is asked for."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, loop, mean
+from crankshaft.engine.data.source import Source, Spec
+from crankshaft.engine.hooks import Hook, every_steps
+from crankshaft.engine.hooks.input_bound import InputBound
+from crankshaft.engine.hooks.rates import Rates
+from crankshaft.engine.strategies.replicated import FeedOptions
+
+EXAMPLES, BATCH, WIDTH = 96, 8, 4
+SECONDS = 0.05  # that a slow read takes, of one batch
+
+
+class Plane(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+class Waiting(Source):
+    """Examples whose reading takes so long, each time."""
+
+    element_spec = (Spec((WIDTH,), np.float32), Spec((), np.float32))
+
+    def __init__(self, seconds: float = 0.0, chunk_examples: int = 1):
+        self._seconds, self.chunk_examples = seconds, chunk_examples
+
+    def __len__(self):
+        return EXAMPLES
+
+    def read(self, indices):
+        time.sleep(self._seconds)
+        return np.ones([len(indices), WIDTH], np.float32), indices.astype(np.float32)
+
+
+def slow_dataset():
+    def wait(x):
+        time.sleep(SECONDS / BATCH)
+        return x
+
+    arrays = np.ones([EXAMPLES, WIDTH], np.float32), np.arange(EXAMPLES, dtype=np.float32)
+    data = tf.data.Dataset.from_tensor_slices(arrays)
+    return data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), [WIDTH]), y))
+
+
+class Kept(Hook):
+    """Keeps the rates of all calls but the first, which compiles."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.moments = Rates(), []
+
+    def __call__(self, moment):
+        if self.moments:
+            self.rates.count(moment)
+        self.moments.append(moment)
+
+
+@pytest.fixture
+def watched(bench):
+    """watched(data, steps, ...): the hook `Kept` of a run, beside other hooks."""
+
+    def run(data, steps, replicas=1, hooks=()):
+        feed = FeedOptions(resident_bytes=0)
+        made = bench(Plane(), data, BATCH, replicas, feed=feed, block_steps=1)
+        kept = Kept()
+        loop.train(made.strategy, made.state, [every_steps(2, lambda *_: None), kept, *hooks], steps)
+        return kept
+
+    return run
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_steps_that_wait_for_a_source_say_so(watched, replicas):
+    found = watched(Waiting(SECONDS), 12, replicas).rates.input
+    # Two reads at a time: a step takes half of SECONDS at least, nearly all of it waiting, but on a busy machine.
+    assert found["input_wait_fraction"] > 0.2
+    assert found["input_wait_ms"] > 0.1e3 * SECONDS
+    assert found["input_steps_ahead"] <= 4
+
+
+def test_steps_that_wait_for_a_dataset_say_so_though_the_wait_is_in_the_loop(watched):
+    moments = watched(slow_dataset(), 24).moments
+    # The second epoch's shuffle reads all of it first.
+    assert max(moment.input_seconds for moment in moments[1:]) > 0.2 * SECONDS * EXAMPLES / BATCH
+    assert all(moment.input_seconds <= moment.seconds for moment in moments)
+
+
+@pytest.mark.parametrize(("chunk_examples", "epochs_read"), [(1, 2), (16, 1)])  # a window of chunks holds them all
+def test_bytes_are_those_that_a_source_has_read(watched, chunk_examples, epochs_read):
+    kept = watched(Waiting(chunk_examples=chunk_examples), 24)  # two epochs
+    epoch = EXAMPLES * (WIDTH + 1) * 4
+    read = sum(moment.input_bytes for moment in kept.moments)
+    assert epochs_read * epoch <= read <= (epochs_read + 1) * epoch
+
+
+def test_what_is_read_ahead_of_idle_steps_is_counted(watched):
+    class Idle(Hook):
+        def __call__(self, moment):
+            time.sleep(0.05)
+
+    # Blocks of one step: two in the pipeline's buffer and two at work.
+    assert 1 <= watched(Waiting(), 24, hooks=[Idle()]).moments[-1].steps_ahead <= 5
+
+
+def test_data_in_memory_reads_nothing(watched):
+    arrays = np.ones([EXAMPLES, WIDTH], np.float32), np.ones(EXAMPLES, np.float32)
+    found = watched(arrays, 24).rates.input
+    assert set(found) == {"input_wait_fraction"}
+
+
+def test_a_run_that_waits_for_input_says_so_once(watched, caplog):
+    watched(Waiting(SECONDS), 24, hooks=[InputBound("read less", window_seconds=2 * SECONDS)])
+    said = [record.getMessage() for record in caplog.records if "wait for input" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].endswith("examples/s); read less")
+
+
+def test_a_run_that_waits_for_nothing_does_not(watched, caplog):
+    class Slow(Hook):  # so that reading is always ahead
+        def __call__(self, moment):
+            time.sleep(0.02)
+
+    watched(Waiting(), 24, hooks=[InputBound("read less", share=0.9, window_seconds=1e-6), Slow()])
+    assert "wait for input" not in caplog.text
