@@ -34,7 +34,8 @@ def tensors(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
 
     reader = tf.train.load_checkpoint(str(run_dir / "checkpoints" / f"ckpt-{newest(run_dir)}"))
     names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
-    return {name: reader.get_tensor(name) for name in names if not name.startswith("save_counter")}
+    kept = [name for name in names if not name.startswith(("save_counter", "input/"))]  # what is read ahead varies
+    return {name: reader.get_tensor(name) for name in kept}
 
 
 def result(run_dir: pathlib.Path) -> dict:

@@ -224,7 +224,7 @@ class DatasetFeed(Feed):
             found = iterator_state(self._iterator)
             why = f"it has {len(found):,} bytes" if len(found) > _MOST_STATE_BYTES else ""
         except (tf.errors.OpError, MemoryError) as error:
-            why = reason(error)
+            why = reason(error).rstrip(" .")
         if why:
             self._never_kept = True
             logging.warning(

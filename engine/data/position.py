@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from crankshaft.engine.data.dataset_feed import DatasetFeed
 from crankshaft.engine.internals.tensorflow import TrackableNode
@@ -15,6 +14,7 @@ class Position(TrackableNode):
     """The state of each process's iterator, at one step. Empty where the step says all, as for arrays. Host code.
 
     Attributes:
+      num_bytes: of the states that this process has taken up last.
       step: scalar int64 variable, the step to which the states belong; -1 for none.
       pipeline: scalar string variable, `DatasetFeed.pipeline` of the feed whose states they are.
       part_0, ...: scalar string variables, a state of each process that has a share of its own; "" for none.
@@ -26,7 +26,7 @@ class Position(TrackableNode):
         super().__init__()
         self._feed: Any = None
         self._processes: Any = None
-        self._said = False
+        self.num_bytes = 0
 
     def follow(self, feed, processes) -> None:
         """Says whose place it is: of the training's feed, among `engine.strategies.base.Processes`."""
@@ -58,9 +58,7 @@ class Position(TrackableNode):
             getattr(self, f"part_{number}").assign(each)
         self.pipeline.assign(self._feed.pipeline)
         self.step.assign(step)
-        if any(states) and not self._said and self._processes.is_chief:
-            self._said = True
-            logging.info("the input's place is %.1f MB of each checkpoint", sum(map(len, states)) / 1e6)
+        self.num_bytes = sum(map(len, states))
 
     def _of(self, step: int) -> bytes:
         """Returns this process's state, if there is one of this step and of a pipeline like the feed's; else b""."""

@@ -1,4 +1,4 @@
-"""A split of the data in any of its forms: a nest of arrays, a `Source`, a `tf.data.Dataset`. Host code."""
+"""A split of the data in any of its forms: a nest of arrays, a `Source`, a `tf.data.Dataset` or other `Stream`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.order import ChunkedOrder, Order
 from crankshaft.engine.data.source import Source, Spec
+from crankshaft.engine.data.streamed import is_stream
 
 _CHUNK_EXAMPLES = 1024  # of what reads single examples well, where a window is asked for all the same
 _WINDOW_CHUNKS = 64  # where none is: a batch's classes then vary little more than in a shuffle of all (docs/data.md)
@@ -17,7 +18,7 @@ def spec_of(split) -> Any:
     """Returns the nest of `Spec` of one example's parts."""
     if isinstance(split, Source):
         return split.element_spec
-    if isinstance(split, tf.data.Dataset):
+    if is_stream(split):
         return tf.nest.map_structure(
             lambda x: Spec(x.shape, object if x.dtype == tf.string else x.dtype.as_numpy_dtype), split.element_spec
         )

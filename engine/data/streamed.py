@@ -6,6 +6,8 @@ Host code that makes pipelines; `engine.data.dataset_feed` shuffles, batches and
 from __future__ import annotations
 
 import abc
+import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +38,10 @@ class Stream(abc.ABC):
     @abc.abstractmethod
     def of_files(self, workers: int, worker: int) -> Stream | None:
         """Returns a worker's part, by files; None where there are fewer than workers. All workers are told alike."""
+
+    def identity(self) -> str:
+        """Returns what tells this data from other data, read in no time; "" where nothing does."""
+        return ""
 
 
 class OfDataset(Stream):
@@ -101,10 +107,18 @@ class OfFiles(Stream):
         files = tf.data.Dataset.from_tensor_slices(paths)
         return files.interleave(self._read, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True)
 
+    def identity(self) -> str:
+        return json.dumps([(os.path.basename(path), tf.io.gfile.stat(path).length) for path in self._paths])
+
     def of_files(self, workers: int, worker: int) -> Stream | None:
         if len(self._paths) < workers:
             return None
         return OfFiles(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
+
+
+def is_stream(split: Any) -> bool:
+    """Returns whether a split of the data is read from its beginning on: a `Stream`, or a `tf.data.Dataset`."""
+    return isinstance(split, (Stream, tf.data.Dataset))
 
 
 def records(

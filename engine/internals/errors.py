@@ -6,7 +6,7 @@ import re
 
 # Lines that TensorFlow and Keras put around the cause: where an operation was made, and how many have failed.
 _AROUND = ("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack")
-_NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]"  # of nodes
+_NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
 _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
 # Characters that a terminal obeys, or hides: C0 and C1 but for tab and line feed, and marks that turn the direction of

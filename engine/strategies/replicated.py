@@ -16,7 +16,7 @@ from crankshaft.engine.data.reading import whole
 from crankshaft.engine.data.residency import is_on_gpus, on_each_device
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, order_of
-from crankshaft.engine.data.streamed import Stream
+from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import text_parts
@@ -66,7 +66,7 @@ class Replicated(Measured):
         self._divided: list[str] = []
 
     def feed(self, source, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
-        if isinstance(source, (tf.data.Dataset, Stream)):
+        if is_stream(source):
             return self._dataset_feed(source, global_batch_size, seed, known)
         options, examples = self.feed_options, num_examples(source)
         if self._static_shapes and seed is None:
@@ -213,8 +213,8 @@ class Replicated(Measured):
 
     def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
-        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, where nothing is updated, and where
-        # steps may wait in the loop, for a time that could not be told from that of the steps beside it.
+        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, where nothing is updated, and
+        # where steps may wait in the loop, for a time that could not be told from that of the steps beside it.
         unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or syncs or self._static_shapes)
         unrolls = unrolls and not feed.reads_in_loop
         return InnerLoop(

@@ -18,6 +18,7 @@ _HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs
+_LENGTH = re.compile(r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)")
 _PARAMETER = re.compile(r"`([a-z_]+)`")
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -87,6 +88,11 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_USAGE, (
             f"the data has a label of {label[1]}, and the loss takes labels from 0 to below {label[2]}, as many as the "
             "model has outputs; number labels from 0, and end the model in a layer of one unit for each class"
+        )
+    if isinstance(error, tf.errors.FailedPreconditionError) and (length := _LENGTH.search(str(error))):
+        return EXIT_USAGE, (
+            f"an epoch of the data has {length[2]} examples, and the run goes by {length[1]}, as they were counted as "
+            "it began, or as assert_cardinality says; give the data that it began with, or use another --run_dir"
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "assertion failed" in str(error):
         return EXIT_USAGE, reason(error)

@@ -16,6 +16,7 @@ from absl import logging
 from crankshaft.engine.checkpoints import Manifest
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.split import spec_of
+from crankshaft.engine.data.streamed import Stream
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.command_line.values import differences
 from crankshaft.launch.errors import UsageError
@@ -38,7 +39,7 @@ def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
       ids: what tells one numbering of ids from another, a number or text; None where the data does not say.
     """
     digest = zlib.crc32(layout(split).encode())
-    if isinstance(split, Source):
+    if isinstance(split, (Source, Stream)):
         digest = zlib.crc32(split.identity().encode(), digest)
     elif not isinstance(split, tf.data.Dataset):
         for array in tf.nest.flatten(split):
@@ -96,6 +97,31 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
         logging.warning(
             "%s: it is evaluated anew, and no score of before counts", _what_changed(manifest, about, "eval")
         )
+
+
+def check_division(config: Config, manifest: Manifest, about: dict[str, Any], num_replicas: int) -> None:
+    """Raises `UsageError` where a stream is divided otherwise than the run began: other examples would come next."""
+    if not (now := about.get("input", {}).get("train")) or config.allow_changed_config:
+        return
+    before = manifest.about.get("input", {}).get("train")
+    if before is None and num_replicas > 1:
+        found = "by an older rule"
+    elif before is None or before == now or before.get("by") == now["by"] == "example":
+        return
+    else:
+        found = _division(before)
+    raise UsageError(
+        f"--run_dir={config.run_dir} divided its training data {found}, and this run divides it {_division(now)}: "
+        "begin in another --run_dir, run as many workers on the same files, or give --allow_changed_config, and the "
+        "epoch goes on with other examples"
+    )
+
+
+def _division(about: dict[str, Any]) -> str:
+    counts = about.get("counts", [])
+    if about.get("by") == "file":
+        return f"by files among {len(counts)} workers ({', '.join(f'{each:,}' for each in counts)} examples)"
+    return "by the rows of a batch"
 
 
 def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:

@@ -134,6 +134,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if moment.stop:
         result["stop"] = moment.stop
         session.say(f"stopped at step {state.step}: {moment.stop}")
+    if size := state.input.num_bytes:
+        session.say(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
     if best := _best_of(hooks):
         result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
         taken = config.restore_best and not exit_code
@@ -244,6 +246,8 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
         else:
             _check_rules(session.config, newest)
             fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
+            replicas = session.strategy.num_replicas
+            fingerprints.check_division(session.config, newest, session.checkpoints.about, replicas)
             if session.config.is_chief:
                 threads.warn_of_others(newest, session.checkpoints.about)
         session.checkpoints.clean()

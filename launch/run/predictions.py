@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.hooks import evaluation
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.step import batches
@@ -44,7 +45,7 @@ def forward(session: Session) -> Callable[[Any], Any]:
 def evaluate(session: Session, split) -> dict[str, float]:
     """Computes the metrics' means over a split. Training can't go on afterwards: the strategy is bound to this data."""
     split = splits.checked("evaluate", split, [])
-    if not isinstance(split, tf.data.Dataset):
+    if not is_stream(split):
         _check_like("data", *(batches.without_weights(each) for each in (session.example, split)))
     strategy = session.strategy
     with strategy.watch():

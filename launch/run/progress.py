@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from absl import logging
 from rich.console import Console
@@ -100,12 +101,12 @@ class Bar:
     Args:
       file: the terminal.
       description: what stands before it.
-      total: how much there is to do.
+      total: how much there is to do; None where nobody knows.
       completed: how much of it is done.
       stays: whether it is left in the terminal when it is closed.
     """
 
-    def __init__(self, file, description: str, total: float, completed: float = 0, stays: bool = True):
+    def __init__(self, file, description: str, total: float | None, completed: float = 0, stays: bool = True):
         self._console = Console(file=file, highlight=False, force_terminal=True)
         self._progress = RichProgress(
             TextColumn("{task.description}"),
@@ -143,6 +144,47 @@ class Bar:
         """Restores the terminal."""
         self._log.setStream(self._log_stream)
         self._progress.stop()
+
+
+def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.monotonic) -> Callable:
+    """Makes an `engine.data.dataset_feed.Watch` that shows what is read beside training, as `Progress` shows the rest.
+
+    Args:
+      mode: see `Progress`.
+      file: where to; None is standard output.
+      line_seconds: at least so long from one plain line to the next; the last one is always there.
+      clock: a function that returns seconds, for tests.
+    """
+
+    @contextlib.contextmanager
+    def watched(what: str, total: int | None):
+        to = file or sys.stdout
+        shown = as_shown(mode, to)
+        bar = Bar(to, what, total, stays=False) if shown == "bar" else None
+        least, last, found = 0.2 if bar else line_seconds, clock(), 0
+
+        def text() -> str:
+            return f"{found:,}" if total is None else f"{found:,} of {total:,}"
+
+        def done(now: int) -> None:
+            nonlocal last, found
+            found = now
+            if shown != "off" and clock() - last >= least:
+                last = clock()
+                if bar:
+                    bar.draw(found, what, text())
+                else:
+                    print(f"{what}: {text()} so far", file=to, flush=True)
+
+        try:
+            yield done
+        finally:
+            if bar:
+                bar.close()
+        if shown != "off":
+            print(f"{what}: {text()}", file=to, flush=True)
+
+    return watched
 
 
 class _Speed:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
 from crankshaft.engine.data.source import Source, WithoutBadRecords
 from crankshaft.engine.data.split import spec_of
+from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.health import watchdog
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.layers.embeddings import shards_in
@@ -36,7 +38,7 @@ from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_per
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import threads
 from crankshaft.launch.host.explanations import with_flags
-from crankshaft.launch.run import agreement, fingerprints
+from crankshaft.launch.run import agreement, fingerprints, progress
 from crankshaft.launch.run import splits as datasplits
 from crankshaft.launch.run.keras_weights import load_keras_weights
 from crankshaft.models.classification import Classifier
@@ -107,7 +109,11 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         end_process=lambda line: watchdog.end_process(with_flags(line)),
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(
-            config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
+            config.resident_data_mb << 20,
+            config.shuffle_buffer,
+            config.auto_shard_policy,
+            config.shuffle_window,
+            progress.watch(config.progress if config.is_chief else "off"),
         ),
         batch_parts=batch_parts(config, trainer_class or config.named_class),
         owns_process=config.owns_process,
@@ -134,8 +140,11 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     _check_data(config, trainer_class, train, evaluation, num_classes)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
-    train_feed = strategy.feed(train, config.global_batch_size, config.seed)
-    eval_feed = None if evaluation is None else strategy.feed(evaluation, config.eval_batch_size, None)
+    known = _known_input(config, strategy)
+    train_feed = strategy.feed(train, config.global_batch_size, config.seed, **known("train"))
+    eval_feed = None
+    if evaluation is not None:
+        eval_feed = strategy.feed(evaluation, config.eval_batch_size, None, **known("eval"))
     data = {"train": fingerprints.of(train, train_feed.order.num_examples, ids)}
     if eval_feed:
         data["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
@@ -161,7 +170,9 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         raise checks.no_tables_on_tpus(trainer_class.__name__)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
-    checkpoints, best = _checkpoints(config, state, strategy, data)
+    feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}
+    inputs = {split: about for split, feed in feeds.items() if (about := feed.about())}
+    checkpoints, best = _checkpoints(config, state, strategy, data, inputs)
     session = Session(
         *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
@@ -197,7 +208,7 @@ def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation,
 
 
 def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
-    if isinstance(split, (Source, tf.data.Dataset)) or not is_chief:
+    if isinstance(split, Source) or is_stream(split) or not is_chief:
         return
     for name, most in whole_numbers.rounded(trainer, batches.features(split)).items():
         logging.warning(
@@ -341,11 +352,25 @@ def _reduction(config: Config) -> Reduction:
     return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
 
 
-def _checkpoints(config: Config, state: TrainState, strategy: Strategy, data: dict[str, dict[str, int]]):
+def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:
+    """Returns what the run's newest checkpoint says of a split, as `strategy.feed` takes it: what need not be counted.
+
+    All workers take the chief's, so that they count, or not, together.
+    """
+    folder = os.path.join(config.run_dir, "checkpoints") if config.run_dir else None
+    newest = manifest.read_all(folder)[0][:1] if folder else []
+    known = newest[0].about.get("input") if newest else None
+    known = json.loads(strategy.exchange_text(json.dumps(known if isinstance(known, dict) else {}))[0])
+    return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}
+
+
+def _checkpoints(config: Config, state: TrainState, strategy: Strategy, data: dict[str, dict[str, int]], inputs: dict):
     if not config.run_dir:
         return None, None
     about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}
     about["cpu"] = threads.of(strategy)
+    if inputs:
+        about["input"] = inputs
     folder = os.path.join(config.run_dir, "checkpoints")
     writes = strategy.is_chief
     checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writes=writes)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.source import Part, Source, Spec
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, spec_of
-from crankshaft.engine.data.streamed import Stream
+from crankshaft.engine.data.streamed import Stream, is_stream
 from crankshaft.engine.step.batches import parts
 from crankshaft.launch.errors import UsageError
 
@@ -83,6 +83,10 @@ def checked(name: str, split, said: list[str]):
     """Returns a split in its form, see `prepare`; adds lines to print to `said`."""
     if isinstance(split, tf.data.Dataset):
         return _checked_dataset(name, split, said)
+    if isinstance(split, Stream):
+        _check_elements(name, split.element_spec)
+        _check_shapes(name, split.element_spec)
+        return split
     if isinstance(split, Source):
         return _checked_source(name, split)
     split = _in_form(name, split)
@@ -179,10 +183,8 @@ def _check_weights(name: str, weights, shape) -> None:
         )
 
 
-def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf.data.Dataset:
-    if dataset.cardinality() == 0:
-        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
-    found = dataset.element_spec
+def _check_elements(name: str, found) -> None:
+    """Raises `UsageError` unless elements of this specification are single examples in a form of a batch."""
     if isinstance(found, tuple) and not 1 <= len(found) <= 3:
         raise UsageError(
             f"the {name} dataset's elements are {len(found)} values; give (features, labels), (features, labels, "
@@ -192,17 +194,28 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
         if not isinstance(part, tf.TensorSpec):
             raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
         _check_real(name, part.dtype)
-    if all(part.shape.rank and part.shape[0] is None for part in tf.nest.flatten(found)):  # .batch() makes them so
-        dataset = dataset.unbatch()
-        said.append(
-            f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
-        )
-    for what, part in parts(dataset.element_spec).named():
+
+
+def _check_shapes(name: str, spec) -> None:
+    for what, part in parts(spec).named():
         if not part.shape.is_fully_defined():
             raise UsageError(
                 f"the {name} dataset's examples are of shape {part.shape} ({what}); give single examples of a known "
                 "shape: dataset.unbatch(), or tf.ensure_shape in dataset.map"
             )
+
+
+def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf.data.Dataset:
+    if dataset.cardinality() == 0:
+        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
+    _check_elements(name, dataset.element_spec)
+    found = tf.nest.flatten(dataset.element_spec)
+    if all(part.shape.rank and part.shape[0] is None for part in found):  # .batch() makes them so
+        dataset = dataset.unbatch()
+        said.append(
+            f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
+        )
+    _check_shapes(name, dataset.element_spec)
     weights = parts(dataset.element_spec).weights
     if weights is None:
         return dataset
@@ -247,7 +260,7 @@ def _check_alike(train, evaluation) -> None:
 
 def _divided(train, share: float) -> tuple:
     """Splits into (all but the last examples, the last ones), by Keras's rule."""
-    if isinstance(train, tf.data.Dataset):
+    if is_stream(train):
         raise UsageError(
             f"--validation_split={share} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), "
             "dataset.take(n)) from the data function"

@@ -1,0 +1,89 @@
+"""A run on a stream that was ended and resumed gives the bits of one that was not. See `reading`, and `test_exact`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+
+import pytest
+
+from crankshaft.models.mlp import Model
+from tests.launch import reading
+from tests.runs import assert_equal_bits, manifests, newest
+
+SCRIPT = pathlib.Path(reading.__file__)
+RUN = ("--model_arg=hidden_units=16", "--model_arg=dropout=0.3", "--global_batch_size=32", "--shuffle_buffer=60")
+RUN += ("--progress=plain", "--jit=off")
+TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
+COUNTED = f"counting examples: {reading.EXAMPLES}\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven files of examples."""
+    (tmp_path / "files").mkdir()
+    reading.write_files(tmp_path / "files", 7)
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def ran(inside, folder):
+    """`ran(*flags, kind=)`: how a run on the files ended, in this process."""
+    return lambda *flags, kind="files": inside(*RUN, *flags, trainer=Model, data=lambda: reading.data(folder, kind))
+
+
+def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
+    run = [*RUN, "--train_steps=50"]
+    killed = json.dumps([[*run, "--checkpoint_every_steps=10", f"--run_dir={tmp_path}/run"]])
+    outcome = crank(folder, "files", killed, "SIGKILL", 35, script=SCRIPT)
+    assert outcome.code == -signal.SIGKILL
+    step = newest(tmp_path / "run")
+    assert step in (20, 30)  # of 30, the writing may have been under way
+    assert COUNTED in outcome.out
+    runs = json.dumps([[*run, f"--run_dir={tmp_path}/run"], [*run, f"--run_dir={tmp_path}/straight"]])
+    both = crank(folder, "files", runs, script=SCRIPT).ok()
+    assert f"resumed at step {step} of 50" in both.out
+    assert both.out.count(COUNTED) == 1  # the resumed one knows it
+    assert "reading the epoch again" not in both.out
+    assert "the place in the training data takes" in both.out
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+@pytest.mark.parametrize(("place", "kind"), [(TWO, "files"), ((), "stateful")], ids=["mirrored", "stateful"])
+def test_a_run_in_two_parts_is_one(ran, tmp_path, place, kind):
+    run = (*place, "--batch_parts=1", f"--run_dir={tmp_path}/run")
+    first = ran(*run, "--train_steps=18", kind=kind).ok()
+    second = ran(*run, "--train_steps=40", kind=kind).ok()
+    ran(*run[:-1], f"--run_dir={tmp_path}/straight", "--train_steps=40", kind=kind).ok()
+    assert ("can't be kept in checkpoints" in first.err) == (kind == "stateful")
+    assert ("reading the epoch again, batches: 3 of 3\n" in second.out) == (kind == "stateful")
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_files_that_change_during_a_run_are_one_line(ran, folder, tmp_path):
+    """The count is the first one's: the end of the epoch shows it."""
+    run = f"--run_dir={tmp_path}/run"
+    ran(run, "--train_steps=5").ok()
+    assert manifests(tmp_path / "run")[-1]["about"]["input"] == {"train": {"by": "example", "counts": [461]}}
+    with open(folder / "3.txt", "a") as file:
+        file.write("0\n")
+    outcome = ran(run, "--train_steps=40")
+    assert outcome.code == 2
+    assert "an epoch of the data has at least 462 examples, and the run goes by 461" in outcome.error
+
+
+def test_a_stream_without_examples_is_one_line(ran, folder):
+    for path in folder.iterdir():
+        path.write_text("")
+    outcome = ran("--train_steps=5")
+    assert outcome.code == 2
+    assert "num_examples=0 makes no batch; the data is empty" in outcome.error
+
+
+def test_one_example_is_an_epoch(ran, folder, tmp_path):
+    for path in folder.iterdir():
+        path.write_text("7\n" if path.name == "3.txt" else "")
+    for steps in (3, 6):
+        ran(f"--run_dir={tmp_path}/run", f"--train_steps={steps}").ok()
+    assert newest(tmp_path / "run") == 6
