@@ -74,6 +74,7 @@ class Parser:
     def __init__(self, features: Features):
         self._features = [*features.by_name.values()]
         self._example = features.example
+        self._raw = features.raw
         self._layouts: list[Layout] = []
         self._misses = 0
         # Strings have no length of their own, and int64s of one byte each are 0 to 127.
@@ -81,6 +82,8 @@ class Parser:
 
     def parse(self, records: list[bytes]) -> Any:
         """Returns records as arrays, a nest [n, ...]. Raises `WrongRecordError`."""
+        if self._raw:
+            return nested(self._example, {self._features[0].name: self._as_they_are(records)}.__getitem__)
         arrays = self._by_layouts(records) if self._can_have_layouts and self._misses < _MOST_MISSES else None
         if arrays is None:
             arrays = self._by_tensorflow(records)
@@ -96,6 +99,15 @@ class Parser:
             if line := _why_wrong(record, feature, found.get(feature.name), found):
                 return line
         return None
+
+    def _as_they_are(self, records: list[bytes]) -> np.ndarray:
+        feature = self._features[0]
+        if feature.is_text:
+            return np.array(records, object)
+        for place, record in enumerate(records):
+            if len(record) != feature.size:
+                raise WrongRecordError(place, f"has {len(record)} bytes, and {feature} takes {feature.size}")
+        return np.frombuffer(b"".join(records), feature.spec.dtype).reshape(len(records), *feature.spec.shape)
 
     def _by_layouts(self, records: list[bytes]) -> dict[str, np.ndarray] | None:
         """Returns features as arrays, by name; None where most records are of other layouts than those that are known.

@@ -1,7 +1,8 @@
 """What records of shards hold: by a features.json beside them, by arguments, or by how they look.
 
 A features.json has `features` (name -> shape, dtype and what it is stored as: bytes, float or int64), which of them is
-the `label` and which the `weight`, or `example`, the form of an example as a nest of names; and where it is known
+the `label` and which the `weight`, or `example`, the form of an example as a nest of names; `"records": "raw"` where a
+record is the bytes of its one feature and no Example; and where it is known
 `num_classes`, `vocabulary` and `ids` (see `input.splits.Splits`) and the `splits` that `crankshaft prepare` has
 written. Host code, NumPy only.
 """
@@ -76,6 +77,11 @@ class Features:
     by_name: dict[str, Feature]
     example: Any
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def raw(self) -> bool:
+        """Whether a record is the bytes of its one feature, and no tf.train.Example."""
+        return self.about.get("records") == "raw"
 
     @property
     def element_spec(self) -> Any:
@@ -191,6 +197,8 @@ def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
             raise InputError(f"{path}: its example has {strange[0]!r}, which is none of {', '.join(by_name)}; mend it")
     used = {name: by_name[name] for name in names_in(example)}
     about = {key: value for key, value in content.items() if key not in ("features", "example", "label", "weight")}
+    if about.get("records") == "raw" and (len(used) > 1 or next(iter(used.values())).stored != "bytes"):
+        raise InputError(f"{path}: raw records are the bytes of one feature, and it names {', '.join(used)}; mend it")
     return Features(used, example, about)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from crankshaft.input import record_index, storage
-from crankshaft.input.splits import InputError
+from crankshaft.input import features, record_index, storage
+from crankshaft.input.features import Features
+from crankshaft.input.splits import InputError, Splits
 
 _EVALUATION = ("eval", "validation", "val", "test")  # folders beside "train"
 
@@ -46,6 +47,36 @@ def _shards(where: str | None, patterns: tuple[str, ...], expected: str, flag: s
         if shards := [path for path in found if record_index.is_shard(path)]:
             return shards
     raise InputError(f"--{flag}={where}: expected {expected}, found their indices alone")
+
+
+def open_splits(
+    train: list[str], evaluation: list[str] | None, kind: Any, asked: tuple[tuple, str, str], num_classes: int
+) -> Splits:
+    """Opens the shards of both splits.
+
+    Args:
+      train: paths.
+      evaluation: paths, or None.
+      kind: what opens them: given paths and a function from samples of them to `Features`.
+      asked: features, label and weight, see `tfrecord.load`.
+      num_classes: as it was given.
+    """
+    given, label, weight = asked
+    found: dict[str, Features] = {}
+
+    def features_by(samples: Callable[[], list[bytes]]) -> Features:
+        if not found:
+            found["all"] = features.find(train, tuple(map(str, given)), label, weight, samples)
+        return found["all"]
+
+    splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
+    about = found["all"].about
+    for split, paths in zip(splits, (train, evaluation), strict=True):
+        if split is not None:
+            check_against(about, paths, len(split))
+    return Splits(
+        splits[0], splits[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
+    )
 
 
 def check_against(about: Mapping[str, Any], paths: list[str], examples: int) -> None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from crankshaft.engine.data.source import BadRecordError, SourceError
-from crankshaft.input import checksums, features, record_index
+from crankshaft.input import checksums, record_index
 from crankshaft.input.examples import ExampleSource
 from crankshaft.input.features import Features
 from crankshaft.input.record_index import FOOTER_BYTES, HEADER_BYTES, Index
-from crankshaft.input.shards import check_against, find_splits
+from crankshaft.input.shards import find_splits, open_splits
 from crankshaft.input.splits import Splits, check_at_least
 
 PATTERNS = ("*.tfrecord", "*.tfrecord*", "*.tfrec", "*.tfrec*", "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9]*")
@@ -55,36 +54,6 @@ def load(
     check_at_least("num_classes", num_classes, 0)
     train, evaluation = find_splits(data_dir, eval_data_dir, PATTERNS, _EXPECTED)
     return open_splits(train, evaluation, TFRecords, (features, label, weight), num_classes)
-
-
-def open_splits(
-    train: list[str], evaluation: list[str] | None, kind: Any, asked: tuple[tuple, str, str], num_classes: int
-) -> Splits:
-    """Opens the shards of both splits.
-
-    Args:
-      train: paths.
-      evaluation: paths, or None.
-      kind: what opens them: given paths and a function from samples of them to `Features`.
-      asked: features, label and weight, see `load`.
-      num_classes: as it was given.
-    """
-    given, label, weight = asked
-    found: dict[str, Features] = {}
-
-    def features_by(samples: Callable[[], list[bytes]]) -> Features:
-        if not found:
-            found["all"] = features.find(train, tuple(map(str, given)), label, weight, samples)
-        return found["all"]
-
-    splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
-    about = found["all"].about
-    for split, paths in zip(splits, (train, evaluation), strict=True):
-        if split is not None:
-            check_against(about, paths, len(split))
-    return Splits(
-        splits[0], splits[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
-    )
 
 
 class TFRecords(ExampleSource):

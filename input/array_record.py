@@ -1,0 +1,171 @@
+"""Shards of ArrayRecords (PyPI array_record) that hold tf.train.Examples, read by chunks.
+
+A single record costs ten times as much as one of a range, so chunks of about 1 MiB are read, and shuffled as
+`--shuffle_window` says. What a record holds is said as for `tfrecord`. Host code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from crankshaft.engine.data.source import BadRecordError
+from crankshaft.input.examples import ExampleSource
+from crankshaft.input.features import Features
+from crankshaft.input.shards import find_splits, open_splits
+from crankshaft.input.splits import InputError, Splits, check_at_least
+from crankshaft.input.storage import Files, is_remote
+
+_PATTERNS = ("*.array_record", "*.array_record*", "*.arrayrecord*", "*.ar")
+_EXPECTED = "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)"
+_CHUNK_BYTES = 1 << 20
+_SAMPLES = 16
+_RANDOM_ACCESS = "readahead_buffer_size:0,max_parallelism:0"  # as its documentation advises
+
+
+def load(
+    data_dir: str | None,
+    seed: int,
+    *,
+    eval_data_dir: str | None = None,
+    label: str = "",
+    weight: str = "",
+    features: tuple = (),
+    num_classes: int = 0,
+) -> Splits:
+    """Opens shards that `crankshaft prepare --format=array_record` or others have written.
+
+    Args:
+      data_dir: the shards to train on: a folder, a glob or files with commas; or a folder with folders train and eval.
+      seed: is not used.
+      eval_data_dir: those to evaluate on.
+      label: see `tfrecord.load`; likewise the others.
+      weight: likewise.
+      features: likewise.
+      num_classes: likewise.
+
+    Raises:
+      InputError: the files are not there, or are not what is expected, or array_record is not installed.
+    """
+    del seed
+    check_at_least("num_classes", num_classes, 0)
+    library()
+    train, evaluation = find_splits(data_dir, eval_data_dir, _PATTERNS, _EXPECTED)
+    return open_splits(train, evaluation, ArrayRecords, (features, label, weight), num_classes)
+
+
+def library() -> Any:
+    """Returns the library's module. Raises `InputError` where it is not installed."""
+    try:
+        from array_record.python import array_record_module
+    except ImportError:
+        raise InputError(
+            "ArrayRecords need PyPI array_record, which is not installed; use pip install crankshaft[array_record]"
+        ) from None
+    return array_record_module
+
+
+class ArrayRecords(ExampleSource):
+    """Examples of ArrayRecord shards, in the order of the shards and of the records in each.
+
+    Args:
+      paths: of the shards.
+      features_by: returns what records hold, given a function that returns some.
+    """
+
+    def __init__(self, paths: list[str], features_by: Callable[[Callable[[], list[bytes]]], Features]):
+        if remote := next(filter(is_remote, paths), None):
+            raise InputError(f"{remote} is not on a mounted file system, and array_record reads no other; copy it")
+        self._files = Files(paths)
+        self._shards = [_Shard(path) for path in paths]
+        records = np.array([shard.records for shard in self._shards])
+        self._ends = np.cumsum(records)
+        self._starts = self._ends - records
+        samples = self._samples()
+        super().__init__(features_by(lambda: samples))
+        group = self._shards[0].group
+        groups = _CHUNK_BYTES * len(samples) / (group * max(1, sum(map(len, samples))))
+        self.chunk_examples = max(2, group * max(1, round(groups)))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def records(self, indices: np.ndarray) -> list[bytes]:
+        found: list[bytes] = [b""] * len(indices)
+        shards = np.searchsorted(self._ends, indices, side="right")
+        order = np.argsort(shards, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            shard = int(shards[rows[0]])
+            numbers = indices[rows] - self._starts[shard]
+            self._files.check(shard)
+            for row, record in zip(rows.tolist(), self._of_shard(shard, numbers), strict=True):
+                found[row] = record
+        return found
+
+    def where(self, index: int) -> str:
+        shard = int(np.searchsorted(self._ends, index, side="right"))
+        return f"{self._files.paths[shard]}: record {index - int(self._starts[shard])}"
+
+    def identity(self) -> str:
+        digest = hashlib.sha256()
+        for path, size, shard in zip(self._files.paths, self._files.sizes, self._shards, strict=True):
+            digest.update(f"{os.path.basename(path)} {size} {shard.records}\n".encode())
+        return f"{len(self._shards)} shards {digest.hexdigest()}"
+
+    def _of_shard(self, shard: int, numbers: np.ndarray) -> list[bytes]:
+        try:
+            return self._shards[shard].read(numbers)
+        except RuntimeError as error:  # what it raises for whatever is wrong
+            for number in numbers:
+                try:
+                    self._shards[shard].read(number[np.newaxis])
+                except RuntimeError as its_own:
+                    self._files.check(shard)
+                    index = int(self._starts[shard] + number)
+                    raise BadRecordError(
+                        index,
+                        f"{self.where(index)} can't be read ({_first_line(its_own)}); restore the file, or leave such "
+                        "records out by --max_bad_records",
+                    ) from None
+            raise error
+
+    def _samples(self) -> list[bytes]:
+        return self.records(np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)))
+
+
+class _Shard:
+    def __init__(self, path: str):
+        try:
+            self._reader = library().ArrayRecordReader(path, _RANDOM_ACCESS)
+            is_whole, self.records = self._reader.ok(), self._reader.num_records()
+            options = self._reader.writer_options_string() or ""
+        except RuntimeError as error:
+            raise InputError(f"{path} can't be read ({_first_line(error)}); restore the file") from None
+        if not is_whole:
+            raise InputError(f"{path} is no whole ArrayRecord file; restore it, or write it anew")
+        if not self.records:
+            raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it anew")
+        found = re.search(r"group_size:(\d+)", options)
+        self.group = int(found[1]) if found else 1
+        self._lock = threading.Lock()  # a reader has one position
+
+    def read(self, numbers: np.ndarray) -> list[bytes]:
+        """Returns records by their numbers in the shard. Raises RuntimeError."""
+        with self._lock:
+            if len(numbers) > 1 and (np.diff(numbers) == 1).all():
+                found = self._reader.read(int(numbers[0]), int(numbers[-1]) + 1)
+            else:
+                found = self._reader.read(numbers.tolist())
+        if len(found) != len(numbers):
+            raise RuntimeError(f"{len(found)} of {len(numbers)} records were found")
+        return found
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,0 +1,123 @@
+"""ArrayRecord shards: every record is read by chunks as it was written, and every fault is one line."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
+from crankshaft.input import array_record, example_wire
+from crankshaft.input.splits import InputError
+
+COUNTS = (30, 1, 69)
+
+
+def record(k: int) -> bytes:
+    return example_wire.write(
+        {"x": ("float", np.full(3, k, "<f4").tobytes()), "label": ("bytes", np.array(k, "<i4").tobytes())}
+    )
+
+
+DESCRIBED = {
+    "features": {"x": {"shape": [3], "dtype": "float32"}, "label": {"shape": [], "dtype": "int32", "stored": "bytes"}},
+    "num_classes": 100,
+}
+
+
+def write(path, records, options="group_size:4") -> None:
+    writer = array_record.library().ArrayRecordWriter(str(path), options)
+    for each in records:
+        writer.write(each)
+    writer.close()
+
+
+@pytest.fixture
+def shards(tmp_path):
+    ends = np.cumsum(COUNTS)
+    for number, (count, end) in enumerate(zip(COUNTS, ends, strict=True)):
+        write(tmp_path / f"a.array_record-{number:05d}-of-00003", [record(k) for k in range(end - count, end)])
+    (tmp_path / "features.json").write_text(json.dumps(DESCRIBED))
+    return tmp_path
+
+
+def opened(folder):
+    return array_record.load(str(folder), 0).train
+
+
+def read_all(folder):
+    source = opened(folder)
+    return source.read(np.arange(len(source)))
+
+
+@pytest.mark.parametrize("indices", [np.arange(100), np.arange(28, 40), np.random.default_rng(0).permutation(100)])
+def test_records_in_any_order_are_what_was_written(shards, indices):
+    source = opened(shards)
+    assert source.element_spec == (Spec((3,), np.float32), Spec((), np.int32))
+    x, labels = source.read(indices)
+    np.testing.assert_array_equal(labels, indices)
+    np.testing.assert_array_equal(x, np.repeat(indices[:, np.newaxis], 3, 1))
+
+
+def test_chunks_are_whole_groups_of_about_a_mebibyte(shards):
+    source = opened(shards)
+    assert source.chunk_examples % 4 == 0
+    assert 0.9 < source.chunk_examples * len(record(1)) / 2**20 < 1.1
+
+
+def test_each_of_a_hundred_flipped_bits_of_records_is_found(tmp_path, shards):
+    random = np.random.default_rng(0)
+    path = shards / "a.array_record-00002-of-00003"
+    write(path, [example_wire.write({"x": ("bytes", random.bytes(5000))}) for _ in range(69)])
+    described = {"features": {"x": {"shape": [5000], "dtype": "uint8"}}}
+    (shards / "features.json").write_text(json.dumps(described))
+    whole = path.read_bytes()
+    start = whole.index(b"x") + 100  # in the first record's group, after what is before it
+    for bit in random.choice(8 * 69 * 4900, 100, replace=False) + 8 * start:
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(flipped)
+        with pytest.raises((InputError, SourceError)) as caught:
+            read_all(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_record_that_holds_something_else_is_named(tmp_path):
+    write(tmp_path / "a.array_record", [record(0), record(1), example_wire.write({"x": ("bytes", b"1")})])
+    (tmp_path / "features.json").write_text(json.dumps(DESCRIBED))
+    with pytest.raises(BadRecordError, match=r"a\.array_record: record 2 has x stored as bytes, and float") as caught:
+        opened(tmp_path).read(np.arange(3))
+    assert caught.value.example == 2
+
+
+@pytest.mark.parametrize("size", [0, 10, 5000])
+def test_truncated_file_is_refused(shards, size):
+    path = shards / "a.array_record-00002-of-00003"
+    os.truncate(path, size)
+    with pytest.raises(InputError, match=r"00002-of-00003 .*(no whole|can't be read)"):
+        opened(shards)
+
+
+def test_file_without_records_is_refused(shards):
+    write(shards / "a.array_record-00001-of-00003", [])
+    with pytest.raises(InputError, match=r"00001-of-00003 is (empty|no whole)"):
+        opened(shards)
+
+
+def test_raw_records_are_the_bytes_of_one_feature(tmp_path):
+    write(tmp_path / "a.array_record", [np.arange(k, k + 4, dtype="<u2").tobytes() for k in range(5)])
+    described = {"records": "raw", "features": {"tokens": {"shape": [4], "dtype": "uint16", "stored": "bytes"}}}
+    (tmp_path / "features.json").write_text(json.dumps(described))
+    (tokens,) = opened(tmp_path).read(np.array([4, 0]))
+    np.testing.assert_array_equal(tokens, [[4, 5, 6, 7], [0, 1, 2, 3]])
+    write(tmp_path / "a.array_record", [b"12345678", b"1234567"])
+    with pytest.raises(BadRecordError, match=r"record 1 has 7 bytes, and tokens uint16 \[4\] takes 8"):
+        opened(tmp_path).read(np.arange(2))
+
+
+def test_library_that_is_not_there_is_one_line(shards, monkeypatch):
+    monkeypatch.setitem(sys.modules, "array_record.python", None)
+    with pytest.raises(InputError, match=r"pip install crankshaft\[array_record\]"):
+        opened(shards)
