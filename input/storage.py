@@ -54,7 +54,7 @@ def find(data_dir: str | None, patterns: tuple[str, ...], expected: str, flag: s
         part = os.path.expanduser(part.strip())
         files = _in_folder(part, patterns) if is_folder(part) else _matching(part)
         if not files:
-            raise InputError(f"--{flag}={part}: expected {expected}, found {_what_is_there(part)}")
+            raise InputError(f"--{flag}={part}: expected {expected}, found {what_is_there(part)}")
         found |= dict.fromkeys(files)
     return [*found]
 
@@ -81,10 +81,25 @@ def _matching(pattern: str) -> list[str]:
     return sorted((path for path in glob.glob(pattern) if not os.path.isdir(path)), key=_natural)
 
 
-def _what_is_there(path: str) -> str:
+def names_in(folder: str) -> list[str]:
+    """Returns the names in a folder, sorted."""
+    names = _gfile().listdir(folder) if is_remote(folder) else os.listdir(folder)
+    return sorted(name.rstrip("/") for name in names)
+
+
+def folders_in(folder: str) -> list[str]:
+    """Returns the names of the folders in a folder, sorted."""
+    if is_remote(folder):
+        return [name for name in names_in(folder) if _gfile().isdir(f"{folder.rstrip('/')}/{name}")]
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def what_is_there(path: str) -> str:
+    """Returns what a message says of a path where something else was expected."""
     if not is_folder(path):
         return "nothing"
-    names = sorted(_gfile().listdir(path) if is_remote(path) else os.listdir(path))
+    names = names_in(path)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "an empty folder"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,7 +17,9 @@ from crankshaft.engine.data.order import ChunkedOrder, Order
 from crankshaft.engine.data.source import Around, Source, Spec
 
 _READERS = 2  # threads that read chunks ahead: one waits for the disk while another parses
-_WHOLE_EXAMPLES = 4096  # at once, where a split is read into memory
+_WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
+_HAS_FAILED = "a source could not be read; the run ends with the reason"
+_RECENT_READS = 64  # of which one may have failed to decode: more than are under way
 
 
 class ArraysReader:
@@ -30,6 +32,9 @@ class ArraysReader:
     failure: Exception | None = None
     bytes_read = None
     shares_read = None
+
+    def find_undecodable(self) -> None:
+        """Arrays are not decoded."""
 
     def __init__(self, arrays):
         # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
@@ -60,6 +65,7 @@ class SourceReader:
         if isinstance(order, ChunkedOrder):  # this window's, the next one's, and those that stand on a border
             self._chunks = Chunks(source, order.chunk_examples, 2 * order.window_chunks + 2)
         self.failure: Exception | None = None
+        self._recent: deque[np.ndarray] = deque(maxlen=_RECENT_READS)
         self.shares_read = 0
         self._lock = threading.Lock()
 
@@ -74,9 +80,11 @@ class SourceReader:
         ahead = order.chunks_ahead(block) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
         flat = tf.reshape(indices, [-1])
         epochs = tf.repeat(self._order.epochs(block), tf.shape(indices)[1])
-        found = self._source.decode(
-            read_in_graph(self._read, self._source.stored_spec, flat, ahead), example_seeds(self._order, epochs, flat)
-        )
+        stored = read_in_graph(self._read, self._source.stored_spec, flat, ahead)
+        rows = [tf.shape(part)[0] for part in tf.nest.flatten(stored)]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == tf.size(flat)), [_HAS_FAILED])]):
+            stored = tf.nest.map_structure(tf.identity, stored)
+        found = self._source.decode(stored, example_seeds(self._order, epochs, flat))
 
         def as_steps(x, spec: Spec):
             return tf.reshape(x, tf.concat([tf.shape(indices), [*spec.shape]], 0))
@@ -87,12 +95,25 @@ class SourceReader:
             self._source.element_spec,
         )
 
+    def find_undecodable(self) -> Exception | None:
+        """Looks for the example whose decoding has failed, among those that were read last; None if all decode."""
+        if self._source.stored_spec == self._source.element_spec:
+            return None  # nothing is decoded
+        try:
+            for indices in [*self._recent]:
+                self._source.verify(indices, self._source.read(indices))
+        except Exception as error:
+            return error
+        return None
+
     def _read(self, indices: np.ndarray, ahead: np.ndarray):
+        self._recent.append(indices)
         try:
             found = self._chunks.read(indices, ahead) if self._chunks else self._counted.read(indices)
         except Exception as error:
+            # TensorFlow would print the traceback of what is raised here. No rows at all are noticed in the graph.
             self.failure = self.failure or error
-            raise
+            return tf.nest.map_structure(lambda spec: np.zeros((0, *spec.shape), spec.dtype), self._source.stored_spec)
         with self._lock:
             self.shares_read += 1
         return found
@@ -199,14 +220,17 @@ def unmasked(reader: ArraysReader | SourceReader) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError:
-        if reader.failure is None:
+        failure = reader.failure or reader.find_undecodable()
+        if failure is None:
             raise
-        raise reader.failure from None
+        raise failure from None
 
 
 def whole(source: Source) -> Any:
     """Reads all examples into memory: nest of arrays [examples, ...]."""
-    order = Order(len(source), _WHOLE_EXAMPLES, 1)
+    an_example = sum(spec.nbytes for spec in tf.nest.flatten(source.element_spec))
+    at_once = max(1, min(len(source), _WHOLE_BYTES // max(1, an_example)))
+    order = Order(len(source), at_once, 1)
     reader = SourceReader(source, order)
 
     @tf.function(autograph=False)
@@ -214,8 +238,8 @@ def whole(source: Source) -> Any:
         return reader.read(indices[tf.newaxis], tf.zeros([], tf.int64))
 
     arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
-    for first in range(0, len(source), _WHOLE_EXAMPLES):
-        stop = min(first + _WHOLE_EXAMPLES, len(source))
+    for first in range(0, len(source), at_once):
+        stop = min(first + at_once, len(source))
         with unmasked(reader):
             found = piece(tf.range(first, stop, dtype=tf.int64))
         for target, part in zip(tf.nest.flatten(arrays), tf.nest.flatten(found), strict=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,21 @@ class Source(abc.ABC):
         """
         return stored
 
+    def verify(self, indices: np.ndarray, stored: Any) -> None:
+        """Raises `BadRecordError` for an example that `read` has returned and `decode` can't decode.
+
+        Is called where bad records are left out, and where a decoding has failed, to learn which example it was.
+
+        Args:
+          indices: [n] int64.
+          stored: what `read` has returned for them.
+        """
+        del indices, stored  # what has come through `read` is good, unless a source knows better
+
+    def for_evaluation(self) -> Source:
+        """Returns the same examples as evaluations are to read them: without what `decode` draws."""
+        return self
+
     def identity(self) -> str:
         """Returns text that differs where the examples do: files' names, sizes, what an index knows of them."""
         return ""
@@ -130,6 +146,9 @@ class Around(Source):
     def decode(self, stored: Any, seeds: Any) -> Any:
         return self.source.decode(stored, seeds)
 
+    def verify(self, indices: np.ndarray, stored: Any) -> None:
+        self.source.verify(indices, stored)
+
     def identity(self) -> str:
         return self.source.identity()
 
@@ -151,8 +170,20 @@ class Part(Around):
         return len(self._range)
 
     def read(self, indices: np.ndarray) -> Any:
-        try:
+        with self._from_first():
             return self.source.read(indices + self._range.start)
+
+    def verify(self, indices: np.ndarray, stored: Any) -> None:
+        with self._from_first():
+            self.source.verify(indices + self._range.start, stored)
+
+    def for_evaluation(self) -> Source:
+        return Part(self.source.for_evaluation(), self._range.start, self._range.stop)
+
+    @contextlib.contextmanager
+    def _from_first(self) -> Iterator[None]:
+        try:
+            yield
         except BadRecordError as error:
             raise BadRecordError(error.example - self._range.start, str(error)) from None
 
@@ -185,7 +216,9 @@ class WithoutBadRecords(Around):
             for example in [*self.bad]:  # few, and mostly none
                 wanted[wanted == example] = self._next_good(example)
             try:
-                return self.source.read(wanted)
+                stored = self.source.read(wanted)
+                self.source.verify(wanted, stored)
+                return stored
             except BadRecordError as error:
                 self._leave_out(error)
 

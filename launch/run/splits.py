@@ -274,7 +274,7 @@ def _divided(train, share: float) -> tuple:
         )
 
     if isinstance(train, Source):
-        return Part(train, 0, first), Part(train, first, examples)
+        return Part(train, 0, first), Part(train.for_evaluation(), first, examples)
 
     def part(examples: slice):
         return tf.nest.map_structure(lambda array: host_arrays.part(array, examples), train)

@@ -1,0 +1,300 @@
+"""Image files: found and numbered, decoded and drawn by (seed, epoch, example) alone, and refused in one line."""
+
+import os
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.data import reading
+from crankshaft.engine.data.order import Order
+from crankshaft.engine.data.source import BadRecordError, Part, SourceError, WithoutBadRecords
+from crankshaft.input import images
+from crankshaft.input.splits import InputError
+
+
+def picture(number: int, height: int = 40, width: int = 60, channels: int = 3) -> np.ndarray:
+    """A smooth picture, so that JPEG keeps it, of another colour for each number; its left is darker than its right."""
+    across, down = np.meshgrid(np.linspace(0, 120, width), np.linspace(0, 40, height))
+    shades = [across + down + (number * 37 + channel * 60) % 90 for channel in range(channels)]
+    return np.stack(shades, -1).astype(np.uint8)
+
+
+def jpeg(number: int, **form) -> bytes:
+    return tf.io.encode_jpeg(picture(number, **form), quality=98, chroma_downsampling=False).numpy()
+
+
+def png(number: int, **form) -> bytes:
+    return tf.io.encode_png(picture(number, **form)).numpy()
+
+
+def write(path: pathlib.Path, content: bytes) -> pathlib.Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """12 images in three classes, JPEG and PNG."""
+    for number in range(12):
+        name, content = (f"{number}.JPG", jpeg(number)) if number % 2 else (f"{number}.png", png(number))
+        write(tmp_path / "images" / "abc"[number % 3] / name, content)
+    return tmp_path / "images"
+
+
+def reading_of(source, count: int, seed: int = 5):
+    """A function of (epoch, indices): what `count` examples of a source are in an epoch, (features, labels)."""
+    reader = reading.SourceReader(source, Order(len(source), max(1, count), 1, seed))
+
+    @tf.function(autograph=False)
+    def read(epoch, indices):
+        return reader.read(indices[tf.newaxis], epoch)
+
+    def read_eagerly(epoch: int, at):
+        with reading.unmasked(reader):
+            found = read(tf.constant(epoch, tf.int64), tf.constant(at, tf.int64, [count]))
+        return [part.numpy()[0] for part in found]
+
+    return read_eagerly
+
+
+def examples(source, epoch: int = 0, seed: int = 5, at=None):
+    """(features, labels) of a source's examples as an epoch has them."""
+    at = range(len(source)) if at is None else at
+    return reading_of(source, len(at), seed)(epoch, [*at])
+
+
+def loaded(data_dir, **arguments):
+    return images.load(str(data_dir), 0, **{"size": 16, **arguments})
+
+
+def test_classes_are_folders_in_the_order_of_their_names(folder):
+    found = loaded(folder, augment=False)
+    assert (found.num_classes, found.eval, len(found.train)) == (3, None, 12)
+    features, labels = examples(found.train)
+    assert features.shape == (12, 16, 16, 3)
+    assert features.dtype == np.float32
+    assert labels.tolist() == ["abc".index(os.path.basename(os.path.dirname(p))) for p in found.train._found.paths]
+    assert sorted(labels) == [0] * 4 + [1] * 4 + [2] * 4
+    assert sorted(labels[-6:]) != [2] * 6, "the end of a folder's images is of all classes"
+
+
+@pytest.mark.parametrize("encode", [jpeg, png])
+@pytest.mark.parametrize("pixels", ["float32", "uint8"])
+def test_the_centre_is_what_an_evaluation_gets(tmp_path, encode, pixels):
+    write(tmp_path / "a" / ("1.jpg" if encode is jpeg else "1.png"), encode(3))
+    ((found,), _) = examples(loaded(tmp_path, augment=False, crop=0.8, pixels=pixels).train)
+    centre = tf.image.resize(picture(3)[4:36, 14:46], [16, 16]).numpy()
+    shades = found * 255 if pixels == "float32" else found
+    np.testing.assert_allclose(shades, centre, atol=3 if encode is jpeg else 0.51)  # JPEG loses a little
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("stored", [1, 3])
+def test_grey_and_colours_become_what_is_asked(tmp_path, stored, channels):
+    write(tmp_path / "a" / "1.png", png(1, channels=stored))
+    write(tmp_path / "a" / "2.jpg", tf.io.encode_jpeg(picture(1, channels=stored)).numpy())
+    features, _ = examples(loaded(tmp_path, channels=channels).train)
+    assert features.shape == (2, 16, 16, channels)
+
+
+def test_draws_are_of_seed_epoch_and_example_alone(folder):
+    train = loaded(folder).train
+    assert train.draws
+    first, _ = examples(train)
+    some, _ = examples(train, at=[7, 2])
+    np.testing.assert_array_equal(some, first[[7, 2]])  # whoever reads them, with whichever others
+    later, _ = examples(train, epoch=1)
+    other_seed, _ = examples(train, seed=6)
+    for other in (later, other_seed):
+        assert (other != first).any((1, 2, 3)).all()
+
+
+def test_drawn_parts_lie_in_the_image_and_half_are_flipped(tmp_path):
+    write(tmp_path / "a" / "1.png", png(0))
+    read = reading_of(loaded(tmp_path, min_area=0.3).train, 1)
+    found = np.stack([read(epoch, [0])[0][0] for epoch in range(60)]) * 255
+    whole = picture(0)
+    assert (found >= whole.min((0, 1)) - 0.5).all()
+    assert (found <= whole.max((0, 1)) + 0.5).all()
+    flipped = found[:, 8, 0, 0] > found[:, 8, -1, 0]
+    assert 15 < flipped.sum() < 45  # 30 and 4 standard deviations
+    widths = np.abs(found[:, 8, -1, 0] - found[:, 8, 0, 0])
+    assert widths.max() > 1.2 * widths.min()
+    # Whether one is flipped tells nothing of how large a part it is.
+    assert abs(np.corrcoef(flipped, widths)[0, 1]) < 0.5
+    read = reading_of(loaded(tmp_path, flip=False).train, 1)
+    unflipped = np.stack([read(epoch, [0])[0][0] for epoch in range(20)])
+    assert (unflipped[:, 8, 0, 0] < unflipped[:, 8, -1, 0]).all()
+
+
+def test_a_part_for_evaluation_draws_nothing(folder):
+    part = Part(loaded(folder).train, 8, 12).for_evaluation()
+    assert not part.draws
+    centres, labels = examples(loaded(folder, augment=False).train)
+    features, part_labels = examples(part, epoch=3)
+    np.testing.assert_array_equal(features, centres[8:])
+    np.testing.assert_array_equal(part_labels, labels[8:])
+
+
+def test_no_examples_are_an_empty_batch(folder):
+    features, labels = examples(loaded(folder).train, at=[])
+    assert (features.shape, labels.shape) == ((0, 16, 16, 3), (0,))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "a.jpg,7\nin/b c.png,2\n\n",
+        "path,label\na.jpg, 7\nin/b c.png, 2",
+        "a.jpg\t7\nin/b c.png 2",
+        '\ufeff"a.jpg","7"\r\n"in/b c.png","2"\r\n',
+    ],
+)
+def test_a_list_names_files_and_numbers(tmp_path, lines):
+    write(tmp_path / "a.jpg", jpeg(1))
+    write(tmp_path / "in" / "b c.png", png(2))
+    (tmp_path / "list.csv").write_text(lines, encoding="utf-8")
+    found = loaded(tmp_path / "list.csv", augment=False)
+    assert (found.num_classes, examples(found.train)[1].tolist()) == (8, [7, 2])
+
+
+def test_a_list_of_names_numbers_them_in_their_order(tmp_path):
+    for number in range(3):
+        write(tmp_path / f"{number}.jpg", jpeg(number))
+    (tmp_path / "list.txt").write_text("0.jpg dog\n1.jpg cat\n2.jpg dog\n")
+    (tmp_path / "eval.txt").write_text("1.jpg dog\n")
+    found = loaded(tmp_path / "list.txt", eval_data_dir=str(tmp_path / "eval.txt"))
+    assert (found.num_classes, examples(found.train)[1].tolist(), examples(found.eval)[1].tolist()) == (
+        2,
+        [1, 0, 1],
+        [1],
+    )
+    assert not found.eval.draws
+
+
+def test_classes_of_evaluation_are_those_of_training(folder, tmp_path):
+    write(tmp_path / "eval" / "b" / "1.jpg", jpeg(1))
+    found = loaded(folder, eval_data_dir=str(tmp_path / "eval"))
+    assert examples(found.eval)[1].tolist() == [1]
+    write(tmp_path / "eval" / "d" / "1.jpg", jpeg(1))
+    with pytest.raises(
+        InputError, match=r"--eval_data_dir: .*d/1\.jpg is of class d, which the training data has not \(a, b, c\)"
+    ):
+        loaded(folder, eval_data_dir=str(tmp_path / "eval"))
+
+
+def test_another_numbering_of_classes_is_told_apart(folder):
+    before = loaded(folder)
+    write(folder / "aa" / "1.jpg", jpeg(1))
+    assert loaded(folder).ids != before.ids
+    assert loaded(folder).train.identity() != before.train.identity()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda here: None, "expected a folder of classes with .jpg, .jpeg, .png files, or a list"),
+        (lambda here: write(here / "1.jpg", b""), "expected a folder of classes .* found 1.jpg"),
+        (lambda here: write(here / "train" / "a" / "1.jpg", b""), "the class folder train has no .* file, but a; each"),
+        (lambda here: write(here / "a" / "1.webp", b""), r"a/1\.webp is of a kind that is not read; convert it"),
+    ],
+)
+def test_a_folder_without_classes_is_one_line(tmp_path, make, said):
+    make(tmp_path)
+    with pytest.raises(InputError, match=said):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (b"", "names no file"),
+        (b"a.jpg,1\nb.jpg\n", "line 2: expected path,label, found 'b.jpg'"),
+        (b"a.jpg,\n", "line 1: expected path,label"),
+        (b"\xff\xfe\x00", "is no text in UTF-8"),
+        (b"absent.jpg,1\n", r"absent\.jpg can't be read \(No such file"),
+    ],
+)
+def test_a_list_with_a_mistake_is_one_line(tmp_path, lines, said):
+    write(tmp_path / "list.csv", lines)
+    with pytest.raises(InputError, match=said):
+        loaded(tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"size": 0}, "size=0 is too small"),
+        ({"channels": 2}, "channels=2 is not possible"),
+        ({"crop": 1.5}, "crop=1.5 is no share"),
+        ({"min_area": 0.0}, "min_area=0 is no share"),
+        ({"pixels": "float64"}, "pixels=float64 is unknown"),
+    ],
+)
+def test_an_argument_out_of_range_is_one_line(folder, arguments, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        loaded(folder, **arguments)
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "no image": lambda content: b"<html>not found</html>",
+    "cut off": lambda content: content[: len(content) // 2],
+    "cut off by a byte": lambda content: content[:-1],
+    "a header of noise": lambda content: content[:4] + bytes(60) + content[64:],
+    # What is left ends as it should, so only the decoder knows.
+    "a hole": lambda content: content[: len(content) // 3] + content[-30:],
+}
+
+
+@pytest.mark.parametrize("encode", [jpeg, png])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_image_that_does_not_decode_is_named(tmp_path, encode, damage):
+    for number in range(5):
+        write(tmp_path / "a" / f"{number}.jpg", DAMAGES[damage](encode(9)) if number == 3 else jpeg(number))
+    train = loaded(tmp_path, min_area=1.0, flip=False).train
+    bad = next(at for at, path in enumerate(train._found.paths) if path.endswith("3.jpg"))
+    with pytest.raises(BadRecordError, match=r"a/3\.jpg .*; replace it, or let `max_bad_records`") as caught:
+        examples(train)
+    assert caught.value.example == bad
+    assert "\n" not in str(caught.value)
+    said: list[str] = []
+    features, _ = examples(WithoutBadRecords(train, 1, said.append))
+    assert len(said) == 1
+    good, _ = examples(train, at=[(bad + 1) % 5])
+    np.testing.assert_array_equal(features[(bad + 1) % 5], good[0])
+
+
+def test_a_lost_byte_that_decoders_forgive_is_no_fault(tmp_path):
+    """Cameras and editors leave bytes after an image's end."""
+    write(tmp_path / "a" / "1.jpg", jpeg(1) + bytes(100))
+    write(tmp_path / "a" / "2.jpg", jpeg(1))
+    features, _ = examples(loaded(tmp_path, augment=False).train)
+    np.testing.assert_array_equal(features[0], features[1])
+
+
+def test_a_file_that_changes_during_the_run_ends_it(folder):
+    train = loaded(folder).train
+    write(pathlib.Path(train._found.paths[4]), jpeg(1, width=61))
+    with pytest.raises(SourceError, match=r"had .* as the run began|was written to or replaced") as caught:
+        examples(WithoutBadRecords(train, 5, print))
+    assert not isinstance(caught.value, BadRecordError), "it is not one to be left out"
+
+
+def test_images_elsewhere_are_read_by_tensorflow(folder):
+    here = loaded(folder, augment=False).train
+    for path in here._found.paths:
+        there = path.replace(str(folder), "ram://images")
+        tf.io.gfile.makedirs(os.path.dirname(there))
+        tf.io.gfile.copy(path, there)
+    try:
+        found = loaded("ram://images", augment=False).train
+        assert [path.replace("ram://images", str(folder)) for path in found._found.paths] == here._found.paths
+        for one, other in zip(examples(found), examples(here), strict=True):
+            np.testing.assert_array_equal(one, other)
+    finally:
+        tf.io.gfile.rmtree("ram://images")
