@@ -103,7 +103,7 @@ def splits_of(train: Table, evaluation: Table | None, choice: Choice) -> Splits:
     classes, num_classes = None, None
     if choice.label != NONE:
         if train.columns[choice.label].dtype == object:
-            classes = train.texts(choice.label)
+            classes = [text for text in train.texts(choice.label) if text]  # none is no class
             num_classes = len(classes)
         else:
             num_classes = _num_classes(tables, choice.label)

@@ -22,7 +22,14 @@ def parquet(folder):
     pq.write_table(pa.table(columns()), folder / "a.parquet", row_group_size=32)
 
 
-WRITTEN = {"parquet": parquet}
+def csv(folder):
+    folder.mkdir()
+    made = columns()
+    lines = [",".join(made), *(",".join(map(str, row)) for row in zip(*made.values(), strict=True))]
+    (folder / "a.csv").write_text("\n".join(lines))
+
+
+WRITTEN = {"parquet": parquet, "csv": csv}
 
 
 @pytest.fixture(params=WRITTEN)
