@@ -43,6 +43,6 @@ def define(data: Callable) -> None:
         flags.DEFINE_enum,
         "auto_shard_policy",
         "auto",
-        "How hosts divide a tf.data.Dataset.",
+        "How workers divide a tf.data.Dataset: by files, or each reads all, and takes its rows; auto: files if enough.",
         enum_values=AUTO_SHARD_POLICIES,
     )
