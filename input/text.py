@@ -129,6 +129,9 @@ class Windows(Source):
         labels[indices == len(self) - 1, self.labels - (len(self) - 1) * self._context :] = -1
         return features, labels
 
+    def files(self) -> list[str]:
+        return [self._prepared.path]
+
     def identity(self) -> str:
         return f"{len(self)} windows of {self._prepared.about['digest']}"
 

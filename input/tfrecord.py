@@ -88,6 +88,9 @@ class TFRecords(ExampleSource):
         start = self._index.find(int(shards[0]), numbers)[0]
         return f"{self._index.files.paths[int(shards[0])]}: record {int(numbers[0])} (byte {int(start[0]):,})"
 
+    def files(self) -> list[str]:
+        return self._index.files.paths
+
     def identity(self) -> str:
         digest = hashlib.sha256()
         files = self._index.files

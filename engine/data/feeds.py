@@ -14,6 +14,7 @@ from crankshaft.engine.data.base import Feed, Run
 from crankshaft.engine.data.order import Order, replica_part
 from crankshaft.engine.data.reading import ArraysReader, SourceReader, reader_of, unmasked
 from crankshaft.engine.data.residency import as_kept, is_on_gpus, on_each_device, take
+from crankshaft.engine.data.source import Source
 
 
 class ResidentFeed(Feed):
@@ -101,7 +102,9 @@ class StreamedFeed(Feed):
 
     @property
     def bytes_read(self) -> int | None:
-        return self._reader.bytes_read if self._reader else None
+        if self._reader is None:
+            return 0 if isinstance(self._split, Source) else None
+        return self._reader.bytes_read
 
     @property
     def steps_ahead(self) -> float | None:

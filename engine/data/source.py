@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,10 @@ class Source(abc.ABC):
         """Returns text that differs where the examples do: files' names, sizes, what an index knows of them."""
         return ""
 
+    def files(self) -> Sequence[str]:
+        """Returns the paths of the files that it reads, for benchmarks of them cold; none where it does not say."""
+        return ()
+
 
 class Around(Source):
     """A source around another, which reads as that one does."""
@@ -151,6 +155,9 @@ class Around(Source):
 
     def identity(self) -> str:
         return self.source.identity()
+
+    def files(self) -> Sequence[str]:
+        return self.source.files()
 
 
 class Part(Around):

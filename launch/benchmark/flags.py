@@ -7,6 +7,7 @@ from absl import flags
 from crankshaft.launch.command_line import rules
 from crankshaft.launch.command_line.groups import group
 
+BENCHMARK_FILES = ("as_found", "warm", "cold")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 
 
@@ -29,6 +30,14 @@ def define() -> None:
         "whole",
         "What is timed: the whole loop, one part of it in isolation, or all: the whole and what each part takes of it.",
         enum_values=BENCHMARK_PARTS,
+    )
+    bench(
+        flags.DEFINE_enum,
+        "benchmark_files",
+        "as_found",
+        "What the system holds of the files that are read: as_found; warm, they are read from end to end before; cold, "
+        "it forgets them before each round.",
+        enum_values=BENCHMARK_FILES,
     )
     bench(
         rules.text,

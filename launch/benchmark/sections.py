@@ -127,6 +127,12 @@ def _rate(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _state_of_files(found: Mapping[str, Any]) -> str:
+    share = found["share_in_memory"]
+    known = "" if share is None else f", {share:.0%} in memory as the first round began"
+    return found["asked"].replace("_", " ") + known
+
+
 def _step(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if result.get("step_ms"):
@@ -136,6 +142,7 @@ def _step(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         result,
         ("first step", "first_step_seconds", "{:.2f} s".format),
         ("input wait", "input_wait_fraction", "{:.1%} of the time".format),
+        ("input files", "input_files", _state_of_files),
         ("reduction", "reduce_fraction", "{:.1%} of the time".format),
         ("peak memory", "peak_rss_mb", "{:,.0f} MiB".format),
         ("device peak", "device_peak_mb", "{:,.0f} MiB".format),

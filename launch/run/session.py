@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
+from crankshaft.engine.data.feeds import ResidentFeed
 from crankshaft.engine.data.source import Source, WithoutBadRecords
 from crankshaft.engine.data.split import spec_of
 from crankshaft.engine.data.streamed import is_stream
@@ -63,6 +64,7 @@ class Session:
       best: the checkpoint of the best evaluation; None without a run_dir.
       faster_input: what to change where steps wait for input, for people.
       bad_records: by split, the sources whose bad records are left out.
+      files: paths of those that the training data is read from, as steps go, where a source names them.
     """
 
     config: Config
@@ -75,6 +77,7 @@ class Session:
     best: Checkpoints | None
     faster_input: str = ""
     bad_records: Mapping[str, WithoutBadRecords] = dataclasses.field(default_factory=dict)
+    files: Sequence[str] = ()
 
     @property
     def trainer(self) -> Trainer:
@@ -177,6 +180,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
         {name: split for name, split in found.items() if isinstance(split, WithoutBadRecords)},
+        train.files() if isinstance(train, Source) and not isinstance(train_feed, ResidentFeed) else (),
     )
     for line in said:
         session.say(line)

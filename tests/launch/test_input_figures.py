@@ -99,11 +99,69 @@ class Large(Source):
         (Large(), 8, ["--resident_data_mb=4096"], ["--shuffle_window"]),
         (Large(chunk_examples=64), 0, ["crankshaft prepare"], ["--shuffle_window"]),
         (Large(draws=True), 0, ["crankshaft prepare"], ["--resident_data_mb"]),
-        (tf.data.Dataset.range(4), 0, ["num_parallel_calls", "crankshaft prepare"], ["--resident_data_mb"]),
+        (None, 0, ["num_parallel_calls", "crankshaft prepare"], ["--resident_data_mb"]),
         ((np.zeros([1 << 19, 1], np.float32),), 0, ["--resident_data_mb=2 "], ["crankshaft prepare"]),
     ],
 )
 def test_the_cure_of_slow_input_is_one_that_can_help(split, window, says, not_says):
+    split = tf.data.Dataset.range(4) if split is None else split
     line = faster_input(split, 1024 if isinstance(split, Large) else 0, window)
     assert [each for each in says if each not in line] == []
     assert [each for each in not_says if each in line] == []
+
+
+BENCHMARK = ("--mode=benchmark", "--model=logistic", "--jit=off", "--benchmark_part=input", "--benchmark_rounds=2")
+
+
+@pytest.fixture
+def windows(tmp_path):
+    """Flags of an input that reads a file of its own, a number an example."""
+    np.repeat(np.arange(6400, dtype=np.int64), 512).tofile(tmp_path / "numbers.bin")  # a page an example
+    (tmp_path / "numbers.py").write_text(
+        '"""Numbers."""\n'
+        "import numpy as np\n"
+        "from crankshaft import Source, Spec\n"
+        "from crankshaft.input.splits import Splits\n"
+        "from crankshaft.input.storage import Files\n"
+        "class Numbers(Source):\n"
+        "    element_spec = (Spec((1,), np.float32), Spec((), np.int64))\n"
+        "    def __init__(self, path):\n"
+        "        self._files = Files([path])\n"
+        "    def __len__(self):\n"
+        "        return 6400\n"
+        "    def read(self, indices):\n"
+        "        found = np.frombuffer(b''.join(self._files.pread(0, 4096 * i, 8) for i in indices), np.int64)\n"
+        "        return found[:, None].astype(np.float32), found % 2\n"
+        "    def files(self):\n"
+        "        return self._files.paths\n"
+        "def load(data_dir, seed):\n"
+        "    return Splits(Numbers(data_dir), None, num_classes=2)\n"
+    )
+    return (f"--input={tmp_path / 'numbers.py'}", f"--data_dir={tmp_path / 'numbers.bin'}", "--global_batch_size=64")
+
+
+@pytest.mark.parametrize(("state", "share"), [("warm", 1), ("cold", 0)])
+def test_input_is_timed_from_files_that_are_in_memory_or_not(windows, inside, tmp_path, state, share):
+    result = tmp_path / "result.json"
+    asked = (f"--benchmark_files={state}", "--benchmark_steps=200", f"--result_json={result}")
+    shown = inside(*BENCHMARK, *windows, "--resident_data_mb=0", *asked).ok().out
+    found = json.loads(result.read_text())
+    assert found["parts"]["input"]["examples_per_sec"] > 0
+    assert found["input_files"]["asked"] == state
+    measured = found["input_files"]["share_in_memory"]
+    if measured is not None and (state == "warm" or measured < 1):  # a file system in memory drops nothing
+        assert abs(measured - share) < 0.5  # cold ones are read ahead at once
+        assert f"{state}, {measured:.0%} in memory" in shown
+    # 6,400 examples are 100 steps.
+    assert any("read them 2.0 times" in line for line in found["warnings"]) == (state == "cold")
+
+
+def test_files_that_no_step_reads_are_neither_warm_nor_cold(windows, inside):
+    error = inside(*BENCHMARK, *windows, "--benchmark_files=cold", "--benchmark_steps=2").error
+    assert "--benchmark_files=cold is of data that steps read from files" in error
+    assert "--resident_data_mb=0" in error
+
+
+def test_the_update_reads_no_files(windows, inside):
+    asked = ("--mode=benchmark", "--model=logistic", "--benchmark_part=update", "--benchmark_files=cold")
+    assert "--benchmark_part=input" in inside(*asked, *windows).error

@@ -1,0 +1,46 @@
+"""What of files is in memory, as the system itself says."""
+
+import os
+
+import pytest
+
+from crankshaft.launch.benchmark.measure import pages
+from crankshaft.launch.benchmark.measure.pages import Pages
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Two files, dropped; skips where the file system keeps its pages, as one in memory does."""
+    found = []
+    for number in range(2):
+        found.append(str(tmp_path / f"{number}"))
+        (tmp_path / f"{number}").write_bytes(os.urandom(4 << 20))
+    pages.drop(found)
+    if pages.share_in_memory(found) != 0:
+        pytest.skip("this file system's pages can't be dropped, or not be asked for")
+    return found
+
+
+def test_warm_files_are_in_memory_and_cold_ones_are_not(paths):
+    warm = Pages(paths, "warm")
+    warm.before_round()
+    assert warm.in_memory == 1
+    assert warm.bytes == 8 << 20
+    cold = Pages(paths, "cold")
+    cold.before_round()
+    assert cold.in_memory == 0
+    pages.read_through(paths)
+    cold.before_round()
+    assert pages.share_in_memory(paths) == 0
+
+
+def test_files_are_left_as_found_unless_asked(paths):
+    pages.read_through(paths[:1])
+    found = Pages(paths, "as_found")
+    found.before_round()
+    assert found.in_memory == pytest.approx(0.5, abs=0.02)
+
+
+def test_empty_files_have_no_share(tmp_path):
+    (tmp_path / "empty").touch()
+    assert pages.share_in_memory([str(tmp_path / "empty")]) is None
