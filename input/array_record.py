@@ -112,6 +112,9 @@ class ArrayRecords(ExampleSource):
         shard = int(np.searchsorted(self._ends, index, side="right"))
         return f"{self._files.paths[shard]}: record {index - int(self._starts[shard])}"
 
+    def files(self) -> list[str]:
+        return self._files.paths
+
     def identity(self) -> str:
         digest = hashlib.sha256()
         for path, size, shard in zip(self._files.paths, self._files.sizes, self._shards, strict=True):

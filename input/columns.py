@@ -9,6 +9,7 @@ import abc
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -42,12 +43,14 @@ class Table(abc.ABC):
 
     Attributes:
       where: its first file, for messages.
+      paths: of what is read.
       columns: what each column holds, by name, in order; those whose values are not numbers or text are None.
       group_rows: rows of each group, [groups] int64.
       identity: text that differs where the contents do.
     """
 
     where: str
+    paths: Sequence[str] = ()
     columns: dict[str, Spec | None]
     group_rows: np.ndarray
     identity: str
@@ -232,6 +235,9 @@ class Columns(Source):
                     f"label {error.args[0].decode(errors='replace')!r} is not among those of training ({known})",
                 ) from None
         return features, labels
+
+    def files(self) -> Sequence[str]:
+        return self._table.paths
 
     def identity(self) -> str:
         return f"{self._names} {self._choice.missing} of {self._table.identity}"

@@ -108,7 +108,7 @@ class CsvTable(Table):
             _write(writer, files, delimiter, kinds, like.where if like else None)
 
         found = prepared(files, "csv", {"delimiter": delimiter, "kinds": kinds}, write, prepared_dir)
-        self._prepared, self._about = found, found.about
+        self._prepared, self._about, self.paths = found, found.about, [found.path]
         self.kinds: dict[str, str] = found.about["kinds"]
         self.columns = {name: Spec((), _KINDS[kind][1].newbyteorder("=")) for name, kind in self.kinds.items()}
         rows = sum(found.about["records"])

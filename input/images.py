@@ -221,6 +221,9 @@ class Images(Source):
     def for_evaluation(self) -> Source:
         return Images(self._found, self._form)
 
+    def files(self) -> list[str]:
+        return self._files.paths
+
     def identity(self) -> str:
         digest = hashlib.sha256(repr((self._form, self._min_area, self._flip)).encode())
         for path, nbytes, label in zip(self._found.paths, self._files.sizes, self._found.labels.tolist(), strict=True):

@@ -77,7 +77,7 @@ class ParquetTable(Table):
     def __init__(self, files: Files):
         self._pa, self._parquet = _library()
         self._files = files
-        self.where = files.paths[0]
+        self.where, self.paths = files.paths[0], files.paths
         self._metadata = [self._opened(number, InputError).metadata for number in range(len(files.paths))]
         schemas = [metadata.schema.to_arrow_schema() for metadata in self._metadata]
         self._schema = schemas[0]

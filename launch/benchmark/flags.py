@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from absl import flags
 
 from crankshaft.launch.command_line import rules
@@ -39,6 +41,11 @@ def define() -> None:
         "it forgets them before each round.",
         enum_values=BENCHMARK_FILES,
     )
+    _define_runs(bench)
+
+
+def _define_runs(bench: Callable) -> None:
+    """Defines the flags of several runs, and of what is done with results."""
     bench(
         rules.text,
         "benchmark_replicas",
