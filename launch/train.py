@@ -173,7 +173,8 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
     process.prepare(asked.tune_allocator)
     if asked.serves:
         gpus = {"gpus": asked.gpu_numbers, "gpu_memory_growth": asked.gpu_memory_growth}
-        return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, quiet=not asked.debug, **gpus))
+        load = functools.partial(datas.sources, asked, data)
+        return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, not asked.debug, load, **gpus))
     with contextlib.ExitStack() as stack:
         if asked.remote and (asked.writes_run or asked.mode == "export"):
             stack.enter_context(asked.remote.pushing())

@@ -135,6 +135,17 @@ class Order:
         places = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
         return tf.reshape(self._shuffled(places, epoch), [steps, batch])
 
+    def examples_of(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the examples of steps [first, stop), all of one epoch: ([n] by index, their epoch), both int64.
+
+        Those of a step follow those of the step before; each step has `batch_size`, but for an epoch's smaller last.
+        """
+        epoch, in_epoch = first // self.steps_per_epoch, first % self.steps_per_epoch
+        last = tf.minimum(
+            (in_epoch + stop - first) * self.batch_size, self.whole_steps * self.batch_size + self.remainder
+        )
+        return self._shuffled(tf.range(in_epoch * self.batch_size, last), epoch), epoch
+
     def epochs(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the epoch of each step of a block, [steps] int64, as `examples` has them."""
         if epochs := self._epochs_per_block:
@@ -176,6 +187,11 @@ class ChunkedOrder(Order):
 
     chunk_examples: int = 2
     window_chunks: int = 1
+
+    @property
+    def chunks_to_keep(self) -> int:
+        """Chunks in memory with which each is read once: a window's, the next one's, those that stand on a border."""
+        return 2 * self.window_chunks + 2
 
     @property
     def _whole_chunks(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -62,8 +62,8 @@ class SourceReader:
         self._source, self._order = source, order
         source = self._counted = _Counted(source)
         self._chunks = None
-        if isinstance(order, ChunkedOrder):  # this window's, the next one's, and those that stand on a border
-            self._chunks = Chunks(source, order.chunk_examples, 2 * order.window_chunks + 2)
+        if isinstance(order, ChunkedOrder):
+            self._chunks = Chunks(source, order.chunk_examples, order.chunks_to_keep)
         self.failure: Exception | None = None
         self._recent: deque[np.ndarray] = deque(maxlen=_RECENT_READS)
         self.shares_read = 0
@@ -191,14 +191,30 @@ def reader_of(split, order: Order) -> ArraysReader | SourceReader:
 
 def read_in_graph(read: Callable, stored_spec: Any, *arguments: tf.Tensor):
     """Calls `read` with arrays, in a graph on the host; returns a nest of tensors [n, ...] as `stored_spec` says."""
-    specs = tf.nest.flatten(stored_spec)
 
     def flat(*arrays):
-        found = tf.nest.flatten(read(*arrays))
-        return [np.asarray(x, spec.dtype) for x, spec in zip(found, specs, strict=True)]
+        return as_stored(read(*arrays), stored_spec)
 
     with tf.device("CPU:0"):
-        tensors = tf.numpy_function(flat, arguments, [_dtype(spec) for spec in specs], stateful=False)
+        tensors = tf.numpy_function(flat, arguments, stored_dtypes(stored_spec), stateful=False)
+    return packed(tensors, stored_spec)
+
+
+def as_stored(found: Any, stored_spec: Any) -> list[np.ndarray]:
+    """Returns what a source has read as TensorFlow takes it from Python: a list of arrays, as `stored_spec` says."""
+    return [
+        np.asarray(x, spec.dtype) for x, spec in zip(tf.nest.flatten(found), tf.nest.flatten(stored_spec), strict=True)
+    ]
+
+
+def stored_dtypes(stored_spec: Any) -> list[tf.DType]:
+    """Returns the types of what `as_stored` returns."""
+    return [tf.string if spec.dtype == object else tf.as_dtype(spec.dtype) for spec in tf.nest.flatten(stored_spec)]
+
+
+def packed(tensors: Sequence[tf.Tensor], stored_spec: Any):
+    """Makes a nest of tensors [n, ...], as `stored_spec` says, of the list that came of `as_stored`."""
+    specs = tf.nest.flatten(stored_spec)
     shaped = [tf.ensure_shape(x, [None, *spec.shape]) for x, spec in zip(tensors, specs, strict=True)]
     return tf.nest.pack_sequence_as(stored_spec, shaped)
 
@@ -251,7 +267,3 @@ def _size(part) -> int:
     """Returns the bytes of an array; of strings, those of the strings."""
     part = np.asarray(part)
     return sum(map(len, part.ravel())) if part.dtype == object else part.nbytes
-
-
-def _dtype(spec: Spec) -> tf.DType:
-    return tf.string if spec.dtype == object else tf.as_dtype(spec.dtype)

@@ -13,7 +13,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.data.experimental.ops import distribute, testing
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops, script_ops
 
 TrackableNode = tf.__internal__.tracking.AutoTrackable  # saves what is assigned to its attributes, and is no tf.Module
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those that hold nothing by themselves
@@ -145,6 +145,23 @@ def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, ma
     for value in made._values:
         value._type_spec = specs  # which TensorFlow knows of compiled functions only
     return made
+
+
+def answer_to(name: str, function: Callable) -> None:
+    """Has this process call `function` where a graph, of another process too, has `called_by_name(name)`.
+
+    For as long as somebody keeps the function: TensorFlow refers to it weakly.
+
+    Args:
+      name: by which graphs know it.
+      function: takes NumPy arrays and returns a list of them.
+    """
+    script_ops._py_funcs._funcs[name] = function
+
+
+def called_by_name(name: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """Calls what `answer_to` has named in the process that runs this; returns tensors of these types."""
+    return tf.raw_ops.PyFunc(input=list(inputs), token=name, Tout=list(dtypes))
 
 
 def ends_executor(function: Any) -> bool:

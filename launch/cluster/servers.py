@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from crankshaft.engine.data.source import Source
 from crankshaft.launch import errors
 from crankshaft.launch.cluster import listeners, tf_config
 from crankshaft.launch.cluster.tf_config import Cluster
@@ -27,6 +28,7 @@ def serve(
     cluster: Cluster,
     timeout_seconds: float,
     quiet: bool,
+    load: Callable[[], Sequence[Source]],
     gpus: Sequence[int] | None = None,
     gpu_memory_growth: bool = True,
 ) -> int:
@@ -36,6 +38,7 @@ def serve(
       cluster: with this process as a worker or a parameter server.
       timeout_seconds: how long the coordinator may be away, at the start too.
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
+      load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
       gpu_memory_growth: as `engine.machine.gpus.take` has it.
 
@@ -48,6 +51,7 @@ def serve(
         import tensorflow as tf
 
         from crankshaft.engine.machine import gpus as graphics
+        from crankshaft.engine.strategies.parameter_server.sources import Sources
 
         graphics.take(gpus, memory_growth=gpu_memory_growth)
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
@@ -55,6 +59,7 @@ def serve(
         options = graphics.server_options()
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         options.inter_op_parallelism_threads = _threads()
+        answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
         server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)
         listeners.close_to_other_hosts(cluster)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
@@ -65,7 +70,7 @@ def serve(
     while not coordinator.is_gone():
         time.sleep(_POLL_SECONDS)
     print(f"error: the coordinator ({chief}) has been gone for {timeout_seconds:g} s; {cluster.task} ends", flush=True)
-    del server
+    del server, answering
     os._exit(errors.EXIT_FAILED)
 
 

@@ -1,7 +1,7 @@
 """Compares what workers that train together were asked for, before the first step: who differs in what. Host code.
 
 Where they differ they would train nonsense, or wait for each other in vain. Workers around parameter servers are asked
-only for their place in the cluster: the chief's flags alone decide.
+only for what they read (`engine/strategies/parameter_server/sources.py`): the chief's flags alone decide.
 """
 
 from __future__ import annotations

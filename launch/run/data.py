@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from crankshaft.engine.data.source import Source, SourceError
 from crankshaft.launch.command_line import own_files
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host import explanations
 
 
 def load(config: Config) -> tuple:
@@ -21,6 +23,23 @@ def load(config: Config) -> tuple:
     if config.input_entry.reads_eval_data:
         arguments["eval_data_dir"] = config.eval_data_dir
     return call(functools.partial(found.load, config.data_dir, config.seed, **arguments))
+
+
+def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
+    """Loads what a worker of a coordinator reads by itself: those of the splits that are a `Source`.
+
+    Raises:
+      SourceError: they can't be loaded; as the coordinator explains its own mistakes.
+    """
+    try:
+        if config.input_entry is None and data is None:
+            raise UsageError("it was started without data; give all tasks the same command line")
+        from crankshaft.launch.run import splits
+
+        train, evaluation, *_ = load(config) if config.input_entry else call(data)
+        return [split for split in splits.of(config, train, evaluation)[:2] if isinstance(split, Source)]
+    except Exception as error:  # the border of what a worker does by itself
+        raise SourceError(explanations.explain(error)[1]) from None
 
 
 def call(data: Callable | Sequence) -> tuple:

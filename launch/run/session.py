@@ -138,8 +138,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
     train, evaluation, num_classes, vocabulary, ids = splits
     trainer_class = trainer_class or config.named_class
-    train, evaluation, said = datasplits.prepare(train, evaluation, config.validation_split)
-    train, evaluation = (_without_bad_records(config, split) for split in (train, evaluation))
+    train, evaluation, said = datasplits.of(config, train, evaluation)
     _check_data(config, trainer_class, train, evaluation, num_classes)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
@@ -185,12 +184,6 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     for line in said:
         session.say(line)
     return session
-
-
-def _without_bad_records(config: Config, split):
-    if not config.max_bad_records or not isinstance(split, Source):
-        return split
-    return WithoutBadRecords(split, config.max_bad_records, lambda line: logging.warning("%s", with_flags(line)))
 
 
 def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:

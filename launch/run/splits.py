@@ -10,16 +10,34 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.source import Part, Source, Spec
+from crankshaft.engine.data.source import Part, Source, Spec, WithoutBadRecords
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, spec_of
 from crankshaft.engine.data.streamed import Stream, is_stream
 from crankshaft.engine.step.batches import parts
+from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host.explanations import with_flags
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
+
+
+def of(config: Config, train, evaluation) -> tuple[Any, Any, list[str]]:
+    """Checks and converts what was loaded, as `prepare`, and leaves bad records out where a run is to put up with any.
+
+    The same in each process that reads.
+    """
+    train, evaluation, said = prepare(train, evaluation, config.validation_split)
+    return _without_bad_records(config, train), _without_bad_records(config, evaluation), said
+
+
+def _without_bad_records(config: Config, split):
+    if not config.max_bad_records or not isinstance(split, Source):
+        return split
+    return WithoutBadRecords(split, config.max_bad_records, lambda line: logging.warning("%s", with_flags(line)))
 
 
 def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any, list[str]]:

@@ -1,18 +1,89 @@
 """A small run that counts, on the servers, how often each example was trained on. --poison: one example is refused.
---enough: a hook that is never due ends the run after so many steps.
+--enough: a hook that is never due ends the run after so many steps. --files: the examples are read from so many files
+in --folder; --chunk, by chunks; --wrong: with them, or some.
 """
+
+import itertools
+import json
+import os
+import pathlib
+import zlib
 
 import numpy as np
 import tensorflow as tf
 from absl import flags
 
 import crankshaft
+from crankshaft.engine.data.source import BadRecordError
 from crankshaft.engine.hooks import Hook
 from crankshaft.launch import train
 
 EXAMPLES = 1000
 flags.DEFINE_bool("poison", False, "One example raises.")
 flags.DEFINE_integer("enough", None, "Steps after which a hook ends the run.")
+flags.DEFINE_integer("files", 0, "Files in which the examples are.")
+flags.DEFINE_integer("chunk", 1, "Examples that are read at once.")
+flags.DEFINE_string("folder", None, "Of the files.")
+flags.DEFINE_string("wrong", None, "What is wrong with the files of worker 0 (fewer, other, missing), or of all (bad).")
+
+
+class InFiles(crankshaft.Source):
+    """Examples in files of one length a record; a label below zero is bad. Knows no more than others' files do."""
+
+    def __init__(self, folder, like):
+        self.element_spec = tuple(crankshaft.Spec(part.shape[1:], part.dtype) for part in like)
+        self.chunk_examples = flags.FLAGS.chunk
+        self._record = sum(spec.nbytes for spec in self.element_spec)
+        self._paths = sorted(pathlib.Path(folder).glob("part-*"))
+        self._starts = np.cumsum([0, *(path.stat().st_size // self._record for path in self._paths)])
+
+    def __len__(self):
+        return int(self._starts[-1])
+
+    def read(self, indices):
+        files = np.searchsorted(self._starts, indices, side="right") - 1
+        found = []
+        for example, file in zip(indices.tolist(), files.tolist(), strict=True):
+            with open(self._paths[file], "rb") as opened:
+                opened.seek((example - self._starts[file]) * self._record)
+                found.append(opened.read(self._record))
+            if np.frombuffer(found[-1][-16:], np.int64)[0] < 0:
+                raise BadRecordError(example, f"{self._paths[file].name} has a bad record {example}; write it anew")
+        return self.split(np.frombuffer(b"".join(found), np.uint8).reshape(len(found), -1))
+
+    def split(self, records):
+        cut = self.element_spec[0].nbytes
+        return tuple(
+            np.ascontiguousarray(part).view(spec.dtype)
+            for part, spec in zip((records[:, :cut], records[:, cut:]), self.element_spec, strict=True)
+        )
+
+    def identity(self):
+        return " ".join(f"{path.name} {path.stat().st_size} {zlib.crc32(path.read_bytes())}" for path in self._paths)
+
+
+def in_files(features, labels):
+    """The same examples, from files of sizes that differ, which each task writes for itself, as on hosts of its own."""
+    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "alone", "index": 0})
+    at_worker_0 = (task["type"], task["index"]) == ("worker", 0)
+    wrong = flags.FLAGS.wrong if at_worker_0 or flags.FLAGS.wrong == "bad" else None
+    folder = pathlib.Path(flags.FLAGS.folder) / f"{task['type']}-{task['index']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = labels.copy()
+    if wrong == "bad":
+        labels[432] = -1
+    if wrong == "other":
+        labels[432] = 0
+    records = [x.tobytes() + y.tobytes() for x, y in zip(features, labels, strict=True)]
+    ends = [len(records) * each**2 // flags.FLAGS.files**2 for each in range(flags.FLAGS.files + 1)]
+    for number, (first, stop) in enumerate(itertools.pairwise(ends)):
+        path = folder / f"part-{number}"
+        path.with_suffix(".new").write_bytes(b"".join(records[first : stop - (wrong == "fewer")]))
+        path.with_suffix(".new").rename(path)
+    if wrong == "missing":
+        path.unlink()
+        raise FileNotFoundError(2, "No such file or directory", "part-6")
+    return InFiles(folder, (features, labels))
 
 
 class Counting(crankshaft.Trainer):
@@ -26,6 +97,9 @@ class Counting(crankshaft.Trainer):
     def loss(self, outputs, batch):
         labels = batch[1][:, 0]
         return crankshaft.mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
+
+    def metrics(self, outputs, batch):
+        return {"example": crankshaft.mean(batch[1][:, 1])}
 
     def train_step(self, batch):
         with tf.control_dependencies([tf.debugging.assert_less(batch[0], 50.0, message="a feature is over 50")]):
@@ -49,6 +123,8 @@ def data():
     labels = np.stack([features[:, :3].argmax(1), np.arange(EXAMPLES)], 1)
     if flags.FLAGS.poison:
         features[432, 3] = 99
+    if flags.FLAGS.files:
+        return in_files(features, labels), None, 3
     return (features, labels), (features[:200] % 50, labels[:200]), 3
 
 

@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from crankshaft.engine.internals.tensorflow import sleep
 from crankshaft.engine.strategies.inner_loop import InnerLoop
+from crankshaft.engine.strategies.parameter_server import staleness
 from crankshaft.engine.strategies.parameter_server.pull import Pull
 
-_EXACT = 64  # staleness up to here has a bucket for each value; above, one for each power of two
-_BUCKETS = _EXACT + 32
 _PAUSES = (1_000, 50_000)  # microseconds, the shortest and the longest between two looks of a worker that waits
 DEAD = -1  # a worker that the coordinator has found dead
 COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
@@ -46,7 +45,7 @@ class Returned(NamedTuple):
 
     Attributes:
       sums: [rows, 2], the metrics' sums over the steps that this run of it did.
-      staleness: [buckets + 1], see `Staleness`.
+      staleness: [rows], see `staleness.bucketed`.
       row: the worker; the first of these steps; how often the lease was begun, and its steps, as the board counts them.
       seconds: that it took.
     """
@@ -58,8 +57,8 @@ class Returned(NamedTuple):
 
     @classmethod
     def unpacked(cls, vector: np.ndarray) -> Returned:
-        sums, staleness, row, seconds = np.split(vector, np.cumsum([len(vector) - _BUCKETS - 6, _BUCKETS + 1, 4]))
-        return cls(sums.reshape(-1, 2), staleness.astype(np.int64), row.astype(np.int64).tolist(), float(seconds[0]))
+        sums, seen, row, seconds = np.split(vector, np.cumsum([len(vector) - staleness.ROWS - 5, staleness.ROWS, 4]))
+        return cls(sums.reshape(-1, 2), seen.astype(np.int64), row.astype(np.int64).tolist(), float(seconds[0]))
 
 
 class Pulled(NamedTuple):
@@ -197,15 +196,25 @@ class ClosureLoop(InnerLoop):
 
     def _run_lease(self, operands, lease: Lease, worker):
         pulled = Pulled(self._pull.packs(), [])
-        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled))
+        one_step, zeros = self._traced(self._feed.operand_specs, lease.first, lease.first, _specs(pulled))
 
-        def body(step, sums):
+        def body(operands, step, sums):
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
             return step + 1, self._added(sums, result)
 
-        _, sums = tf.while_loop(lambda step, _: step < lease.stop, body, (lease.first, zeros), parallel_iterations=1)
+        _, sums = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         row = tf.stack([worker, lease.first, 0, 0])
-        return Returned(tf.add_n(sums), tf.zeros([_BUCKETS + 1], tf.int64), row)
+        return Returned(tf.add_n(sums), tf.zeros([staleness.ROWS], tf.int64), row)
+
+    def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
+        """Runs body(operands, *state) -> state up to step `stop`; the first of the state is the step."""
+
+        def run(operands, stop, state):
+            return tf.while_loop(
+                lambda step, *_: step < stop, lambda *state: body(operands, *state), state, parallel_iterations=1
+            )
+
+        return self._feed.through(operands, state[0], stop, run, state)
 
 
 class UpdateLoop(ClosureLoop):
@@ -240,30 +249,29 @@ class UpdateLoop(ClosureLoop):
         pulled = _here(self._pulled())
         marks = board.ones_at(0, board.steps_at(lease.slot), board.clock_at(worker))
         context = LeasedStep(marks, worker, tf.constant(False), tf.constant(True))
-        one_step, zeros = self._traced(operands, lease.first, lease.first, _specs(pulled), _specs(context))
+        specs = self._feed.operand_specs
+        one_step, zeros = self._traced(specs, lease.first, lease.first, _specs(pulled), _specs(context))
 
-        def body(step, sums, staleness, pulled, pulled_at):
+        def body(operands, step, sums, seen, pulled, pulled_at):
             place = step - first
             here = context._replace(counts=place > 0, pulls=self._pull_is_due(place))
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, here)
             result, pulled, counted, begun = result
-            staleness += self._staleness_if(place > 0, worker, counted, pulled_at)
+            seen += self._staleness_if(place > 0, worker, counted, pulled_at)
             # Before the step, or at the end of the one before it: in any case about when it began.
             pulled_at = tf.where(tf.equal(place % self._pull_every_steps, 0), begun, pulled_at)
             with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
                 step = step + 1
-            return step, self._added(sums, result), staleness, _here(pulled), pulled_at
+            return step, self._added(sums, result), seen, _here(pulled), pulled_at
 
-        start = (first, zeros, tf.zeros([_BUCKETS + 1], tf.int64), pulled, counts)
-        last, sums, staleness, _, pulled_at = tf.while_loop(
-            lambda step, *_: step < lease.stop, body, start, parallel_iterations=1
-        )
+        start = (first, zeros, tf.zeros([staleness.ROWS], tf.int64), pulled, counts)
+        last, sums, seen, _, pulled_at = self._run_steps(operands, lease.stop, body, start)
         counts = board.add(marks * tf.cast(last > first, tf.int64))
-        staleness += self._staleness_if(last > first, worker, counts, pulled_at)
+        seen += self._staleness_if(last > first, worker, counts, pulled_at)
         with tf.control_dependencies([counts]):
             board.release(worker)
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
-        return Returned(tf.add_n(sums), staleness, row)
+        return Returned(tf.add_n(sums), seen, row)
 
     def _told(self) -> tuple:
         marks, one = self._board.ones_at(0), tf.constant(True)
@@ -272,7 +280,7 @@ class UpdateLoop(ClosureLoop):
     def _staleness_if(self, done, worker, counts, pulled_at):
         """Counts the staleness of the step before this one, if it is `done`: one more in its bucket."""
         since = counts - pulled_at
-        return tf.cast(done, tf.int64) * _bucketed(since[0] - since[self._board.clock_at(worker)])
+        return tf.cast(done, tf.int64) * staleness.bucketed(since[0] - since[self._board.clock_at(worker)])
 
     def _pull_is_due(self, place):
         """Returns whether the step of this place in the closure pulls: for itself, or for the next one."""
@@ -361,34 +369,3 @@ def _slack(board: Board, holding: tf.Tensor, worker) -> tf.Tensor:
     others = tf.logical_and(holding > 0, tf.range(board.workers, dtype=tf.int64) != worker)
     slowest = tf.reduce_min(tf.where(others, clocks, clocks.dtype.max))
     return tf.where(tf.reduce_any(others), clocks[worker] - slowest, 0)
-
-
-def _bucketed(staleness: tf.Tensor) -> tf.Tensor:
-    """Returns [buckets + 1] int64: a one in the value's bucket, and the value itself last."""
-    power = tf.cast(tf.math.log(tf.maximum(tf.cast(staleness, tf.float64), 1.0)) / np.log(2.0), tf.int64)
-    bucket = tf.where(staleness < _EXACT, staleness, tf.minimum(_EXACT + power - 6, _BUCKETS - 1))
-    return tf.concat([tf.one_hot(bucket, _BUCKETS, dtype=tf.int64), staleness[tf.newaxis]], 0)
-
-
-class Staleness:
-    """Of all updates so far: how many of others' came between the pull and the push of each. Host code.
-
-    Kept as the number of updates in each bucket, and last the sum.
-    """
-
-    def __init__(self):
-        self._counts = np.zeros(_BUCKETS + 1, np.int64)
-
-    def add(self, counted: np.ndarray) -> None:
-        self._counts += counted
-
-    def describe(self) -> dict[str, float]:
-        """Returns mean and p99; above 63 the latter is the lower end of a power of two. {} before any update."""
-        buckets, total = self._counts[:-1], self._counts[-1]
-        if not buckets.sum():
-            return {}
-        place = int(np.searchsorted(np.cumsum(buckets), 0.99 * buckets.sum()))
-        return {
-            "mean": float(total / buckets.sum()),
-            "p99": float(place if place < _EXACT else 2.0 ** (place - _EXACT + 6)),
-        }

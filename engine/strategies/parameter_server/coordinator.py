@@ -20,11 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from crankshaft.engine.data.source import SourceError
 from crankshaft.engine.health import answers
 from crankshaft.engine.health.peers import is_gone
 from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.tensorflow import ends_executor
+from crankshaft.engine.strategies.parameter_server import sources
 from crankshaft.engine.strategies.parameter_server.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
 
 _PROBE_SECONDS = 0.5
@@ -163,6 +165,7 @@ class Closures:
 
         Raises:
           ClosureError: a lease has failed too often.
+          SourceError: a worker can't read what it is to train on.
           LostPeerError: a parameter server is lost, or nothing moves.
         """
         done: list[Done] = []
@@ -216,6 +219,8 @@ class Closures:
         for _, error in failed:
             if is_server_lost(error):
                 raise LostPeerError(self.explain_lost_server(error)) from error
+            if line := sources.failure(error):
+                raise SourceError(line) from error
         for lease, error in failed:
             if isinstance(error, tf.errors.CancelledError):
                 continue

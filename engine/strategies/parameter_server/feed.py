@@ -1,4 +1,7 @@
-"""What workers around parameter servers train on: arrays that each of them has. Coordinator code, but for `batch`."""
+"""What workers around parameter servers train on: arrays that each has, or files that each reads. Coordinator code.
+
+But for `through`, `next_operands` and `batch`, which are graph code of workers.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,15 @@ import tensorflow as tf
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.base import Feed, Run
 from crankshaft.engine.data.order import Order
+from crankshaft.engine.data.reading import example_seeds
+from crankshaft.engine.data.source import Source, Spec
+from crankshaft.engine.data.split import example_bytes
 from crankshaft.engine.internals.tensorflow import on_each_worker, wait_for_operations
+from crankshaft.engine.strategies.parameter_server import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
+_READ_BYTES = 8 << 20  # of examples at once, at most
+_PIECES = 8  # of a lease: its first steps wait for the first one
 
 
 class WorkersFeed(Feed):
@@ -40,6 +49,21 @@ class WorkersFeed(Feed):
         """What `operands` look like to a worker."""
         return (tf.nest.map_structure(_spec, self._arrays),)
 
+    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
+        """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a closure's graph.
+
+        Args:
+          operands: of the closure.
+          first: step.
+          stop: step.
+          run: (operands as `next_operands` takes them, stop, state) -> state, runs steps up to there.
+          state: what the steps carry.
+
+        Returns:
+          The state after the last one.
+        """
+        return run(operands, stop, state)
+
     def _send(self):
         """Sends the arrays to the worker whose devices are in scope, in the thread that serves it."""
         return tf.nest.map_structure(_sent, self._arrays)
@@ -58,9 +82,84 @@ class WorkersFeed(Feed):
     def next_operands(self, operands, step: tf.Tensor):
         return (*operands, step)
 
-    def batch(self, arrays, step: tf.Tensor):
+    def batch(self, *operands):
+        arrays, step = operands
         examples = self.order.examples(step)[0]
         return tf.nest.map_structure(lambda array: tf.gather(array, examples), arrays)
+
+
+class ReadByWorkersFeed(WorkersFeed):
+    """A source that each worker reads by itself: a lease's steps in pieces, the next one while steps of one run.
+
+    Args:
+      source: the coordinator's, as each worker has it.
+      order: of its examples, with blocks of one step.
+    """
+
+    def __init__(self, source: Source, order: Order):
+        self.order, self.source = order, source
+        self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
+        self._read_here = tf.function(self._read, autograph=False)
+
+    @property
+    def operands(self):
+        return ()
+
+    @property
+    def operand_specs(self):
+        def spec(part: Spec) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *part.shape], tf.string if part.dtype == object else part.dtype)
+
+        return tf.nest.map_structure(spec, self.source.element_spec), tf.TensorSpec([], tf.int64)
+
+    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
+        steps = tf.clip_by_value((stop - first) // _PIECES, 1, self._most_steps)
+
+        def end_of(first):
+            epoch_end = (first // self.order.steps_per_epoch + 1) * self.order.steps_per_epoch
+            return tf.minimum(tf.minimum(first + steps, epoch_end), stop)
+
+        def read(first, end):
+            with tf.device("/job:worker/device:CPU:0"):
+                return self._read(first, end)
+
+        def one_piece(first, end, piece, state):
+            next_end = end_of(end)
+            # Nothing here depends on the steps, so TensorFlow does both side by side.
+            next_piece = tf.cond(end < stop, lambda: read(end, next_end), lambda: piece)
+            return end, next_end, next_piece, run((piece, first), end, state)
+
+        end = end_of(first)
+        start = (first, end, read(first, end), state)
+        return tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)[-1]
+
+    def take(self, step: int, limit: int) -> Run:
+        with tf.device("CPU:0"):
+            first = tf.constant(step, tf.int64)
+            return Run((self._read_here(first, first + 1), first), step, step + 1)
+
+    def next_operands(self, operands, step: tf.Tensor):
+        piece, first = operands
+        place, size = (step - first) * self.order.batch_size, self.order.batch_size
+
+        def part(x):
+            return tf.ensure_shape(x[place : place + size], [None if self.order.remainder else size, *x.shape[1:]])
+
+        return (tf.nest.map_structure(part, piece),)
+
+    def batch(self, *operands):
+        return operands[0]
+
+    def _read(self, first: tf.Tensor, stop: tf.Tensor):
+        """Returns the examples of steps [first, stop), all of one epoch, one after the other."""
+        indices, epoch = self.order.examples_of(first, stop)
+        stored = sources.read(self.source, self.order, indices, first)
+        seeds = example_seeds(self.order, tf.fill(tf.shape(indices), epoch), indices)
+        return tf.nest.map_structure(
+            lambda x, spec: tf.ensure_shape(x, [None, *spec.shape]),
+            self.source.decode(stored, seeds),
+            self.source.element_spec,
+        )
 
 
 class RepeatedWorkersFeed(WorkersFeed):
@@ -69,8 +168,8 @@ class RepeatedWorkersFeed(WorkersFeed):
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, arrays, batch_size: int):
         super().__init__(coordinator, arrays, Order(batch_size, batch_size, block_steps=1))
 
-    def batch(self, arrays, step: tf.Tensor):
-        return arrays
+    def batch(self, *operands):
+        return operands[0]
 
 
 def _spec(array) -> tf.TensorSpec:

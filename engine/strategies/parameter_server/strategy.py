@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.reading import whole
-from crankshaft.engine.data.source import Source
+from crankshaft.engine.data.source import Source, SourceError
 from crankshaft.engine.data.split import order_of
 from crankshaft.engine.health import answers, standstill
 from crankshaft.engine.health.watchdog import LostPeerError
@@ -26,11 +25,13 @@ from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import LoopResult
 from crankshaft.engine.strategies.pacing import Pace
-from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, Staleness, UpdateLoop
+from crankshaft.engine.strategies.parameter_server import sources
+from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, UpdateLoop
 from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from crankshaft.engine.strategies.parameter_server.feed import RepeatedWorkersFeed, WorkersFeed
+from crankshaft.engine.strategies.parameter_server.feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed
 from crankshaft.engine.strategies.parameter_server.placement import Placement, Rule
 from crankshaft.engine.strategies.parameter_server.pull import Pull
+from crankshaft.engine.strategies.parameter_server.staleness import Staleness
 from crankshaft.engine.strategies.registry import FeedOptions
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
@@ -106,6 +107,8 @@ class ParameterServer(Measured):
         self._steps_per_loop = steps_per_loop
         self._pace = self._new_pace()
         self._next_step = 0  # the first that is not handed out
+        self._read_here: list[Source] = []
+        self._sources: sources.Sources | None = None  # for what the coordinator looks at by itself
         self._ending = False
 
     @property
@@ -159,6 +162,8 @@ class ParameterServer(Measured):
             for found in filter(None, (error, error.__cause__)):
                 if self._closures is not None and (line := self._closures.explain_lost_server(found)):
                     raise LostPeerError(line) from error
+                if line := sources.failure(found):
+                    raise SourceError(line) from error
             raise
 
     def _ask(self, server: int) -> None:
@@ -185,8 +190,12 @@ class ParameterServer(Measured):
                 "`strategy`=parameter_server takes arrays, whose order its leases are made of, and the data is a "
                 "tf.data.Dataset; return NumPy arrays, or use another `strategy`"
             )
-        order = order_of(source, global_batch_size, 1, seed)
-        return WorkersFeed(self.coordinator, whole(source) if isinstance(source, Source) else source, order)
+        order = order_of(source, global_batch_size, 1, seed, self.feed_options.shuffle_window)
+        if not isinstance(source, Source):
+            return WorkersFeed(self.coordinator, source, order)
+        self._read_here.append(source)
+        self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
+        return ReadByWorkersFeed(source, order)
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -204,13 +213,16 @@ class ParameterServer(Measured):
 
     def repeated_batch(self) -> RepeatedWorkersFeed:
         """Makes a feed that gives each step the first batch, which is of full size."""
-        (arrays,), first, _ = self.train_feed.take(0, 1)
-        batch = tf.nest.map_structure(np.asarray, self.train_feed.batch(arrays, tf.constant(first, tf.int64)))
+        operands, first, _ = self.train_feed.take(0, 1)
+        operands = self.train_feed.next_operands(operands, tf.constant(first, tf.int64))
+        batch = tf.nest.map_structure(np.asarray, self.train_feed.batch(*operands))
         return self.repeated(batch, self.train_order.batch_size)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
         self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
+        if read := [each.source for each in (train_feed, eval_feed) if isinstance(each, ReadByWorkersFeed)]:
+            sources.check(read, self.cluster.workers, self.step_timeout_seconds)
         self._train_loop: Any = None
         self._pace = self._new_pace()
         self._leases_before = self._closures.ledger.scheduled if self._closures else 0

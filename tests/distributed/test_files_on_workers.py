@@ -1,0 +1,88 @@
+"""Workers around parameter servers read files by themselves: what is counted, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests import runs
+from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start
+
+_ = start  # the fixture
+FLAGS = ("--mode=train", "--steps_per_loop=10")
+
+
+def files(tmp_path, number: int, *flags: str) -> tuple[str, ...]:
+    return (f"--files={number}", f"--folder={tmp_path / 'files'}", *flags)
+
+
+@pytest.mark.parametrize(
+    ("number", "chunked"),
+    [
+        (7, ()),
+        pytest.param(1, (), marks=pytest.mark.slow),
+        pytest.param(2, ("--chunk=32", "--shuffle_window=4"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(start, tmp_path, number, chunked):
+    """Each example once an epoch, but for those that the killed worker had applied and not yet counted."""
+    steps = 60 * STEPS_PER_EPOCH
+    asked = files(tmp_path, number, *chunked, "--validation_split=0.1")
+    job = start("run", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100", *asked)
+    job.until(lambda: runs.newest(job.run_dir) >= 100)
+    job.kill("worker 0")
+    job.ok()
+    seen = check_updates(job, steps)[:900]
+    epochs = 60 * STEPS_PER_EPOCH // 15  # 900 examples: 15 steps, the last of 4
+    assert seen.min() >= epochs
+    assert seen.sum() - epochs * 900 <= 2 * 64
+    assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
+    assert job.result["eval"]["example"] == 949.5  # the mean of 900 to 999, each once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunked", [(), ("--chunk=32", "--shuffle_window=4")])
+def test_files_at_workers_give_the_bits_of_one_worker_whatever_their_number(start, tmp_path, chunked):
+    """One worker: with more, the order of updates is chance."""
+    flags = (*FLAGS, "--train_steps=40", *chunked)
+    one = start("one", *flags, *files(tmp_path, 1), local=("--workers=1", "--ps=1")).ok()
+    seven = start("seven", *flags, *files(tmp_path / "more", 7), local=("--workers=1", "--ps=2")).ok()
+    runs.assert_equal_bits(one.run_dir, seven.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("fewer", r"worker 0 \(127\.0\.0\.1:\d+\): its files have 998 examples, and the coordinator's 1,000; give all"),
+        pytest.param(
+            "other",
+            r"worker 0 \(127\.0\.0\.1:\d+\): its files have as many examples as the coordinator's, and other contents",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "missing",
+            r"worker 0 \(127\.0\.0\.1:\d+\): FileNotFoundError: .* 'part-6', at .*counting\.py:\d+ in in_files",
+            marks=pytest.mark.slow,
+        ),
+        ("bad", r"worker \d \(127\.0\.0\.1:\d+\): part-1 has a bad record 432; write it anew$"),
+    ],
+)
+def test_files_that_a_worker_cannot_train_on_are_one_line_that_names_it(start, tmp_path, wrong, says):
+    job = start("run", *FLAGS, "--train_steps=40", *files(tmp_path, 2, f"--wrong={wrong}"), local=("--ps=1",))
+    assert job.wait() == 2
+    (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
+    assert re.match(says, line), line
+
+
+def test_bad_records_are_left_out_by_each_worker_up_to_their_number(start, tmp_path):
+    steps = 2 * STEPS_PER_EPOCH
+    wrong = files(tmp_path, 2, "--wrong=bad", "--max_bad_records=1")
+    job = start("run", *FLAGS, f"--train_steps={steps}", *wrong, local=("--workers=1", "--ps=1")).ok()
+    seen = check_updates(job, steps)
+    assert (seen[432], seen[433]) == (0, 4)  # the next one in its place
+    assert seen.sum() == 2 * 1000
+    assert (
+        "part-1 has a bad record 432; write it anew; left out, as 1 of the 1 that --max_bad_records allows"
+        in job.output
+    )
