@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from crankshaft.engine.data.source import Source, Spec
     from crankshaft.engine.metrics.keras_metrics import KerasMetric
     from crankshaft.engine.metrics.means import Mean, auc, mean, root_mean_square
+    from crankshaft.engine.step.batches import weighed
+    from crankshaft.engine.step.build import make_optimizer
+    from crankshaft.engine.step.context import step_context
+    from crankshaft.engine.step.gradients import Update
     from crankshaft.engine.trainer import Trainer
     from crankshaft.launch.api import Run, load_model, run
     from crankshaft.launch.errors import RunError, UsageError
@@ -25,13 +29,17 @@ _HOMES = {
     "Trainer": "crankshaft.engine",
     "Source": "crankshaft.engine.data.source",
     "Spec": "crankshaft.engine.data.source",
+    "Update": "crankshaft.engine",
     "UsageError": "crankshaft.launch.errors",
     "auc": "crankshaft.engine",
     "load_model": "crankshaft.launch.api",
     "main": "crankshaft.launch.train",
+    "make_optimizer": "crankshaft.engine",
     "mean": "crankshaft.engine",
     "root_mean_square": "crankshaft.engine",
     "run": "crankshaft.launch.api",
+    "step_context": "crankshaft.engine",
+    "weighed": "crankshaft.engine",
 }
 
 _WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.launch.errors")
@@ -44,13 +52,17 @@ __all__ = [
     "Source",
     "Spec",
     "Trainer",
+    "Update",
     "UsageError",
     "auc",
     "load_model",
     "main",
+    "make_optimizer",
     "mean",
     "root_mean_square",
     "run",
+    "step_context",
+    "weighed",
 ]
 
 

@@ -29,12 +29,33 @@ _HOMES = {
     "Mean": "crankshaft.engine.metrics.means",
     "StepOptions": "crankshaft.engine.step.options",
     "Trainer": "crankshaft.engine.trainer",
+    "Update": "crankshaft.engine.step.gradients",
     "auc": "crankshaft.engine.metrics.means",
+    "build_embeddings": "crankshaft.engine.step.build",
+    "build_layers": "crankshaft.engine.step.build",
+    "make_optimizer": "crankshaft.engine.step.build",
     "mean": "crankshaft.engine.metrics.means",
     "root_mean_square": "crankshaft.engine.metrics.means",
+    "step_context": "crankshaft.engine.step.context",
+    "weighed": "crankshaft.engine.step.batches",
 }
 
-__all__ = ["Embedding", "KerasMetric", "Mean", "StepOptions", "Trainer", "auc", "mean", "root_mean_square"]
+__all__ = [
+    "Embedding",
+    "KerasMetric",
+    "Mean",
+    "StepOptions",
+    "Trainer",
+    "Update",
+    "auc",
+    "build_embeddings",
+    "build_layers",
+    "make_optimizer",
+    "mean",
+    "root_mean_square",
+    "step_context",
+    "weighed",
+]
 
 
 def __getattr__(name: str):

@@ -48,15 +48,15 @@ class Model(Classifier):
         self.batch_norm_momentum = batch_norm_momentum
 
     def build_model(self) -> tf.keras.Model:
-        features = batches.features(self.example)
+        features = batches.features(self.given.example)
         if len(getattr(features, "shape", ())) != 4:
             raise ValueError("resnet takes images, [height, width, channels]; use another --model for this input")
-        if self.sync_batch_norm and (parts := self.options.accumulate_steps) > 1:
+        if self.sync_batch_norm and (parts := self.given.options.accumulate_steps) > 1:
             raise ValueError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={parts}; use one of them")
         images = tf.keras.Input(features.shape[1:], dtype=features.dtype)
         x = self._small(images) if self.depth in _SMALL else self._large(images)
         x = tf.keras.layers.GlobalAveragePooling2D()(x)
-        logits = tf.keras.layers.Dense(self.num_classes, kernel_initializer="he_normal", name="logits")
+        logits = tf.keras.layers.Dense(self.given.num_classes, kernel_initializer="he_normal", name="logits")
         return tf.keras.Model(images, logits(x), name=f"resnet{self.depth}")
 
     def _small(self, x):

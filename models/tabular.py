@@ -109,11 +109,11 @@ class Tabular(Trainer):
     @property
     def num_numbers(self) -> int:
         """How many numbers an example has."""
-        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, batches.features(self.example)))
+        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, batches.features(self.given.example)))
         return 0 if numbers is None else numbers.shape[1]
 
     def _find_fields(self) -> list[Field]:
-        features, vocabulary = batches.features(self.example), self.vocabulary or {}
+        features, vocabulary = batches.features(self.given.example), self.given.vocabulary or {}
         if not isinstance(features, dict):
             raise ValueError(
                 f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
@@ -142,7 +142,7 @@ class Tabular(Trainer):
     def predicts_clicks(self) -> bool:
         """Whether the task is clicks, given or found from the data; else it is ratings."""
         if self.task == "auto":
-            return self.num_classes == 2 or not {"user", "item"} <= set(batches.features(self.example))
+            return self.given.num_classes == 2 or not {"user", "item"} <= set(batches.features(self.given.example))
         return self.task == "clicks"
 
     def loss(self, outputs, batch) -> Mean:

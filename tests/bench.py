@@ -13,7 +13,7 @@ from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.runner import prepare
+from crankshaft.engine.step.build import prepare
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from tests.logical_cpus import make_four
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from crankshaft.engine import build_embeddings, make_optimizer
 from crankshaft.engine.layers.embeddings import Embedding, zeros
 from crankshaft.launch import train
 from crankshaft.models.tabular import Tabular
@@ -36,8 +37,8 @@ class Table(Tabular):
         self.fields = self._find_fields()
         kind = Embedding if self.unique_first else EachId
         self.embedding = kind("table", sum(field.rows for field in self.fields), self.width, initializer=zeros())
-        self.build_embeddings()
-        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+        build_embeddings(self)
+        self.optimizer = make_optimizer(self, self.trainable_variables)
 
     def forward(self, features, training: bool):
         return tf.reduce_sum(self.embedding(self.ids(features)), [1, 2])

@@ -9,6 +9,7 @@ from absl import logging
 
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.base import Moment, Periodic
+from crankshaft.engine.step.holdings import Holdings
 
 
 @contextlib.contextmanager
@@ -19,7 +20,7 @@ def averaged_weights(trainer):
     nothing.
     """
     with contextlib.ExitStack() as stack:
-        for optimizer in trainer.optimizers.values():
+        for optimizer in Holdings(trainer).optimizers.values():
             if optimizer.weight_average is not None:
                 stack.enter_context(optimizer.weight_average.swapped_in())
         yield

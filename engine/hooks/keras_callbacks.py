@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine.hooks.base import Moment, Windowed
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.step.holdings import Holdings
 
 
 class KerasCallbacks(Windowed):
@@ -105,8 +106,8 @@ class _Model:
 
     def __init__(self, trainer):
         self.stop_training = False
-        self.optimizer = _Optimizer(next(iter(trainer.optimizers.values()), None))
-        self._model = getattr(trainer, "model", None) or trainer.models[0]
+        self.optimizer = _Optimizer(next(iter(Holdings(trainer).optimizers.values()), None))
+        self._model = getattr(trainer, "model", None) or Holdings(trainer).models[0]
 
     def __getattr__(self, name: str):
         return getattr(self._model, name)

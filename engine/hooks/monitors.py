@@ -8,6 +8,7 @@ from absl import logging
 
 from crankshaft.engine.hooks.base import Moment, Periodic
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.step.holdings import Holdings
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}
@@ -178,7 +179,7 @@ class ReduceLearningRate(Patient):
     def act_on_plateau(self, moment: Moment) -> None:
         self.waited = 0
         least = []
-        for name, optimizer in moment.state.trainer.optimizers.items():
+        for name, optimizer in Holdings(moment.state.trainer).optimizers.items():
             scale = float(optimizer.learning_rate_scale.numpy())
             if scale <= self.min_scale * (1 + _ROUNDING):
                 least.append(name)

@@ -13,6 +13,7 @@ from absl import logging
 from crankshaft.engine.hooks.base import Hook, Moment
 from crankshaft.engine.internals.variables import own_copy, path_of, tf_variable
 from crankshaft.engine.metrics.means import LoopSums
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.step.options import StepOptions
 
 _PIECE_BYTES = 64 << 20
@@ -76,7 +77,7 @@ def first_nonfinite_variable(state) -> str | None:
 
     Waits for the device.
     """
-    own = [v for layer in state.trainer.held_layers.values() for v in layer.variables]
+    own = [v for layer in Holdings(state.trainer).layers.values() for v in layer.variables]
     return first_nonfinite([*own, *state.variables()])
 
 
@@ -85,8 +86,9 @@ def check_weights(trainer, where: str) -> None:
 
     A loss may be finite all the same, since ReLU takes nan for 0. Waits for the devices.
     """
-    if path := first_nonfinite([*trainer.all_weights, *trainer.moving_statistics]):
-        raise NonfiniteError(f"{where}: variable {path} is not finite; {_cure(trainer.options)}")
+    held = Holdings(trainer)
+    if path := first_nonfinite([*held.all_weights, *held.moving_statistics]):
+        raise NonfiniteError(f"{where}: variable {path} is not finite; {_cure(trainer.given.options)}")
 
 
 def first_nonfinite(variables: Iterable) -> str | None:
@@ -160,7 +162,7 @@ class NanGuard(Hook):
         check_weights(moment.state.trainer, f"step {moment.step}")
 
     def _check(self, moment: Moment, first: int, last: int, sums: LoopSums) -> None:
-        options = moment.state.trainer.options
+        options = moment.state.trainer.given.options
         found = sums.read()
         skipped, counted = found.get("skipped", (0.0, 0.0))  # each replica counts every step
         if counted:

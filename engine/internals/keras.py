@@ -1,11 +1,14 @@
 """Keras's private functions, each behind a name that says what it is for; nothing else here calls one.
 
+With them it finds what layers hold beside the weights that a step trains, and what they add to its loss.
+
 What a new Keras lacks of them, `tests/engine/internals/test_private_names.py` says by name.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +36,60 @@ def own_untrained(layer: tf.keras.layers.Layer) -> list[tf.keras.Variable]:
 def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
     """Returns what a layer itself has added to the loss in the forward pass that was traced last."""
     return list(layer._get_own_losses())
+
+
+def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.random.SeedGenerator]:
+    """Returns the seed generators of layers and their parts, in the order of the layers, each once."""
+    found = {id(each): each for part in _all_parts(layers) for each in own_generators(part)}
+    return list(found.values())
+
+
+def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
+    """Returns float variables that layers change in the forward pass, such as batch normalisation's mean and variance.
+
+    Those that a layer made as non-trainable. Frozen weights are not among them, nor is what a frozen
+    `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round constants.
+    """
+    found = {}
+    for layer in _all_parts(layers):
+        constant = isinstance(layer, tf.keras.layers.Normalization)
+        constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
+        for variable in () if constant else own_untrained(layer):
+            if variable.value.dtype.is_floating:
+                found[id(variable.value)] = variable.value
+    return list(found.values())
+
+
+def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
+    """Returns the layers' float variables that a forward pass leaves unchanged: all but moving statistics."""
+    moving = {id(variable) for variable in moving_statistics(layers)}
+    found = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
+    return [variable for place, variable in found.items() if place not in moving]
+
+
+def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
+    """Returns the layers that an update of `trained` concerns: all but those whose weights are all others."""
+    theirs = {id(variable) for variable in trained}
+    return [
+        layer
+        for layer in layers
+        if not layer.trainable_weights or any(id(weight) in theirs for weight in layer.trainable_weights)
+    ]
+
+
+def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
+    """Returns scalars that layers added in the last traced forward pass: `add_loss`, activity regularizers."""
+    return list({id(loss): loss for layer in _all_parts(layers) for loss in added_losses(layer)}.values())
+
+
+def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
+    """Returns the regularizers' values of the layers' trainable weights, each weight once. Scalars."""
+    weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
+    return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
+
+
+def _all_parts(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
+    return [part for layer in layers for part in parts(layer)]
 
 
 def new_state() -> threading.local:

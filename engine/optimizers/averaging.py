@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import at_home, path_of, tf_variable
+from crankshaft.engine.internals.variables import at_home, tf_variable
 
 
 class WeightAverage(tf.Module):
@@ -39,7 +39,7 @@ class WeightAverage(tf.Module):
         """Updates the shadows once, after the variables' update. Replica code.
 
         Args:
-          variables: among those `build` was given, in any order.
+          variables: in any order; those that `build` was not given have no average.
           updates: scalar int64, the number of updates so far.
         """
         t = tf.cast(updates, tf.float32)
@@ -47,6 +47,8 @@ class WeightAverage(tf.Module):
         rate = tf.maximum(1.0 - self.decay, 9.0 / (10.0 + t))
         for variable in variables:
             shadow = self._pairs.shadow_of(variable)
+            if shadow is None:
+                continue
             with at_home(shadow):
                 difference = tf.convert_to_tensor(tf_variable(variable)) - shadow
                 tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
@@ -86,10 +88,5 @@ class _Pairs:
     def __iter__(self):
         return iter(self._pairs)
 
-    def shadow_of(self, variable) -> tf.Variable:
-        try:
-            return self._by_id[id(tf_variable(variable))]
-        except KeyError:
-            raise ValueError(
-                f"weight average was built without variable {path_of(variable)}; pass every variable to make_optimizer"
-            ) from None
+    def shadow_of(self, variable) -> tf.Variable | None:
+        return self._by_id.get(id(tf_variable(variable)))

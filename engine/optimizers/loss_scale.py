@@ -7,37 +7,10 @@ Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; the doubling 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local
-from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import Gradients
-
-
-class NoLossScale(tf.Module):
-    """The loss scale of float32 and bfloat16, whose exponents need none: it changes nothing."""
-
-    dynamic = False
-
-    def build(self) -> None:
-        pass
-
-    def expect_sums(self, examples: float) -> None:
-        pass
-
-    def read(self) -> None:
-        return None
-
-    def scale(self, total: tf.Tensor) -> tf.Tensor:
-        return total
-
-    def unscale(self, gradients: Sequence) -> Gradients:
-        return Gradients(gradients)
-
-    def update(self, finite: tf.Tensor) -> None:
-        pass
 
 
 class DynamicLossScale(tf.Module):
@@ -47,8 +20,6 @@ class DynamicLossScale(tf.Module):
       initial: the first scale, 2^15 as in Keras.
       growth_steps: finite steps in a row after which the scale doubles.
     """
-
-    dynamic = True
 
     def __init__(self, initial: float = 2.0**15, growth_steps: int = 2000):
         super().__init__(name="loss_scale")
@@ -77,13 +48,6 @@ class DynamicLossScale(tf.Module):
         it meanwhile.
         """
         return tf.convert_to_tensor(self.value) / self._examples
-
-    def scale(self, total: tf.Tensor) -> tf.Tensor:
-        return total * tf.cast(step_context().loss_scale, total.dtype)
-
-    def unscale(self, gradients: Sequence) -> Gradients:
-        """Returns gradients of the true loss, in float32; overflows stay inf or nan."""
-        return Gradients(gradients).times(1.0 / step_context().loss_scale)
 
     def update(self, finite: tf.Tensor) -> None:
         """Updates the scale after a step; `finite`, a scalar bool, is whether all its gradients were finite."""

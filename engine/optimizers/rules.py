@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.optimizers import names
-from crankshaft.engine.optimizers.base import Optimizer
-from crankshaft.engine.optimizers.fused import FusedOptimizer
+from crankshaft.engine.optimizers.base import FusedOptimizer, Optimizer
 from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
 from crankshaft.engine.step.ranges import OPTIMIZER_ARGUMENTS
 

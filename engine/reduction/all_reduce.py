@@ -77,15 +77,19 @@ class Reduction(tf.Module):
         return tf.distribute.get_replica_context().num_replicas_in_sync == 1
 
     def sum(
-        self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
-    ):
+        self,
+        gradients: Sequence,
+        count: tf.Tensor,
+        averages: Sequence[tf.Variable] | None = None,
+        variables: Sequence = (),
+    ) -> tuple[Gradients, tf.Tensor]:
         """Sums over all replicas, and keeps replica-local averages (moving statistics) equal on all of them.
 
         Args:
           gradients: list of float32 tensors, `tf.IndexedSlices` or None, of this replica's *sum* of losses.
           count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean over replicas,
-            weighted by `count`.
+            weighted by `count`. None are the moving statistics of the trainer whose step it is.
           variables: what the gradients are of, where they may be compressed; without it they are summed exactly.
 
         Returns:
@@ -94,8 +98,8 @@ class Reduction(tf.Module):
         """
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
-            return gradients, count
-        gradients = list(gradients)
+            return Gradients(gradients), count
+        gradients, averages = list(gradients), of_this_step(averages)
         count = self._counted(count)
         self._watch_norm(gradients, count)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
@@ -105,11 +109,11 @@ class Reduction(tf.Module):
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
         assign_means(averages, sums[len(dense) : -1], sums[-1])
-        return summed, sums[-1]
+        return Gradients(summed), sums[-1]
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor):
         """Returns the true sums, for looking at them; what is kept from step to step stays unchanged."""
-        return Reduction.sum(self, gradients, count)
+        return Reduction.sum(self, gradients, count, averages=())
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums what a layer has measured of its examples, over the replicas that make an update together.
@@ -233,6 +237,14 @@ class Reduction(tf.Module):
 def _most_gathered(context) -> int:
     """Returns how many values, of 16 bits, a replica may send at once."""
     return max(1, GATHERED_BYTES // (2 * context.num_replicas_in_sync))
+
+
+def of_this_step(averages: Sequence[tf.Variable] | None) -> Sequence[tf.Variable]:
+    """Returns the averages; for None the moving statistics of the trainer whose step it is."""
+    if averages is not None:
+        return averages
+    holdings = step_context().holdings
+    return holdings.moving_statistics if holdings else ()
 
 
 def weighted(averages: Sequence[tf.Variable], count: tf.Tensor) -> list[Item]:

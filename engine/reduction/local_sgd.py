@@ -62,8 +62,12 @@ class LocalSgd(Reduction):
         return True
 
     def sum(
-        self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
-    ):
+        self,
+        gradients: Sequence,
+        count: tf.Tensor,
+        averages: Sequence[tf.Variable] | None = None,
+        variables: Sequence = (),
+    ) -> tuple[Gradients, tf.Tensor]:
         """Returns what this replica has: (gradients, count); zeros where it has no examples.
 
         Such a step leaves its moving statistics as they were.
@@ -72,7 +76,7 @@ class LocalSgd(Reduction):
         self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=own_count)
         if step.present is None:
-            return gradients, count
+            return Gradients(gradients), count
         for variable, before in step.before:
             assign_local(variable, tf.where(step.present, tf.identity(variable), before))
         given = Gradients(gradients)

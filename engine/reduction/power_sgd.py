@@ -13,7 +13,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.variables import assign_local, tf_variable
 from crankshaft.engine.optimizers.base import Target
 from crankshaft.engine.reduction import per_replica
-from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, weighted
+from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, of_this_step, weighted
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
 
@@ -70,8 +70,12 @@ class PowerSgd(Reduction):
         self.memory, self.q = memory, q
 
     def sum(
-        self, gradients: Sequence, count: tf.Tensor, averages: Sequence[tf.Variable] = (), variables: Sequence = ()
-    ):
+        self,
+        gradients: Sequence,
+        count: tf.Tensor,
+        averages: Sequence[tf.Variable] | None = None,
+        variables: Sequence = (),
+    ) -> tuple[Gradients, tf.Tensor]:
         keys = self._keys_of(gradients, variables)
         if not keys:
             return super().sum(gradients, count, averages)
@@ -83,6 +87,7 @@ class PowerSgd(Reduction):
             self._watch_norm(gradients, own_count)
             meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
             (count,) = self._sum_packed(context, [Item(own_count, exact=True)], meanwhile)
+            averages = of_this_step(averages)
         else:
             averages = ()
         given = Gradients(gradients)

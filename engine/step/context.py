@@ -1,4 +1,4 @@
-"""What one replica's step knows of itself: one value, made by the strategy and entered around the step. Replica code.
+"""One step on a replica: what it knows of itself, a value that is entered around it, and who enters it. Replica code.
 
 As TensorFlow's `tf.distribute.get_replica_context()` is, it is there for whoever asks while the step is traced, and for
 nobody else: replicas are traced in a thread each, and a thread sees its own.
@@ -6,13 +6,21 @@ nobody else: replicas are traced in a thread each, and a thread sees its own.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from crankshaft.engine.step.values import Values
+from crankshaft.engine.internals.variables import assign_local
+from crankshaft.engine.step import randomness
+from crankshaft.engine.step.batches import check_weighed, only_if, with_stand_in
+from crankshaft.engine.step.options import StepOptions
+
+if TYPE_CHECKING:
+    from crankshaft.engine.step.holdings import Holdings
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
 
@@ -20,6 +28,56 @@ _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("s
 def step_context() -> StepContext:
     """Returns the context of the step that is being traced in this thread; outside of steps an empty one."""
     return _entered.get() or StepContext()
+
+
+class Values:
+    """Values of Keras variables, and optimizers' progress, where reading each would take a message; none by default.
+
+    A class of its own, because a list on a `tf.Module` would put the variables into the checkpoint.
+
+    Args:
+      pairs: Keras variables with their values.
+      progress: by an optimizer's id what its `read_progress` gave.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = (), progress: dict | None = None):
+        self._pairs = pairs
+        self._progress = dict(progress or {})
+
+    def take_progress(self, optimizer) -> tf.Tensor | None:
+        """Returns an optimizer's progress, if it is here: once, since its first update changes it."""
+        return self._progress.pop(id(optimizer), None)
+
+    @contextlib.contextmanager
+    def in_use(self, variables: Sequence = (), tape: tf.GradientTape | None = None):
+        """Makes Keras layers compute with the values, within. What they assign is assigned in the end.
+
+        Yields:
+          What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.
+        """
+        if not self._pairs:
+            yield variables
+            return
+        with _Scope(self._pairs) as scope:
+            found = {id(variable): value for variable, value in self._pairs}
+            sources = [found.get(id(variable), variable) for variable in variables]
+            if tape is not None:
+                tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
+            yield sources
+        for variable, value in scope.assigned.values():
+            variable.assign(value)
+
+
+class _Scope(tf.keras.StatelessScope):
+    """Keras's way to compute with given values, which keeps what is assigned meanwhile to itself."""
+
+    def __init__(self, pairs):
+        super().__init__(pairs, collect_losses=True, initialize_variables=False)
+        self.assigned = {}
+
+    def add_update(self, update):
+        super().add_update(update)
+        self.assigned[id(update[0])] = update
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,6 +90,8 @@ class StepContext:
       present: scalar bool, whether this replica has examples; None if it always has.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
+      options: what the run asks of a step.
+      holdings: what the trainer holds; None where the step is not a trainer's.
       values: what to compute with in place of reading variables.
       wire_dtype: what rows of tables travel as from other hosts.
       admits: whether tables may give rows to ids that they see for the first time.
@@ -51,6 +111,8 @@ class StepContext:
     present: tf.Tensor | None = None
     observed: tf.Tensor | None = None
     batch_number: tf.Tensor | None = None
+    options: StepOptions = StepOptions()  # noqa: RUF009 - it is frozen
+    holdings: Holdings | None = None
     values: Values = dataclasses.field(default_factory=Values)
     wire_dtype: tf.DType = tf.float32
     admits: bool = True
@@ -67,6 +129,22 @@ class StepContext:
     def __exit__(self, *_) -> None:
         _entered.reset(self._token)
 
+    def seed(self, salt: int = 0) -> tf.Tensor:
+        """Returns a [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt.
+
+        In evaluation it differs by batch in place of step: each evaluation draws the same, and none what training does.
+
+        Raises:
+          ValueError: there is no step, so the draw would be the same in each.
+        """
+        if self.step is None or self.replica is None:
+            raise ValueError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
+        return randomness.users_seed(self.options.seed, self.step, self.replica, salt, self.batch_number)
+
+    def scaled(self, total: tf.Tensor) -> tf.Tensor:
+        """Multiplies a loss by `loss_scale`, for a backward pass in float16; `Gradients.unscaled` undoes it."""
+        return total if self.loss_scale is None else total * tf.cast(self.loss_scale, total.dtype)
+
     def remember(self, variables: Iterable[tf.Variable]) -> None:
         """Reads variables that the step is about to move, so that it can put them back."""
         self.before = [(variable, tf.identity(variable)) for variable in variables]
@@ -74,3 +152,74 @@ class StepContext:
     def figures(self) -> dict[str, tf.Tensor]:
         """Returns what was `found` of what is `watched`; 0 of what the step had no cause to find."""
         return {name: tf.cast(self.found.get(name, 0.0), tf.float32) for name in self.watched}
+
+
+class StepRunner:
+    """Runs a trainer's steps for a strategy, and makes their contexts.
+
+    Args:
+      holdings: of a `Trainer`, which is prepared.
+    """
+
+    def __init__(self, holdings: Holdings):
+        self._trainer = holdings.trainer
+        self._holdings = holdings
+        self._generators = holdings.seed_generators
+
+    def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, **known) -> tuple[dict, StepContext]:
+        """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
+
+        Args:
+          batch: nest of tensors whose first axis is examples.
+          step: see `StepContext`.
+          observed: see `StepContext`.
+          **known: more of its attributes.
+
+        Returns:
+          The metrics, zeros where there was no example, and the context with what the step has found.
+        """
+        batch, present = with_stand_in(batch)
+        with self.training(step, observed, present, **known) as context:
+            return only_if(present, check_weighed(self._trainer.train_step(batch), batch, self._trainer)), context
+
+    def eval_step(self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, **known) -> dict:
+        """Runs `Trainer.eval_step` as `train_step` runs its own, and returns the metrics."""
+        batch, present = with_stand_in(batch)
+        with self.evaluation(batch_number, step, observed, present, **known):
+            return only_if(present, check_weighed(self._trainer.eval_step(batch), batch, self._trainer))
+
+    @contextlib.contextmanager
+    def training(self, step: tf.Tensor, observed: tf.Tensor, present=None, **known) -> Iterator[StepContext]:
+        """Sets what `train_step` needs while it is traced within: layers draw by this step, on this replica.
+
+        Args:
+          step: see `StepContext`.
+          observed: see `StepContext`.
+          present: see `StepContext`.
+          **known: more of its attributes.
+        """
+        options, replica, scale = self._trainer.given.options, this_replica(), self._holdings.loss_scale
+        known |= {"options": options, "holdings": self._holdings, "loss_scale": scale and scale.read()}
+        with StepContext(step, replica, present, observed, **known) as context:
+            # Keras's layers draw by generators of their own, which differ by their place in the list.
+            for salt, generator in enumerate(self._generators, start=1):
+                drawn = randomness.step_seed(options.seed, step, replica, salt)
+                assign_local(generator.state.value, drawn)
+            if options.may_skip or (present is not None and self._trainer.reduction.restores_statistics):
+                context.remember(self._holdings.moving_statistics)
+            yield context
+
+    @contextlib.contextmanager
+    def evaluation(
+        self, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, present=None, **known
+    ) -> Iterator[StepContext]:
+        """Sets what `eval_step` needs while it is traced within. See `StepContext`."""
+        known |= {"options": self._trainer.given.options, "holdings": self._holdings}
+        context = StepContext(step, this_replica(), present, observed, batch_number, **known)
+        with context, context.values.in_use():
+            yield context
+
+
+def this_replica() -> tf.Tensor:
+    """Returns this replica's id in the whole strategy, scalar int32."""
+    return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)

@@ -1,11 +1,15 @@
-"""Gradients on their way from the tape to the update, and the factors that they meet on it. Replica code."""
+"""Gradients on their way from the tape to the update, the factors that they meet on it, the update. Replica code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from crankshaft.engine.internals.variables import assign_local
+from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.step.context import step_context
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
@@ -43,6 +47,26 @@ class Gradients(Sequence):
         if self.divided_by is count:
             return Gradients(self.values, self.factors)
         return self.times(tf.math.divide_no_nan(1.0, count))
+
+    def unscaled(self) -> Gradients:
+        """Divides by the step's loss scale, if it has one; overflows stay inf or nan."""
+        scale = step_context().loss_scale
+        return self if scale is None else self.times(1.0 / scale)
+
+    def clipped(self, variables: Sequence, norm: Norm) -> Gradients:
+        """Clips gradients of the mean over all replicas, whose global norm is `norm`, as the run's options say.
+
+        By that norm (Pascanu et al. 2013), by each variable's norm, or each value. A table in shards is one variable.
+        """
+        options, held = step_context().options, step_context().holdings
+        if options.clip_norm:
+            return self.times(options.clip_norm / tf.maximum(norm.value, options.clip_norm))
+        if options.clip_value:
+            return self.clipped_by_value(options.clip_value)
+        if options.clip_variable_norm:
+            wholes = [id(held.whole_of(variable) if held else variable) for variable in variables]
+            return self.clipped_by_norms(options.clip_variable_norm, wholes)
+        return self
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
         """Returns (the gradients before the factors, the factors' product)."""
@@ -115,6 +139,61 @@ class Norm(NamedTuple):
 
     value: tf.Tensor
     computed: tf.Tensor
+
+
+class Update:
+    """One update of a step, made by one optimizer or several: all of it, or, where the options leave a step out, none.
+
+    It is left out where a gradient is not finite, which is the same on all replicas.
+
+    Args:
+      gradients: of the mean over all replicas, unscaled: all that the update is made of.
+
+    Attributes:
+      norm: sqrt(sum of squares) over all gradients, computed where the options need it or somebody looks at it.
+      finite: scalar bool, whether every gradient is; None where a step is always applied.
+    """
+
+    def __init__(self, gradients: Gradients):
+        context, gradients = step_context(), Gradients(gradients)
+        if context.options.needs_norm:
+            self.norm = Norm(gradients.norm(), tf.constant(1.0))
+        elif context.observed is None:
+            self.norm = Norm(tf.constant(0.0), tf.constant(0.0))
+        else:  # it is one more pass over all gradients
+            self.norm = Norm(
+                tf.cond(context.observed, gradients.norm, lambda: 0.0), tf.cast(context.observed, tf.float32)
+            )
+        self.finite = tf.math.is_finite(self.norm.value) if context.options.may_skip else None
+
+    def apply(self, optimizer, gradients: Sequence, variables: Sequence) -> None:
+        """Has an optimizer update variables by their gradients, and their average; does nothing in a step left out."""
+        if self.finite is None:
+            optimizer.apply(gradients, variables)
+        else:
+            tf.cond(self.finite, lambda: optimizer.apply(gradients, variables), lambda: None)
+
+    def end(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Ends the update: the loss scale learns, and a step left out puts moving statistics back.
+
+        Returns:
+          The metrics with `gradient_norm`, which counts at the steps that computed it, and, where steps may be left
+          out, their share, `skipped`. A step left out counts in no other metric.
+        """
+        metrics = {**metrics, "gradient_norm": Mean(self.norm.value, self.norm.computed)}
+        finite, context = self.finite, step_context()
+        if finite is None:
+            return metrics
+        if context.holdings and context.holdings.loss_scale:
+            context.holdings.loss_scale.update(finite)
+
+        def restore():  # the forward pass has put what was not finite into them
+            for variable, before in context.before:
+                assign_local(variable, before)
+
+        tf.cond(finite, lambda: None, restore)
+        applied = tf.nest.map_structure(lambda x: tf.where(finite, x, 0.0), metrics)
+        return {**applied, "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
 
 
 class UniqueSlices(tf.IndexedSlices):

@@ -1,4 +1,4 @@
-"""What a run asks of a training step: plain values, checked when made. No flag is read here."""
+"""What a run gives a trainer, and asks of its step: plain values, checked when made. No flag is read here."""
 
 from __future__ import annotations
 
@@ -77,3 +77,22 @@ class StepOptions:
             raise ValueError(f"batch_parts={self.batch_parts} is not a count; use 1 or more")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a run gives its trainer, before the model is built.
+
+    Attributes:
+      options: what it asks of a step.
+      num_classes: of the input's labels, or None.
+      vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
+      num_servers: that variables live on, when the run began; tables are cut into as many shards.
+      example: a batch of one example, zeros: shapes and dtypes, in the form of the data (`engine.step.batches`).
+    """
+
+    options: StepOptions = StepOptions()
+    num_classes: int | None = None
+    vocabulary: dict[str, int] | None = None
+    num_servers: int = 1
+    example: Any = None

@@ -6,13 +6,9 @@ same masks and a resumed run others. The engine writes those counters at the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
-
-from crankshaft.engine.internals import keras
-from crankshaft.engine.internals.variables import assign_local
-from crankshaft.engine.step.context import StepContext
 
 # Keras adds 1 to a generator's second word at each draw and takes it modulo 2^31 - 2. A layer may draw 256 times a
 # step before it meets the next step's numbers, and a run may last 8 million steps before the words come round.
@@ -40,11 +36,13 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> 
     return tf.stack([tf.bitwise.bitwise_and(first, 0x7FFFFFFF), tf.cast(step, tf.int64) * _DRAWS_PER_STEP])
 
 
-def users_seed(seed: int, context: StepContext, salt: int) -> tf.Tensor:
-    """Returns the seed of what a user's step or evaluation draws, [2] int64; in evaluation it goes by the batch."""
-    if context.batch_number is None:
-        return step_seed(seed, context.step, context.replica, _FIRST_SALT_OF_TRAINING - salt)
-    return step_seed(seed, context.batch_number, context.replica, _FIRST_SALT_OF_EVALUATION - salt)
+def users_seed(
+    seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int, batch_number: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Returns the seed of what a user's step draws, [2] int64; in evaluation, by the batch's number."""
+    if batch_number is None:
+        return step_seed(seed, step, replica, _FIRST_SALT_OF_TRAINING - salt)
+    return step_seed(seed, batch_number, replica, _FIRST_SALT_OF_EVALUATION - salt)
 
 
 def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:
@@ -55,17 +53,3 @@ def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Ten
     """
     key = tf.stack([tf.constant(seed, tf.int64), epoch])
     return tf.random.stateless_uniform(shape, key, minval=None, maxval=None, dtype=tf.int64, alg="philox")
-
-
-def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list:
-    """Returns the Keras `SeedGenerator`s of layers and their parts, in the order of the layers, each once."""
-    parts = [part for layer in layers for part in keras.parts(layer)]
-    found = {id(each): each for part in parts for each in keras.own_generators(part)}
-    return list(found.values())
-
-
-def reseed(generators: list, seed: int, step: tf.Tensor, replica: tf.Tensor) -> None:
-    """Sets each generator for this step. Generators differ by their place in the list. Replica code."""
-    for salt, generator in enumerate(generators):
-        state = generator.state.value
-        assign_local(state, step_seed(seed, step, replica, salt + 1))

@@ -24,7 +24,7 @@ _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 _DRAWS = (
     "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* "
-    "with Trainer.stateless_seed(), or Keras's layers"
+    "with step_context().seed(), or Keras's layers"
 )
 
 

@@ -20,8 +20,8 @@ from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import text_parts
-from crankshaft.engine.step.context import StepContext
-from crankshaft.engine.step.runner import StepRunner
+from crankshaft.engine.step.context import StepContext, StepRunner
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 from crankshaft.engine.strategies.pacing import Pace
@@ -110,13 +110,14 @@ class Replicated(Measured):
         state.input.follow(train_feed, self)
         self._evaluations = 0
         self._train_loop = None
-        self._runner = runner = StepRunner(state.trainer)
+        self._holdings = Holdings(state.trainer)
+        self._runner = runner = StepRunner(self._holdings)
         reduction = state.trainer.reduction
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
-        if train_feed and self.num_replicas > 1:  # one alone takes the mean
-            examples = train_feed.order.batch_size / self.num_replicas / state.trainer.options.accumulate_steps
-            state.trainer.loss_scale.expect_sums(examples)
+        if train_feed and self.num_replicas > 1 and self._holdings.loss_scale:  # one alone takes the mean
+            examples = train_feed.order.batch_size / self.num_replicas / state.trainer.given.options.accumulate_steps
+            self._holdings.loss_scale.expect_sums(examples)
 
         def eval_step(batch, place, observed):
             return runner.eval_step(batch, place % self._eval_steps, tf.identity(state.step_variable), observed)
@@ -128,9 +129,9 @@ class Replicated(Measured):
     def why_no_jit(self) -> str | None:
         if self.num_replicas > 1:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
-        if self._state.trainer.embedding_tables:
+        if self._holdings.tables:
             return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
-        if text := text_parts(self._state.trainer.example):
+        if text := text_parts(self._state.trainer.given.example):
             return f"{text[0]} holds strings, for which XLA has no kernels"
         if self.batch_parts > 1:
             return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"

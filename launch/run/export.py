@@ -15,6 +15,7 @@ from crankshaft.engine import Trainer
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.machine import files
 from crankshaft.engine.step import batches
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import weights
 from crankshaft.launch.run.session import Session
@@ -75,7 +76,8 @@ def _save_serving(trainer: Trainer, features, path: str) -> None:
             f"--mode=export: a signature can't name a feature {wrong[0]!r}; use a letter, then letters, digits and _"
         )
     module = tf.Module()
-    module.layers, module.embeddings = trainer.held_layers, trainer.embedding_tables
+    held = Holdings(trainer)
+    module.layers, module.embeddings = held.layers, held.tables
 
     def serve(**given):
         packed = tf.nest.pack_sequence_as(features, [given[name] for name in inputs])

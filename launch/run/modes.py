@@ -22,6 +22,7 @@ from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.hooks.tensorboard.probe import Probe
 from crankshaft.engine.state import RULES
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
@@ -104,7 +105,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
         write_of_run(config.run_dir, configs.FILE_NAME, config.about())
         weights.write(session, config.run_dir)
     if config.is_chief:
-        print_model_summary(session.trainer.models, tables=session.trainer.embedding_tables.values())
+        held = Holdings(session.trainer)
+        print_model_summary(held.models, tables=list(held.tables.values()))
     session.say(_first_line(session, manifest))
     if config.mode == "train_and_eval" and not session.evaluates:
         session.say("no evaluation data: no evaluation is made")
@@ -124,7 +126,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     )
     if session.bad_records:
         result["bad_records"] = counted_bad_records(session)
-    if tables := {name: int(value) for name, value in session.trainer.table_figures().items()}:
+    if tables := {name: int(value) for name, value in Holdings(session.trainer).table_figures().items()}:
         result["tables"] = tables
         _warn_of_full_tables(tables)
     exit_code = EXIT_CODES.get(moment.agreed_stop.reason, 0) if moment.agreed_stop else 0
@@ -309,7 +311,7 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results: dict[int, dict[str, float]] = {}
     for manifest in reading.restored(session):
-        if not results and session.trainer.vocabulary:
+        if not results and session.trainer.given.vocabulary:
             fingerprints.warn_of_ids(session.config, manifest, session.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
         session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")

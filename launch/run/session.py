@@ -27,7 +27,8 @@ from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step import batches, whole_numbers
-from crankshaft.engine.step.runner import prepare
+from crankshaft.engine.step.build import prepare
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies import FeedOptions, devices, jit_choice
 from crankshaft.engine.strategies.base import Measured, Strategy
 from crankshaft.engine.strategies.multi_worker import Place
@@ -160,15 +161,15 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
 
     def make() -> TrainState:
         trainer = trainer_class(**config.model_arg)
-        trainer.num_servers = _num_servers(config, strategy)
         state = TrainState(trainer)
         options = _step_options(config, train_steps, strategy.batch_parts)
-        prepare(trainer, options, _reduction(config), example, num_classes, vocabulary)
+        servers = _num_servers(config, strategy)
+        prepare(trainer, options, _reduction(config), example, num_classes, vocabulary, servers)
         state.build()
         return state
 
     state = strategy.build(make)
-    if strategy.name == "tpu" and state.trainer.embedding_tables:
+    if strategy.name == "tpu" and Holdings(state.trainer).tables:
         raise checks.no_tables_on_tpus(trainer_class.__name__)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
@@ -241,15 +242,16 @@ def start_weights(session: Session) -> None:
     """Loads the weights, and nothing else, of --init_from: another run's checkpoint or a Keras file."""
     if not (source := session.config.init_from):
         return
+    held = Holdings(session.trainer)
     if source.endswith(KERAS_FILES):
         taken = load_keras_weights(source, _only_model(session.trainer, source))
     else:
         taken = 0
-        for name, layer in session.trainer.held_layers.items():
+        for name, layer in held.layers.items():
             taken += len(load_weights(source, layer, f"trainer.{name}")) if layer.variables else 0
-        for name, table in session.trainer.embedding_tables.items():
+        for name, table in held.tables.items():
             taken += len(load_weights(source, table, f"trainer.{name}"))
-    for optimizer in session.trainer.optimizers.values():
+    for optimizer in held.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(session.trainer, f"--init_from={source}")
@@ -257,7 +259,7 @@ def start_weights(session: Session) -> None:
 
 
 def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
-    models = [model for model in trainer.models if model.variables]
+    models = [model for model in Holdings(trainer).models if model.variables]
     if len(models) != 1:
         raise UsageError(
             f"--init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has "

@@ -17,7 +17,8 @@ from crankshaft.engine.machine.files import read_json
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import batches
-from crankshaft.engine.step.runner import prepare
+from crankshaft.engine.step.build import prepare
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import own_files
 from crankshaft.launch.errors import UsageError
@@ -36,12 +37,12 @@ def write(session: Session, run_dir: str) -> None:
         architecture = json.loads(model.to_json()) if model is not None else None
     except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
         architecture = None
-    vocabulary = session.trainer.vocabulary
+    given = session.trainer.given
     about = {
         "keras": architecture,
         "features": _described(batches.features(session.example)),
-        "num_classes": session.trainer.num_classes,
-        "vocabulary": vocabulary and dict(vocabulary),  # TensorFlow wraps what it finds on a module
+        "num_classes": given.num_classes,
+        "vocabulary": given.vocabulary,
     }
     write_of_run(run_dir, FILE_NAME, about)
 
@@ -65,9 +66,10 @@ def trained(session: Session) -> tf.keras.Model:
     if session.strategy.num_replicas == 1 and session.strategy.updates_here and not session.config.ema_decay:
         return session.trainer.model
     trainer = _copy(session)
+    copies = Holdings(trainer).layers
     with averaged_weights(session.trainer):
-        for path, layer in session.trainer.held_layers.items():
-            for own, theirs in zip(trainer.held_layers[path].variables, layer.variables, strict=True):
+        for path, layer in Holdings(session.trainer).layers.items():
+            for own, theirs in zip(copies[path].variables, layer.variables, strict=True):
                 own.assign(theirs.numpy())
     return trainer.model
 
@@ -86,17 +88,17 @@ def _copy(session: Session) -> Trainer:
         raise UsageError(f"{found} has no model; name the Keras model to hand out self.model")
     with isolation.isolated():
         trainer = type(session.trainer)(**session.config.model_arg)
-        trainer.num_servers = session.trainer.num_servers
-        own = session.trainer
-        prepare(trainer, own.options, Reduction(), session.example, own.num_classes, own.vocabulary)
+        own = session.trainer.given
+        prepare(trainer, own.options, Reduction(), session.example, own.num_classes, own.vocabulary, own.num_servers)
     return trainer
 
 
 def _take(trainer: Trainer, prefix: str) -> None:
-    for path, layer in trainer.held_layers.items():
+    held = Holdings(trainer)
+    for path, layer in held.layers.items():
         if layer.variables:
             load_weights(prefix, layer, f"trainer.{path}")
-    for path, optimizer in trainer.optimizers.items():
+    for path, optimizer in held.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
             optimizer.weight_average.hand_over()

@@ -22,8 +22,8 @@ from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.reduction import Reduction, collectives
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.build import prepare
 from crankshaft.engine.step.options import StepOptions
-from crankshaft.engine.step.runner import prepare
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.multi_worker import MultiWorker, Place
 from crankshaft.engine.strategies.replicated import FeedOptions

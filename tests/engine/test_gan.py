@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft.engine import Trainer, Update, make_optimizer, mean, step_context
 
 
 class Gan(Trainer):
@@ -16,10 +16,8 @@ class Gan(Trainer):
         self.discriminator = tf.keras.Sequential([layers.Dense(16, "relu"), layers.Dense(1)])
         self.generator.build([None, 3])
         self.discriminator.build([None, 2])
-        self.generator_optimizer = self.make_optimizer(self.build_optimizer(), self.generator.trainable_variables)
-        self.discriminator_optimizer = self.make_optimizer(
-            self.build_optimizer(), self.discriminator.trainable_variables
-        )
+        self.generator_optimizer = make_optimizer(self, self.generator.trainable_variables)
+        self.discriminator_optimizer = make_optimizer(self, self.discriminator.trainable_variables)
 
     def losses(self, batch):
         features, _ = batch
@@ -33,16 +31,14 @@ class Gan(Trainer):
         ours, theirs = self.generator.trainable_variables, self.discriminator.trainable_variables
         with tf.GradientTape(persistent=True) as tape:
             generator, discriminator = self.losses(batch)
-            totals = [self.loss_scale.scale(loss.total) for loss in (generator, discriminator)]
+            totals = [step_context().scaled(loss.total) for loss in (generator, discriminator)]
         gradients = tape.gradient(totals[0], ours) + tape.gradient(totals[1], theirs)
         gradients, count = self.reduction.sum(gradients, generator.count)
-        gradients = self.loss_scale.unscale(self.divide(gradients, count))
-        norm = self.global_norm(gradients)
-        finite = self.check_finite(norm)
-        self.apply_gradients(self.generator_optimizer, gradients[: len(ours)], ours, finite)
-        self.apply_gradients(self.discriminator_optimizer, gradients[len(ours) :], theirs, finite)
-        self.end_update(finite)
-        return self.step_metrics({"loss": generator, "discriminator_loss": discriminator}, norm, finite)
+        gradients = gradients.over(count).unscaled()
+        update = Update(gradients)
+        update.apply(self.generator_optimizer, gradients[: len(ours)], ours)
+        update.apply(self.discriminator_optimizer, gradients[len(ours) :], theirs)
+        return update.end({"loss": generator, "discriminator_loss": discriminator})
 
     def eval_step(self, batch):
         generator, discriminator = self.losses(batch)

@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.step.randomness import seed_generators
-from crankshaft.engine.step.runner import prepare
+from crankshaft.engine.step.build import prepare
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 
@@ -82,8 +82,8 @@ class PenalisedBeside(Penalised):
     def build(self):
         self.encoder, self.model = (tf.keras.Sequential([layer]) for layer in super().build_model().layers)
         self.judge = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_regularizer=tf.keras.regularizers.L2(9.0))])
-        self.judge(self.model(self.encoder(self.example[0])))
-        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+        self.judge(self.model(self.encoder(self.given.example[0])))
+        self.optimizer = make_optimizer(self, self.trainable_variables)
 
     @property
     def trainable_variables(self):
@@ -140,7 +140,7 @@ def test_draws_that_a_resumed_run_would_not_repeat_are_warned_of(bench, caplog, 
     class Noisy(Linear):
         def forward(self, features, training):
             if is_stateless:
-                return self.model(features + tf.random.stateless_normal([1], self.stateless_seed()))
+                return self.model(features + tf.random.stateless_normal([1], step_context().seed()))
             return self.model(features + tf.random.normal([1]))
 
     logging._log_counter_per_token.clear()
@@ -237,20 +237,19 @@ class Towers(Trainer):
             tower.build([None, 2])
         self.zero = self.towers[0]
         self.by_name = {
-            name: self.make_optimizer(self.build_optimizer(), tower.trainable_variables)
-            for name, tower in zip("ab", self.towers, strict=True)
+            name: make_optimizer(self, tower.trainable_variables) for name, tower in zip("ab", self.towers, strict=True)
         }
 
 
 def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
     trainer = Towers()
     prepare(trainer, StepOptions(), Reduction(), (np.zeros([1, 2], np.float32), np.zeros(1, np.int32)), 3)
-    assert trainer.models == trainer.towers
-    assert list(trainer.optimizers) == ["by_name.a", "by_name.b"]
-    assert len(trainer.all_weights) == 4
+    found = Holdings(trainer)
+    assert found.models == trainer.towers
+    assert list(found.optimizers) == ["by_name.a", "by_name.b"]
+    assert len(found.all_weights) == 4
     drawn = [trainer.drop.seed_generator, *(tower.layers[-1].seed_generator for tower in trainer.towers)]
-    found = seed_generators(trainer.held_layers.values())
-    assert {id(generator) for generator in found} == {id(generator) for generator in drawn}
+    assert {id(generator) for generator in found.seed_generators} == {id(generator) for generator in drawn}
 
 
 def test_what_must_be_overridden_says_so():
@@ -268,10 +267,7 @@ class Table(Trainer):
         self.table = Embedding("rows", 12, 3, num_shards=num_shards)
 
     def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def build_layers(self, model, features):
-        model(tf.keras.Input([3]))
+        return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
 
     def forward(self, features, training):
         return self.model(tf.reduce_sum(self.table(features, training=training), 1))

@@ -128,8 +128,10 @@ def test_a_dictionary_alone_is_features(results, inside, tmp_path):
         def forward(self, features, training):
             return self.model(features["x"])
 
-        def build_layers(self, model, features):
-            super().build_layers(model, features["x"])
+        def build_model(self):
+            model = super().build_model()
+            model.build((None, 3))
+            return model
 
         def loss(self, outputs, batch):
             return super().loss(outputs, batch["x"])
@@ -286,8 +288,10 @@ def test_the_last_examples_are_for_validation_as_in_keras(results, tmp_path):
         def forward(self, features, training):
             return self.model(features["a"])
 
-        def build_layers(self, model, features):
-            super().build_layers(model, features["a"])
+        def build_model(self):
+            model = super().build_model()
+            model.build((None, 3))
+            return model
 
     first = 25  # floor(32 x 0.8)
     parts = [({"a": FEATURES[part]}, LABELS[part], WEIGHTS[part]) for part in (slice(first), slice(first, None))]

@@ -187,10 +187,6 @@ class Asleep(Model):
     def loss(self, outputs, batch):
         return super().loss(tf.ensure_shape(tf.py_function(sleep, [outputs], tf.float32), outputs.shape), batch)
 
-    def build(self):
-        self.num_classes = 10
-        super().build()
-
 train.main(Asleep)
 """
 

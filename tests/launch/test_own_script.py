@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft.engine import Trainer, build_layers, make_optimizer, mean
 
 QUIET = ("--jit=off", "--progress=off")
 FEATURES = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
@@ -224,7 +224,7 @@ def test_an_export_has_all_layers_and_outputs(inside, tmp_path, shape, names):
             self.encoder.build((None, 3))
             inputs = tf.keras.Input((4,))
             self.model = tf.keras.Model(inputs, shape(*(tf.keras.layers.Dense(1)(inputs) for _ in range(2))))
-            self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+            self.optimizer = make_optimizer(self, self.trainable_variables)
 
         @property
         def trainable_variables(self):
@@ -322,8 +322,8 @@ def test_an_own_train_step_is_taken(inside, tmp_path):
         def build(self):
             super().build()
             self.other = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
-            self.build_layers(self.other, self.example[0])
-            self.other_optimizer = self.make_optimizer(self.build_optimizer(), self.other.trainable_variables)
+            build_layers(self, self.other)
+            self.other_optimizer = make_optimizer(self, self.other.trainable_variables)
 
         def train_step(self, batch):
             variables = [*self.model.trainable_variables, *self.other.trainable_variables]
@@ -332,8 +332,8 @@ def test_an_own_train_step_is_taken(inside, tmp_path):
             gradients, count = self.reduction.sum(tape.gradient(loss.total, variables), loss.count)
             gradients = [gradient / count for gradient in gradients]
             mine = len(self.model.trainable_variables)
-            self.apply_gradients(self.optimizer, gradients[:mine], variables[:mine])
-            self.apply_gradients(self.other_optimizer, gradients[mine:], variables[mine:])
+            self.optimizer.apply(gradients[:mine], variables[:mine])
+            self.other_optimizer.apply(gradients[mine:], variables[mine:])
             return {"loss": loss}
 
         def eval_step(self, batch):

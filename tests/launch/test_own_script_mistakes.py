@@ -95,8 +95,10 @@ def test_an_export_says_which_feature_it_cannot_name(inside, tmp_path, name):
         def forward(self, features, training):
             return super().forward(features[name], training)
 
-        def build_layers(self, model, features):
-            super().build_layers(model, features[name])
+        def build_model(self):
+            model = super().build_model()
+            model.build((None, FEATURES.shape[1]))
+            return model
 
     def named():
         return (({name: FEATURES}, LABELS),) * 2
@@ -297,8 +299,10 @@ def test_whole_numbers_that_float32_cannot_hold_are_warned_of_where_they_become_
             times = times if how == "dense" else tf.cast(times, tf.float32)
             return self.model(times, training=training)
 
-        def build_layers(self, model, features):
+        def build_model(self):
+            model = super().build_model()
             model.build((None, 1))
+            return model
 
     times = 1_700_000_000 + np.arange(32)[:, np.newaxis]
     split = {"time": times, "small": times % 7}, LABELS

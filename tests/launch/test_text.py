@@ -21,7 +21,7 @@ class NextToken(Trainer):
 
     def build_model(self):
         return tf.keras.Sequential(
-            [tf.keras.layers.Embedding(self.num_classes, 8), tf.keras.layers.Dense(self.num_classes)]
+            [tf.keras.layers.Embedding(self.given.num_classes, 8), tf.keras.layers.Dense(self.given.num_classes)]
         )
 
     def losses(self, outputs, labels):

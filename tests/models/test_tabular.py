@@ -10,7 +10,7 @@ from crankshaft.engine import StepOptions
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.runner import prepare
+from crankshaft.engine.step.build import prepare
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.models import dlrm, wide_deep
 

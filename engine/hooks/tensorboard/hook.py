@@ -17,6 +17,7 @@ from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.variables import path_of
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.step import batches
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.workers import WorkerWindow
 
 _PICTURES = 9
@@ -95,7 +96,7 @@ class TensorBoard(Windowed):
             self._put_histograms(moment)
 
     def act(self, moment: Moment) -> None:
-        tables = {f"tables/{name}": value for name, value in moment.state.trainer.table_figures().items()}
+        tables = {f"tables/{name}": value for name, value in Holdings(moment.state.trainer).table_figures().items()}
         window, rates = self.window, self._figures.take(moment) | moment.strategy.figures() | tables
         workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.
@@ -114,7 +115,7 @@ class TensorBoard(Windowed):
     def _put_histograms(self, moment: Moment) -> None:
         trainer = moment.state.trainer
         if self._weights is None:
-            variables = [v for v in trainer.all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
+            variables = [v for v in Holdings(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             self._weights = tf.function(
                 lambda: {path_of(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
                 autograph=False,
@@ -127,13 +128,16 @@ class TensorBoard(Windowed):
 
     def _put_graph(self, trainer) -> None:
         """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
-        if not trainer.models:
+        models = Holdings(trainer).models
+        if not models:
             return
-        model = trainer.models[0]
+        model = models[0]
         alone = getattr(trainer, "model", None) is model
         forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
         try:
-            graph = forward.get_concrete_function(tf.nest.map_structure(_spec, batches.features(trainer.example))).graph
+            graph = forward.get_concrete_function(
+                tf.nest.map_structure(_spec, batches.features(trainer.given.example))
+            ).graph
         except (TypeError, ValueError, tf.errors.OpError) as error:  # it takes other inputs than the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
@@ -155,8 +159,9 @@ class _Figures:
 
     def build(self, trainer) -> None:
         """Finds the optimizers and the loss scale."""
-        self._optimizers = trainer.optimizers
-        self._loss_scale = getattr(trainer.loss_scale, "value", None)
+        held = Holdings(trainer)
+        self._optimizers = held.optimizers
+        self._loss_scale = held.loss_scale and held.loss_scale.value
 
     def count(self, moment: Moment) -> None:
         """Adds one call of the inner loop."""

@@ -7,7 +7,8 @@ import tensorflow as tf
 from crankshaft.engine.hooks.tensorboard.event_values import Histogram, histogram
 from crankshaft.engine.internals.variables import assign_local, path_of, read_local, tf_variable
 from crankshaft.engine.step import batches
-from crankshaft.engine.step.runner import StepRunner
+from crankshaft.engine.step.context import StepRunner
+from crankshaft.engine.step.holdings import Holdings
 
 
 class Probe:
@@ -25,7 +26,8 @@ class Probe:
         self._distribution = strategy.distribution
         self._kept = None
         self._trainer = trainer
-        self._runner = StepRunner(trainer)
+        self._holdings = Holdings(trainer)
+        self._runner = StepRunner(self._holdings)
         self._gradients = tf.function(self._replicated_gradients, autograph=False)
         self._batch = tf.function(self._replicated_batch, autograph=False)
 
@@ -44,7 +46,7 @@ class Probe:
     @property
     def example_features(self):
         """Features of one example, zeros: their shapes and dtypes."""
-        return batches.features(self._trainer.example)
+        return batches.features(self._trainer.given.example)
 
     def features(self, step: int):
         """Returns the features of one replica's part of the batch of a step, as tensors."""
@@ -73,13 +75,13 @@ class Probe:
     def _replica_gradients(self, batch, step):
         """Computes one replica's gradients; restores what a forward pass in training changes (statistics, seeds)."""
         trainer = self._trainer
-        moved = [tf_variable(v) for layer in trainer.held_layers.values() for v in layer.non_trainable_variables]
+        moved = [tf_variable(v) for layer in self._holdings.layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]
         batch, present = batches.with_stand_in(batch)
         with self._runner.training(step, tf.constant(True), present, admits=False):
-            gradients, metrics = trainer.summed_gradients(batch)
+            gradients, metrics = trainer.compute_gradients(batch)
             gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
-            gradients = trainer.loss_scale.unscale(trainer.divide(gradients, count))
+            gradients = gradients.over(count).unscaled()
         for variable, value in zip(moved, kept, strict=True):
             assign_local(variable, value)
         paths = [path_of(v) for v in trainer.trainable_variables]

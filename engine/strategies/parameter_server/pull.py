@@ -13,7 +13,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.variables import server_of, tf_variable
 from crankshaft.engine.optimizers.base import Optimizer
 from crankshaft.engine.reduction import wire
-from crankshaft.engine.step.values import Values
+from crankshaft.engine.step.context import Values
 
 PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
 

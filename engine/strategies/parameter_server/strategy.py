@@ -21,7 +21,8 @@ from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.internals.tensorflow import let_coordinator_compute
 from crankshaft.engine.metrics.means import LoopSums, Sums
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.runner import StepRunner
+from crankshaft.engine.step.context import StepRunner
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import LoopResult
 from crankshaft.engine.strategies.pacing import Pace
@@ -235,10 +236,11 @@ class ParameterServer(Measured):
             timeout_seconds=self.step_timeout_seconds,
             describe=self._describe_lease,
         )
-        for optimizer in trainer.optimizers.values():
+        self._holdings = held = Holdings(trainer)
+        for optimizer in held.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
-        exact_pull = Pull(trainer.steady_variables, tf.float32)
-        self._runner = runner = StepRunner(trainer)
+        exact_pull = Pull(held.steady_variables, tf.float32)
+        self._runner = runner = StepRunner(held)
 
         def eval_step(batch, step, observed, pulled):
             done = tf.identity(state.step_variable)
@@ -247,9 +249,9 @@ class ParameterServer(Measured):
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
-        trainer, runner, every = self._state.trainer, self._runner, self.options.pull_every_steps
-        dtype = trainer.reduction.wire_dtype
-        pull = Pull(trainer.steady_variables, dtype, list(trainer.optimizers.values()), together=every == 1)
+        held, runner, every = self._holdings, self._runner, self.options.pull_every_steps
+        dtype = held.trainer.reduction.wire_dtype
+        pull = Pull(held.steady_variables, dtype, list(held.optimizers.values()), together=every == 1)
 
         def train_step(batch, step, observed, pulled):
             return runner.train_step(batch, step, observed, values=pull.values(*pulled), wire_dtype=dtype)[0]
@@ -262,9 +264,9 @@ class ParameterServer(Measured):
 
         Updates that it makes are not counted, and made again where a worker dies; variables are not pulled.
         """
-        trainer, runner = self._state.trainer, self._runner
-        dtype = trainer.reduction.wire_dtype
-        pull = Pull((), tf.float32, list(trainer.optimizers.values()))
+        held, runner = self._holdings, self._runner
+        dtype = held.trainer.reduction.wire_dtype
+        pull = Pull((), tf.float32, list(held.optimizers.values()))
 
         def with_progress(batch, number, observed, pulled):
             with runner.training(number, observed, values=pull.values(*pulled), wire_dtype=dtype):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.launch.benchmark.measure import parts
 
 PACKS_MB = (1, 4, 16, 0)  # 0 is one pack
@@ -22,7 +23,9 @@ def reduce(strategy, state: TrainState, feed, reduction: Reduction | None = None
     """
     trainer = state.trainer
     reduction = reduction or trainer.reduction
-    variables, averages = (parts.dense_variables(trainer), trainer.moving_statistics) if gradients else ([], [])
+    variables, averages = (
+        (parts.dense_variables(trainer), Holdings(trainer).moving_statistics) if gradients else ([], [])
+    )
 
     def add(gradients, *_):
         summed, count = reduction.sum(list(gradients), tf.constant(1.0), averages, variables)

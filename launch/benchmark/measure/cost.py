@@ -16,6 +16,7 @@ import tensorflow as tf
 from crankshaft.engine.internals import graphs
 from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.trainer import Trainer
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
@@ -84,7 +85,7 @@ def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
       NotCountableError: the graph has a loop of a length, or a tensor of a shape, that only running it tells.
     """
     part = batch_size // strategy.num_replicas
-    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), part, axis=0), state.trainer.example)
+    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), part, axis=0), state.trainer.given.example)
     strategy.bind(state, strategy.repeated(batch, batch_size))
     graph = strategy.train_loop(jit=False).one_step(0).graph
     local_replicas = strategy.num_replicas // strategy.num_hosts
@@ -97,10 +98,10 @@ def of_update(trainer: Trainer) -> Cost:
 
     Tables and their slots are left out: their updates touch a few rows.
     """
-    shards = [shard for table in trainer.embedding_tables.values() for shard in table.variables_for_gradients]
-    sparse, shapes = {id(shard) for shard in shards}, {tuple(shard.shape) for shard in shards}
+    holdings = Holdings(trainer)
+    sparse, shapes = ({of(shard) for shard in holdings.shards} for of in (id, lambda shard: tuple(shard.shape)))
     moved = held = 0
-    for optimizer in trainer.optimizers.values():
+    for optimizer in holdings.optimizers.values():
         updated = optimizer.updated_variables
         kept = list(optimizer.variables)
         if isinstance(optimizer, KerasOptimizer):

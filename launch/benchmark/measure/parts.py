@@ -17,6 +17,7 @@ from crankshaft.engine.internals.tensorflow import computed_whole
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import with_stand_in
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.trainer import Trainer
 from crankshaft.launch.benchmark.measure import rounds
@@ -66,13 +67,13 @@ def update(strategy, state: TrainState, feed, jit: bool) -> Part:
     Where parameter servers make them, sending the gradients is included.
     """
     trainer = state.trainer
-    variables = dense_variables(trainer)
+    variables, optimizers = dense_variables(trainer), Holdings(trainer).optimizers
 
     def apply(gradients, *_):
         given = dict(zip(map(id, variables), gradients, strict=True))
-        for optimizer in trainer.optimizers.values():
+        for optimizer in optimizers.values():
             own = [variable for variable in optimizer.updated_variables if id(variable) in given]
-            trainer.apply_gradients(optimizer, [given[id(variable)] for variable in own], own)
+            optimizer.apply([given[id(variable)] for variable in own], own)
         return used([], jit)
 
     return made(strategy, state, gradients_feed(strategy, variables, feed.order.batch_size), apply, jit)
@@ -86,8 +87,9 @@ def made(strategy, state: TrainState, feed, step: Callable, jit: bool = False) -
 
 def dense_variables(trainer: Trainer) -> list[tf.Variable]:
     """Returns the variables that the optimizers update, except tables, of which an update touches a few rows."""
-    tables = {id(shard) for table in trainer.embedding_tables.values() for shard in table.variables_for_gradients}
-    updated = {id(v): v for optimizer in trainer.optimizers.values() for v in optimizer.updated_variables}
+    held = Holdings(trainer)
+    tables = {id(shard) for shard in held.shards}
+    updated = {id(v): v for optimizer in held.optimizers.values() for v in optimizer.updated_variables}
     return [variable for key, variable in updated.items() if key not in tables]
 
 

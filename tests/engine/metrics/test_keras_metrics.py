@@ -75,10 +75,7 @@ class Measured(Trainer):
         self.measures = {name: (KerasMetric(metric), *how) for name, (metric, *how) in metrics_of_keras().items()}
 
     def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(CLASSES)])
-
-    def build_layers(self, model, features):
-        model(tf.keras.Input([3]))
+        return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(CLASSES)])
 
     def forward(self, features, training):
         return self.model(features["x"])

@@ -174,7 +174,7 @@ class Logits(Classifier):
     """Starts from zero."""
 
     def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(self.num_classes, kernel_initializer="zeros")])
+        return tf.keras.Sequential([tf.keras.layers.Dense(self.given.num_classes, kernel_initializer="zeros")])
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alone", "with_weights"])
@@ -238,7 +238,10 @@ class Own(Line):
         (Summed, "Summed.loss: the data has weights, and its pair was not made by crankshaft.mean"),
         (OneNumber, "given values of shape ()"),
         (Flat, "one for each of 8 examples, and crankshaft.mean was given values of shape (16,)"),
-        (Own, "Own: the data has weights, and 'loss' of its step does not count them; use self.checked_loss"),
+        (
+            Own,
+            "Own: the data has weights, and 'loss' of its step does not count them; use crankshaft.weighed(self.loss",
+        ),
     ],
 )
 def test_weights_that_cannot_be_applied_are_never_left_out(bench, trainer, says):

@@ -39,10 +39,10 @@ def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():
     scale.build()
     gradient = tf.constant([1.0 / 3, -7.0])
     slices = tf.IndexedSlices(gradient[:, tf.newaxis], tf.constant([4, 2]), tf.constant([6, 1]))
-    with StepContext(loss_scale=scale.read()):
-        dense, sparse, absent, infinite = scale.unscale(
-            [scale.scale(gradient), Gradients([slices]).times(tf.constant(1024.0))[0], None, tf.constant([np.inf])]
-        )
+    with StepContext(loss_scale=scale.read()) as step:
+        times = Gradients([slices]).times(tf.constant(1024.0))[0]
+        given = [step.scaled(gradient), times, None, tf.constant([np.inf])]
+        dense, sparse, absent, infinite = Gradients(given).unscaled()
     np.testing.assert_array_equal(dense, gradient)
     np.testing.assert_array_equal(sparse.values[:, 0], gradient)
     assert absent is None
@@ -53,13 +53,13 @@ def test_a_step_has_one_scale_whoever_changes_it_meanwhile():
     """Around parameter servers another worker's step may overflow between this one's forward pass and its update."""
     scale = DynamicLossScale(initial=1024.0)
     scale.build()
-    with StepContext(loss_scale=scale.read()):
-        scaled = scale.scale(tf.constant([3.0]))
+    with StepContext(loss_scale=scale.read()) as step:
+        scaled = step.scaled(tf.constant([3.0]))
         scale.update(tf.constant(False))
-        (gradient,) = scale.unscale([scaled])
+        (gradient,) = Gradients([scaled]).unscaled()
     np.testing.assert_array_equal(gradient, [3.0])
-    with StepContext(loss_scale=scale.read()):
-        np.testing.assert_array_equal(scale.scale(tf.constant(1.0)), 512.0)
+    with StepContext(loss_scale=scale.read()) as step:
+        np.testing.assert_array_equal(step.scaled(tf.constant(1.0)), 512.0)
 
 
 def images(examples=64):
@@ -130,7 +130,7 @@ def test_what_a_step_is_scaled_by_changes_no_gradient(bench, replicas):
     scale = made[1].trainer.loss_scale = DynamicLossScale()
     with made[1].strategy.scope():
         scale.build()
-    scale.expect_sums(22 / replicas)
+    made[1].strategy.bind(made[1].state, made[1].strategy.train_feed)  # which finds it
     for each in made:
         each.train(5)
     for one, other in zip(*(each.trainer.trainable_variables for each in made), strict=True):

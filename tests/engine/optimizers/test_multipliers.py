@@ -95,10 +95,7 @@ class Table(Trainer):
         self.multiplier = multiplier
 
     def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def build_layers(self, model, features):
-        model(tf.keras.Input([2]))
+        return tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
 
     def forward(self, features, training):
         return self.model(self.table(features, training=training))

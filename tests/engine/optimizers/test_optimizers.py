@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
-from crankshaft.engine.step.context import StepContext
-from crankshaft.engine.step.values import Values
+from crankshaft.engine.step.context import StepContext, Values
 
 keras = tf.keras.optimizers
 SHAPES = {"kernel": (7, 5), "bias": (5,), "filters": (3, 3, 2, 4), "gain": ()}

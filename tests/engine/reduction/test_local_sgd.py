@@ -11,6 +11,7 @@ from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 
@@ -163,7 +164,7 @@ def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(
     made = run(LocalSgd(4), optimizer=optimizer, block_steps=3)
 
     def apart():
-        variables = [*made.trainer.model.trainable_variables, *made.trainer.moving_statistics]
+        variables = [*made.trainer.model.trainable_variables, *Holdings(made.trainer).moving_statistics]
         return [bool((a != b).any()) for a, b in map(made.copies, variables)]
 
     made.strategy.run_train_steps(8)  # at most 3 a call

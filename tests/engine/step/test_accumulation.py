@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.layers.embeddings import Embedding
-from crankshaft.engine.step.accumulation import accumulate
+from crankshaft.engine.step.batches import accumulate
 from crankshaft.models.mlp import Model as Mlp
 
 # A sum over examples in parts is a sum in another order: some ulps (6e-8) of the largest partial sum.
@@ -145,8 +145,8 @@ class Table(Trainer):
         self.table = Embedding("table", 20, 4, combiner="sum")
 
     def build(self):
-        self.build_embeddings()
-        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+        build_embeddings(self)
+        self.optimizer = make_optimizer(self, self.trainable_variables)
 
     def forward(self, features, training):
         return tf.reduce_sum(self.table(features), -1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine import Mean, Trainer, mean, step_context
 
 POINTS = np.zeros((20, 3), np.float32), np.zeros(20, np.float32)
 
@@ -21,8 +21,8 @@ class Placed(Trainer):
         return mean(tf.square(outputs[:, 0] - batch[1]))
 
     def metrics(self, outputs, batch):
-        draw = tf.random.stateless_uniform([], self.stateless_seed())
-        here = {"step": self.step, "replica": self.replica, "draw": draw, "square": tf.square(draw)}
+        draw = tf.random.stateless_uniform([], step_context().seed())
+        here = {"step": step_context().step, "replica": step_context().replica, "draw": draw, "square": tf.square(draw)}
         return {name: Mean(tf.cast(value, tf.float32), tf.ones([])) for name, value in here.items()}
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, mean
-from crankshaft.engine.step.accumulation import accumulate
+from crankshaft.engine import Mean, Trainer, mean, step_context
+from crankshaft.engine.step.batches import accumulate
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 
@@ -119,7 +120,7 @@ def test_what_no_layer_moves_keeps_its_bits_on_uneven_batches(bench):
     assert not np.array_equal(first, start)
     for other in others:
         np.testing.assert_array_equal(first, other)
-    assert len(trainer.moving_statistics) == 2
+    assert len(Holdings(trainer).moving_statistics) == 2
 
 
 class Seeds(Trainer):
@@ -129,11 +130,11 @@ class Seeds(Trainer):
         self.seeds = tf.Variable(tf.zeros([8, 2, 2], tf.int64), trainable=False)
 
     def train_step(self, batch):
-        before = self.stateless_seed()
+        before = step_context().seed()
         _, count = self.reduction.sum([], mean(batch[1]).count)
-        seeds = tf.stack([before, self.stateless_seed()])
+        seeds = tf.stack([before, step_context().seed()])
         tf.raw_ops.ResourceScatterUpdate(
-            resource=self.seeds.handle, indices=tf.reshape(self.step, [1]), updates=seeds[tf.newaxis]
+            resource=self.seeds.handle, indices=tf.reshape(step_context().step, [1]), updates=seeds[tf.newaxis]
         )
         return {"loss": mean(batch[1]), "count": Mean(count, tf.constant(1.0))}
 
@@ -166,7 +167,9 @@ class Masks(Trainer):
         ones = tf.ones([1, self.UNITS])
         draws = [layer(ones, training=True)[0] for layer in 2 * self.model.layers]
         tf.raw_ops.ResourceScatterUpdate(
-            resource=self.masks.handle, indices=tf.reshape(self.step, [1]), updates=tf.stack(draws)[tf.newaxis]
+            resource=self.masks.handle,
+            indices=tf.reshape(step_context().step, [1]),
+            updates=tf.stack(draws)[tf.newaxis],
         )
         return {"loss": mean(batch[1])}
 
@@ -210,7 +213,7 @@ class MicroMasks(Masks):
 
         _, sums = accumulate(compute, batch, 4)
         tf.raw_ops.ResourceScatterUpdate(
-            resource=self.masks.handle, indices=tf.reshape(self.step, [1]), updates=sums["mask"][tf.newaxis]
+            resource=self.masks.handle, indices=tf.reshape(step_context().step, [1]), updates=sums["mask"][tf.newaxis]
         )
         return {"loss": mean(batch[1])}
 

@@ -21,7 +21,8 @@ from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.metrics.means import LoopSums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.runner import prepare
+from crankshaft.engine.step.build import prepare
+from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.models.mlp import Model
@@ -227,7 +228,7 @@ def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
 def test_model_summary_is_printed_once_and_fits(bound, capsys):
     _, state = bound
     file = io.StringIO()
-    print_model_summary(state.trainer.models, file)
+    print_model_summary(Holdings(state.trainer).models, file)
     text = file.getvalue()
     assert text.count('Model: "mlp"') == 1
     assert "logits" in text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks.tensorboard.probe import Probe
 from crankshaft.engine.layers.embeddings import Embedding, zeros
@@ -111,8 +111,8 @@ class Pull(Trainer):
         self.table = Embedding("table", rows, WIDTH, admit_after=admit_after, num_shards=shards, initializer=zeros())
 
     def build(self):
-        self.build_embeddings()
-        self.optimizer = self.make_optimizer(self.build_optimizer(), self.trainable_variables)
+        build_embeddings(self)
+        self.optimizer = make_optimizer(self, self.trainable_variables)
 
     def forward(self, features, training):
         return tf.reduce_sum(self.table(features, training=training), -1)

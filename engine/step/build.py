@@ -1,0 +1,125 @@
+"""Makes a trainer ready for a run, and what its `build` is made of. Host code, in the strategy's scope, once."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from crankshaft.engine import optimizers
+from crankshaft.engine.internals.variables import path_of
+from crankshaft.engine.optimizers.averaging import WeightAverage
+from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.step import batches
+from crankshaft.engine.step.holdings import Holdings
+from crankshaft.engine.step.options import Given, StepOptions
+
+
+def prepare(
+    trainer,
+    options: StepOptions,
+    reduction: Reduction,
+    example,
+    num_classes: int | None = None,
+    vocabulary: dict[str, int] | None = None,
+    num_servers: int = 1,
+) -> None:
+    """Gives a trainer the attributes that its class names, and builds it. See `Given` for the arguments."""
+    trainer.given = Given(options, num_classes, vocabulary, num_servers, example)
+    trainer.reduction = reduction
+    if options.precision == "float16":
+        trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
+        trainer.loss_scale.build()
+    # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model. It stays for
+    # the run, which puts back what there was.
+    tf.keras.utils.set_random_seed(options.seed)
+    with _layers_of(options.precision):
+        trainer.build()
+    holdings = Holdings(trainer)
+    updated = [v for each in holdings.optimizers.values() for v in each.updated_variables]
+    reduction.build(updated, holdings.moving_statistics)
+
+
+@contextlib.contextmanager
+def _layers_of(precision: str) -> Iterator[None]:
+    """Has Keras's layers that are made within compute in a precision, and puts Keras's own policy back."""
+    before = tf.keras.config.dtype_policy()
+    tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
+    try:
+        yield
+    finally:
+        tf.keras.config.set_dtype_policy(before)
+
+
+def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
+    """Makes a model's variables, for batches of any size; one that is built already is left as it is.
+
+    Args:
+      trainer: whose model it is.
+      model: that its `build` has made.
+      features: that the model is called with, arrays or tensors whose shapes and dtypes count; None are the data's.
+
+    Raises:
+      TypeError: it is no Keras model.
+      ValueError: it does not take such features; says what to give.
+    """
+    whose = type(trainer).__name__
+    if not isinstance(model, tf.keras.layers.Layer):
+        raise TypeError(f"{whose}.build_model returned a {type(model).__name__}; return a Keras model")
+    if model.built:
+        return
+    features = batches.features(trainer.given.example) if features is None else features
+    inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features)
+    try:
+        model(inputs)
+    except ValueError as error:
+        if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
+            names = ", ".join(name for name, _ in batches.parts((features,)).named())
+            raise ValueError(
+                f"{whose}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
+                "return a tf.keras.Model with an input for each, or give (features, labels) if labels are among them"
+            ) from error
+        raise
+
+
+def build_embeddings(trainer) -> None:
+    """Makes the shards of the embeddings among a trainer's attributes."""
+    given = trainer.given
+    for table in Holdings(trainer).tables.values():
+        table.check_accumulation(given.options.accumulate_steps)
+        table.build(given.options.seed, given.num_servers)
+
+
+def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.Optimizer:
+    """Makes an optimizer of variables: its slots, each one's share of the learning rate, and the weights' average.
+
+    Args:
+      trainer: whose `build` asks, and which is asked for each variable's `learning_rate_multiplier`.
+      variables: all that it is to update.
+      optimizer: the engine's, or Keras's, which is adapted; None is what the trainer's `build_optimizer` returns.
+    """
+    optimizer = trainer.build_optimizer() if optimizer is None else optimizer
+    if not isinstance(optimizer, optimizers.Optimizer):
+        optimizer = optimizers.KerasOptimizer(optimizer)
+    with trainer.reduction.slot_scope():
+        optimizer.build(variables, [_multiplier(trainer, variable) for variable in variables])
+    if decay := trainer.given.options.ema_decay:
+        # Not of tables, all of whose rows each step would read and write.
+        shards = {id(shard) for shard in Holdings(trainer).shards}
+        optimizer.weight_average = WeightAverage(decay)
+        optimizer.weight_average.build([variable for variable in variables if id(variable) not in shards])
+    return optimizer
+
+
+def _multiplier(trainer, variable) -> float:
+    multiplier: float = trainer.learning_rate_multiplier(variable)
+    if isinstance(multiplier, numbers.Real) and 0 <= multiplier < math.inf:
+        return float(multiplier)
+    raise ValueError(
+        f"{type(trainer).__name__}.learning_rate_multiplier gives {multiplier!r} for {path_of(variable)}; return a "
+        "number, 0 or more"
+    )
