@@ -2,7 +2,7 @@
 
 What a record holds is said by a features.json beside the shards (`input/features.py`), by arguments, or is read off
 the records. The format of the files: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record that is
-read are checked. Host code.
+read are checked. Those that are gzip are streamed (`input/compressed.py`). Host code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from crankshaft.engine.data.source import BadRecordError, SourceError
-from crankshaft.input import checksums, record_index
+from crankshaft.input import checksums, compressed, record_index
 from crankshaft.input.examples import ExampleSource
 from crankshaft.input.features import Features
 from crankshaft.input.record_index import FOOTER_BYTES, HEADER_BYTES, Index
@@ -53,6 +53,8 @@ def load(
     del seed
     check_at_least("num_classes", num_classes, 0)
     train, evaluation = find_splits(data_dir, eval_data_dir, PATTERNS, _EXPECTED)
+    if compressed.are_gzip([*train, *(evaluation or [])]):
+        return compressed.open_splits(train, evaluation, (features, label, weight), num_classes, _SAMPLES)
     return open_splits(train, evaluation, TFRecords, (features, label, weight), num_classes)
 
 

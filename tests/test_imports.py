@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
-        *("crankshaft.engine.data.source", "numpy", "tensorflow"),
+        *("crankshaft.engine.data.source", "crankshaft.engine.data.streamed", "numpy", "tensorflow"),
         *("array_record", "crc32c", "pyarrow", "tokenizers"),  # extras
     },
     "models": {"crankshaft.engine", "numpy", "tensorflow"},

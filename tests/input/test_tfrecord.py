@@ -1,6 +1,5 @@
 """TFRecord shards: every record is read as TensorFlow wrote it, and every fault is one line with file and record."""
 
-import gzip
 import json
 import os
 import shutil
@@ -254,15 +253,6 @@ def test_empty_shard_is_refused(shards):
 def test_what_is_no_shard_is_refused(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"some text, no shard at all")
     with pytest.raises(InputError, match=r"a\.tfrecord is no TFRecord file"):
-        opened(tmp_path)
-
-
-def test_gzip_is_said_to_have_no_random_access(tmp_path):
-    write(tmp_path / "a.tfrecord", records_of(*images(3)))
-    packed = gzip.compress((tmp_path / "a.tfrecord").read_bytes())
-    os.remove(tmp_path / "a.tfrecord")
-    (tmp_path / "a.tfrecord.gz").write_bytes(packed)
-    with pytest.raises(InputError, match="is gzip"):
         opened(tmp_path)
 
 

@@ -6,8 +6,11 @@ import json
 import pathlib
 import signal
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from crankshaft.input import digits
 from crankshaft.models.mlp import Model
 from tests.launch import reading
 from tests.runs import assert_equal_bits, manifests, newest
@@ -87,3 +90,23 @@ def test_one_example_is_an_epoch(ran, folder, tmp_path):
     for steps in (3, 6):
         ran(f"--run_dir={tmp_path}/run", f"--train_steps={steps}").ok()
     assert newest(tmp_path / "run") == 6
+
+
+def test_gzip_records_are_trained_on_and_gone_on_with(inside, tmp_path):
+    (images, labels), *_ = digits.load("", 0)
+    for number in range(3):
+        with tf.io.TFRecordWriter(f"{tmp_path}/{number}.tfrecord.gz", "GZIP") as file:
+            for image, label in zip(np.asarray(images)[number:100:3], np.asarray(labels)[number:100:3], strict=True):
+                values = {
+                    "image": tf.train.Feature(float_list=tf.train.FloatList(value=image.ravel())),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                }
+                file.write(tf.train.Example(features=tf.train.Features(feature=values)).SerializeToString())
+    run = (*RUN, "--model=mlp", "--input=tfrecord", f"--data_dir={tmp_path}", "--input_arg=num_classes=10")
+    run += ("--input_arg=features=image:float32:28x28x1,label:int64", "--global_batch_size=8", "--mode=train")
+    first = inside(*run, "--train_steps=17", f"--run_dir={tmp_path}/run").ok()
+    assert "counting examples: 100\n" in first.out
+    again = inside(*run, "--train_steps=30", f"--run_dir={tmp_path}/run").ok()
+    assert "counting examples" not in again.out
+    inside(*run, "--train_steps=30", f"--run_dir={tmp_path}/straight").ok()
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight", "train")

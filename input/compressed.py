@@ -1,0 +1,101 @@
+"""Compressed shards of TFRecords: streamed, since no record is found without unpacking those before it. Host code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from crankshaft.engine.data import streamed
+from crankshaft.input import features as described
+from crankshaft.input import storage
+from crankshaft.input.features import Feature, Features, nested
+from crankshaft.input.splits import InputError, Splits
+
+_MAGIC = b"\x1f\x8b"  # of gzip
+_COMPRESSION = "GZIP"
+
+
+def are_gzip(paths: list[str]) -> bool:
+    """Returns whether shards are gzip, by their first bytes. Raises `InputError` where some are and some are not."""
+    packed = [path for path in paths if _first_bytes(path) == _MAGIC]
+    if packed and len(packed) < len(paths):
+        plain = next(path for path in paths if path not in packed)
+        raise InputError(f"{packed[0]} is gzip, and {plain} is not; pack all shards or none")
+    return bool(packed)
+
+
+def open_splits(
+    train: list[str], evaluation: list[str] | None, asked: tuple[tuple, str, str], num_classes: int, samples: int
+) -> Splits:
+    """Opens gzip shards of both splits as streams.
+
+    Args:
+      train: paths.
+      evaluation: paths, or None.
+      asked: features, label and weight, see `tfrecord.load`.
+      num_classes: as it was given.
+      samples: records by which features are read off, where nothing says what they are.
+    """
+    given, label, weight = asked
+    found = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))
+    parse = _parser(found)
+    streams = [paths and streamed.records(paths, parse, compression=_COMPRESSION) for paths in (train, evaluation)]
+    about = found.about
+    return Splits(
+        streams[0], streams[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
+    )
+
+
+def _first_bytes(path: str) -> bytes:
+    import tensorflow as tf
+
+    if not storage.is_remote(path):
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC))
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return file.read(len(_MAGIC))
+
+
+def _first_records(path: str, count: int) -> list[bytes]:
+    import tensorflow as tf
+
+    try:
+        found = [each.numpy() for each in tf.data.TFRecordDataset(path, _COMPRESSION).take(count)]
+    except tf.errors.DataLossError as error:
+        raise InputError(f"{path} is no whole gzip file of TFRecords ({error.message}); restore it") from error
+    if not found:
+        raise InputError(f"{path} has no record; leave it out, or say what records hold in features.json")
+    return found
+
+
+def _parser(features: Features) -> Callable[[Any], Any]:
+    """Returns a function from serialized records, [n] string, to the nest of their features, in a graph."""
+    import tensorflow as tf
+
+    def wanted(feature: Feature) -> tf.io.FixedLenFeature:
+        if feature.stored == "bytes":
+            return tf.io.FixedLenFeature([feature.values] if feature.is_text else [], tf.string)
+        return tf.io.FixedLenFeature([feature.values], tf.float32 if feature.stored == "float" else tf.int64)
+
+    def converted(feature: Feature, values: tf.Tensor) -> tf.Tensor:
+        shape, dtype = [-1, *feature.spec.shape], np.dtype(feature.spec.dtype)
+        if feature.stored == "bytes" and not feature.is_text:
+            values = tf.io.decode_raw(values, tf.uint8 if dtype.kind == "b" else tf.as_dtype(dtype))
+            per_example = tf.fill([1], tf.constant(feature.values))
+            tf.debugging.assert_equal(
+                tf.shape(values)[1:], per_example, f"a record's {feature.name} has other bytes than {feature} takes"
+            )
+        values = tf.reshape(values, shape)
+        return values if feature.is_text else tf.cast(values, tf.as_dtype(dtype))
+
+    def parse(serialized: tf.Tensor) -> Any:
+        if features.raw:
+            (alone,) = features.by_name.values()
+            return nested(features.example, {alone.name: converted(alone, serialized)}.__getitem__)
+        parsed = tf.io.parse_example(serialized, {name: wanted(feature) for name, feature in features.by_name.items()})
+        arrays = {name: converted(feature, parsed[name]) for name, feature in features.by_name.items()}
+        return nested(features.example, arrays.__getitem__)
+
+    return parse
