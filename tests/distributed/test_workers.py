@@ -23,6 +23,8 @@ def folder(request, tmp_path_factory, start_workers):
     for number, lines in enumerate(worker.LINES):
         (folder / f"ids-{number}").write_text("".join(f"{first + line}\n" for line in range(lines)))
         first += lines
+    for number in worker.FILES:
+        worker.write_files(folder / str(number), number)
     start_workers(request.param, WORKER, folder).ok()
     return folder
 
@@ -46,7 +48,8 @@ def board(folder):
     }
 
 
-FEEDS = ["resident", "streamed", "dataset auto", "dataset data", "files auto", "files data", "files file"]
+SOURCES = ["source 1", "source 2", "source 7", "source by chunks"]
+FEEDS = ["resident", "streamed", "dataset auto", "dataset data", "files auto", "files data", "files file", *SOURCES]
 
 
 @pytest.mark.parametrize("kind", FEEDS)
@@ -85,7 +88,7 @@ def test_files_are_divided_whole(found, kind):
 def test_an_evaluation_counts_each_example_once_on_all_workers(found):
     ids = np.arange(1, worker.EVAL_EXAMPLES + 1)
     exact = {"loss": [ids.sum(), len(ids)], "square": [(ids**2).sum(), len(ids)]}
-    assert [each["evaluations"] for each in found] == [[exact, exact]] * len(found)
+    assert [each["evaluations"] for each in found] == [[exact] * 4] * len(found)  # twice arrays, twice files
 
 
 def test_workers_learn_each_other_s_values_in_order(found):

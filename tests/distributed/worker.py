@@ -6,6 +6,7 @@ Usage: worker.py FOLDER, with TF_CONFIG; writes FOLDER/found-INDEX.json. Example
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import Trainer, hooks, loop, mean
+from crankshaft.engine.data.source import Part, Source, Spec
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
@@ -34,6 +36,7 @@ from crankshaft.models.mlp import Model as Mlp
 
 EXAMPLES, BATCH, EPOCHS = 25, 6, 2
 LINES = (9, 2, 14)  # of three files: uneven shares, also where files are divided
+FILES = (1, 2, 7)  # of a source
 EVAL_EXAMPLES, EVAL_BATCH = 23, 5
 
 
@@ -63,6 +66,34 @@ def from_files(folder: pathlib.Path) -> tf.data.Dataset:
     )
 
 
+class InFiles(Source):
+    """Examples of files, each a row of ids; `chunk_examples` of them are read at once."""
+
+    element_spec = (Spec((1,), np.float32), Spec((), np.int64))
+
+    def __init__(self, folder: pathlib.Path, chunk_examples: int = 1):
+        self.chunk_examples = chunk_examples
+        self._paths = sorted(folder.glob("part-*"))
+        self._starts = np.cumsum([0, *(path.stat().st_size // 8 for path in self._paths)])
+
+    def __len__(self):
+        return int(self._starts[-1])
+
+    def read(self, indices):
+        files = np.searchsorted(self._starts, indices, side="right") - 1
+        places = 8 * (indices - self._starts[files])
+        ids = [np.fromfile(self._paths[f], np.int64, 1, offset=p)[0] for f, p in zip(files, places, strict=True)]
+        return np.array(ids, np.float32)[:, None], np.array(ids)
+
+
+def write_files(folder: pathlib.Path, number: int) -> None:
+    """Writes the ids into so many files of sizes that differ."""
+    folder.mkdir()
+    ends = [EXAMPLES * each**2 // number**2 for each in range(number + 1)]
+    for file, (first, stop) in enumerate(itertools.pairwise(ends)):
+        np.arange(first + 1, stop + 1, dtype=np.int64).tofile(folder / f"part-{file}")
+
+
 def sources(folder: pathlib.Path):
     """name -> (source, feed options)."""
     dataset = tf.data.Dataset.from_tensor_slices(arrays(EXAMPLES))
@@ -75,6 +106,8 @@ def sources(folder: pathlib.Path):
         "files auto": (files, FeedOptions(auto_shard="AUTO")),
         "files data": (files, FeedOptions(auto_shard="DATA")),
         "files file": (files, FeedOptions(auto_shard="FILE")),
+        **{f"source {number}": (InFiles(folder / str(number)), FeedOptions(resident_bytes=0)) for number in FILES},
+        "source by chunks": (InFiles(folder / "7", 4), FeedOptions(resident_bytes=0, shuffle_window=2)),
     }
 
 
@@ -117,13 +150,13 @@ def crossed(strategy: MultiWorker) -> dict:
     return found
 
 
-def evaluated(strategy: MultiWorker) -> dict:
+def evaluated(strategy: MultiWorker, data) -> list[dict]:
     with strategy.scope():
         trainer = Silent()
         state = TrainState(trainer)
         prepare(trainer, StepOptions(), Reduction(), arrays(1), None)
         state.build()
-    strategy.bind(state, None, strategy.feed(arrays(EVAL_EXAMPLES), EVAL_BATCH, None))
+    strategy.bind(state, None, strategy.feed(data, EVAL_BATCH, None))
     return [strategy.evaluate().values() for _ in range(2)]
 
 
@@ -243,7 +276,9 @@ def main() -> None:
     found = {"feeds": {}}
     for name, (source, options) in sources(folder).items():
         found["feeds"][name] = seen(MultiWorker(plain.distribution, place, options), source)
-    found["evaluations"] = evaluated(plain)
+    streamed = MultiWorker(plain.distribution, place, FeedOptions(resident_bytes=0))
+    in_files = Part(InFiles(folder / "7"), 0, EVAL_EXAMPLES)
+    found["evaluations"] = evaluated(plain, arrays(EVAL_EXAMPLES)) + evaluated(streamed, in_files)
     found["exchanged"] = plain.exchange(10**12 + place.worker)
     found["crossed"] = crossed(plain)
     found["words"] = words(plain, 100)
