@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
-# Each holds up to 3 GB and keeps a core busy for half of its time; a file's tests stay in one.
-TEST_PROCESSES ?= $(if $(filter 1 2 3,$(shell nproc)),2,4)
+# Each holds up to 3 GB and waits for a sixth of its time; a file's tests stay in one. The order is tests/conftest.py's.
+IN_MEMORY := $(shell awk '/^MemTotal/ {print ($$2 < 12 * 2 ^ 20) ? 2 : 3}' /proc/meminfo 2>/dev/null || echo 2)
+TEST_PROCESSES ?= $(if $(filter 1 2 3,$(shell nproc)),$(IN_MEMORY),4)
+TEST_OPTIONS := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -22,10 +24,10 @@ train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume 
 		--train_epochs=50 --learning_rate_schedule=cosine $(ARGS)
 
 test: $(INSTALLED) ## run the tests, but for the slow ones
-	@$(VENV_PYTHON) -m pytest -q -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m "not slow" $(TEST_OPTIONS) $(ARGS)
 
 test-fast: $(INSTALLED) ## run the tests that start no process and build no whole run: for every save
-	@$(VENV_PYTHON) -m pytest -q -m "fast and not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m "fast and not slow" $(TEST_OPTIONS) $(ARGS)
 
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(ARGS)

@@ -14,10 +14,16 @@ _COSTLY = {"bench", "crank", "digits_run", "inside", "start_workers"}
 @pytest.hookimpl(tryfirst=True)  # before those that -m leaves out are
 def pytest_collection_modifyitems(items):
     """Marks what `make test-fast` runs: tests that neither start processes nor build whole runs. A file that imports
-    `subprocess` starts some."""
+    `subprocess` starts some.
+
+    What takes longest comes first, or at the end a process would work on some long file while others have nothing left:
+    files of several workers, which wait much, beside one another's; then those of whole runs.
+    """
     for item in items:
         if not _COSTLY & set(item.fixturenames) and "subprocess" not in vars(item.module):
             item.add_marker("fast")
+    whole = {item.path for item in items if not item.get_closest_marker("fast")}
+    items.sort(key=lambda item: (item.path.parent.name != "distributed", item.path not in whole))
 
 
 def pytest_collection_finish():

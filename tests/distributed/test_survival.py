@@ -22,7 +22,7 @@ from tests.distributed.conftest import ROOT
 from tests.runs import assert_equal_bits, manifests, metrics, newest
 from tests.waiting import PATIENCE, wait_until
 
-STEPS = 400
+STEPS = 240
 MLP = ("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3")
 RUN = (*MLP, "--input=digits", "--global_batch_size=66", "--progress=plain", "--steps_per_loop=2")
 OFTEN = ("--checkpoint_every_steps=20", "--eval_every_steps=110")

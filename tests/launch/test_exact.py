@@ -80,6 +80,7 @@ def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, runs, tmp_path):
     assert newest(tmp_path / "run") == 30
     assert manifests(tmp_path / "run")[-1]["host_state"]["state"]["jit"] is True
     both = runs([*run, f"--run_dir={tmp_path}/run"], [*run, f"--run_dir={tmp_path}/straight"])
+    assert "sums round otherwise" not in both.err  # as many threads as before
     assert both.out.count(f"resumed at step 30 of 60 from {tmp_path}/run") == 1
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
@@ -124,12 +125,10 @@ def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, runs, tmp_pa
 def test_a_run_that_goes_on_with_other_threads_says_so(crank, monkeypatch, tmp_path):
     run = (*MLP, "--input=digits", "--jit=off", f"--run_dir={tmp_path}/run")
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-    first = crank(*run, "--train_steps=5").ok()
-    again = crank(*run, "--train_steps=6").ok()
+    crank(*run, "--train_steps=5").ok()
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
     other = crank(*run, "--train_steps=7").ok()
-    assert "sums round otherwise" not in first.err + again.err
-    said = "ckpt-6 was computed with 1 thread(s) an operation and 1 part(s) a batch, and this process has 2 thread(s)"
+    said = "ckpt-5 was computed with 1 thread(s) an operation and 1 part(s) a batch, and this process has 2 thread(s)"
     assert said in other.err
 
 

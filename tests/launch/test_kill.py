@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import random
 import re
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from tests.launch.test_exact import RUNS
 from tests.runs import assert_equal_bits, manifests, newest
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.2", "--input=digits", "--jit=off")
@@ -72,10 +74,13 @@ def assert_goes_on_to_the_same_bits(crank, run_dir) -> None:
     assert resumed_from > 0
     until = resumed_from + 9
     run = (*RUN, f"--train_steps={until}")
-    outcome = crank(*run, *KEPT, "--checkpoint_every_steps=3", f"--run_dir={run_dir}").ok()
-    assert re.search(f"resumed at step {resumed_from:,} of {until:,}", outcome.out)
     straight = run_dir.parent / "straight"
-    crank(*run, "--checkpoint_every_steps=0", "--eval_every_steps=10", f"--run_dir={straight}").ok()
+    resumed = [*run, *KEPT, "--checkpoint_every_steps=3", f"--run_dir={run_dir}"]
+    undisturbed = [*run, "--checkpoint_every_steps=0", "--eval_every_steps=10", f"--run_dir={straight}"]
+    script = run_dir.parent / "runs.py"
+    script.write_text(RUNS)
+    outcome = crank(json.dumps([resumed, undisturbed]), script=script).ok()
+    assert re.search(f"resumed at step {resumed_from:,} of {until:,}", outcome.out)
     assert_equal_bits(run_dir, straight)
     left = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert not [name for name in left if "_temp" in name or ".tmp" in name]
