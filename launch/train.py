@@ -182,8 +182,8 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         splits = datas.load(asked) if asked.input_entry and not asked.input_entry.path else None
         strategy = _start(asked, trainer_class, stack)
         get = functools.partial(datas.load, asked) if asked.input_entry else functools.partial(datas.call, data)
-        if asked.looks_on:
-            return Done(_look_on(asked, trainer_class, splits or get(), strategy))
+        if asked.is_evaluator:
+            return Done(_evaluate_checkpoints(asked, trainer_class, splits or get(), strategy))
         with strategy.watch():
             session = _create(asked, trainer_class, splits or get(), strategy)
             done = _work(session, hooks, held)
@@ -194,7 +194,7 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
 
 def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
     """Starts TensorFlow, meets the other processes if any, and returns the strategy. `run` ends with it."""
-    if asked.cluster and not asked.looks_on:
+    if asked.cluster and not asked.is_evaluator:
         tf_config.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
         if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
             logging.warning(
@@ -229,7 +229,7 @@ def _create(asked: config.Config, trainer_class, splits, strategy):
     return sessions.create(asked, trainer_class, splits, strategy)
 
 
-def _look_on(asked: config.Config, trainer_class, splits, strategy) -> int:
+def _evaluate_checkpoints(asked: config.Config, trainer_class, splits, strategy) -> int:
     from crankshaft.launch.cluster import sidecar
 
     return sidecar.watch(_create(asked, trainer_class, splits, strategy))

@@ -80,8 +80,8 @@ class Processes:
 
         Args:
           reason: why this process wants it to end, or None.
-          together: whether all processes make this very call at this step. Wishes are then heard at once; otherwise
-            they are told with the next call of the inner loop.
+          together: whether all processes make this very call at this step. Reasons are then exchanged at once;
+            otherwise they travel with the next call of the inner loop.
         """
         return Stop(reason) if reason else None
 

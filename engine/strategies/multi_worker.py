@@ -142,15 +142,15 @@ class MultiWorker(Replicated):
     def run_train_steps(self, limit: int) -> LoopResult:
         if self._train_loop is None:
             self._train_loop = self.train_loop(jit=False)
-        told = tf.constant([bool(self._stop_reason), self._pace.steps], tf.float64)
+        from_host = tf.constant([bool(self._stop_reason), self._pace.steps], tf.float64)
         self._pace.steps = self._steps
-        result = self._run(limit, told)
+        result = self._run(limit, from_host)
         if self._before is not None:
-            self._take_orders(self._before.workers.read())
+            self._follow(self._before.workers.read())
         self._before = result
         return result
 
-    def _take_orders(self, rows: list[dict[str, float]]) -> None:
+    def _follow(self, rows: list[dict[str, float]]) -> None:
         self._steps = int(rows[0]["next_steps"])  # the chief's clock paces all
         self._is_asked = any(row["stop"] for row in rows)
 
@@ -182,7 +182,7 @@ class MultiWorker(Replicated):
 def watched_on(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
     """Returns the figures of its own part in a step that each replica finds: see `StepContext`.
 
-    A host's clock does not see when a GPU's sums are there, only when they were asked for: of GPUs no times are told.
+    A host's clock does not see when a GPU's sums are there, only when they were asked for: of GPUs no times are given.
     """
     return ("gradient_norm",) if is_on_gpus(distribution) else ("reduce_seconds", "gradient_norm")
 

@@ -41,10 +41,10 @@ class Pace:
         self._calls = 0
         self._before = None  # the result of the call before, which may still be at work
 
-    def run(self, loop, step: int, limit: int, *told):
-        """Calls loop(step, at most `limit` steps, *told) and returns its result. After `limit` something is due."""
+    def run(self, loop, step: int, limit: int, *extra):
+        """Calls loop(step, at most `limit` steps, *extra) and returns its result. After `limit` something is due."""
         before = self._clock()
-        result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *told, due=step + limit)
+        result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *extra, due=step + limit)
         if self._before is not None:
             self._before.sums.read()
         self._before = result

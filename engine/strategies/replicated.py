@@ -179,10 +179,10 @@ class Replicated(Measured):
             self._train_loop = self.train_loop(bool(self._state.jit) and not self.without_jit)
         return self._run(limit)
 
-    def _run(self, limit: int, *told) -> LoopResult:
+    def _run(self, limit: int, *extra) -> LoopResult:
         if self._syncs:
             self._syncs.before_call()
-        result = self._pace.run(self._train_loop, self._state.step, limit, *told)
+        result = self._pace.run(self._train_loop, self._state.step, limit, *extra)
         self._state.step += result.steps  # as the loop has counted them on the device
         if self._syncs:
             self._syncs.after_call(self._state.step, due=result.steps == limit)

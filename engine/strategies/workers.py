@@ -16,8 +16,8 @@ from crankshaft.engine.reduction import collectives
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
-# Told by the host with the call; the rest is measured in it.
-TOLD = ("stop", "next_steps")
+# What the host gives with the call; the rest is measured in it.
+FROM_HOST = ("stop", "next_steps")
 _MEASURED = ("seconds", "input_seconds", "steps")
 
 
@@ -32,7 +32,7 @@ class WorkerRows:
     def read(self) -> list[dict[str, float]]:
         """Returns a dictionary for each worker, in their order.
 
-        It has `TOLD`; `seconds` (but on GPUs, which work behind the clock's back) and `steps` of the call;
+        It has `FROM_HOST`; `seconds` (but on GPUs, which work behind the clock's back) and `steps` of the call;
         `input_seconds`, spent waiting for data, on the host before it and in it; and, in training, what
         `engine.step.context.StepContext.figures` holds, over its steps.
         """
@@ -96,7 +96,7 @@ class WorkersLoop(InnerLoop):
     Args:
       worker, num_workers: which of how many this process is.
       arrivals: counts the steps whose data this worker has.
-      watchdog: told where each call begins and ends.
+      watchdog: learns where each call begins and ends.
       The rest is `InnerLoop`'s.
     """
 
@@ -105,29 +105,29 @@ class WorkersLoop(InnerLoop):
         self._num_workers = num_workers
         self._watchdog = watchdog
         self._patience = FIRST_CALL_FACTOR
-        self._nothing = tf.zeros([len(TOLD)], tf.float64)  # to be told
+        self._defaults = tf.zeros([len(FROM_HOST)], tf.float64)
         super().__init__(*arguments, arrivals=arrivals, **keywords)
         # On GPUs the time between two control edges is that in which work is handed out, not done.
         self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
-    def __call__(self, step: int, limit: int, *told, due: int | None = None) -> LoopResult:
+    def __call__(self, step: int, limit: int, *from_host, due: int | None = None) -> LoopResult:
         self._watchdog.beat(step, self._patience)
-        result = super().__call__(step, limit, *(told or (self._nothing,)), due=due)
+        result = super().__call__(step, limit, *(from_host or (self._defaults,)), due=due)
         self._patience = 1.0
         self._watchdog.beat(step + result.steps)
         return result
 
-    def trace(self, step: int, limit: int, *told) -> None:
-        super().trace(step, limit, *(told or (self._nothing,)))
+    def trace(self, step: int, limit: int, *from_host) -> None:
+        super().trace(step, limit, *(from_host or (self._defaults,)))
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors
         shared = [name for name in self._names if not name.startswith(OWN)]
         own = [name.removeprefix(OWN) for name in self._names if name.startswith(OWN)]
-        rows = WorkerRows([*TOLD, *self._measured, *own], rows)
+        rows = WorkerRows([*FROM_HOST, *self._measured, *own], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
-    def _loop(self, operands, first_step, start, stop, observed, told):  # type: ignore[override]
+    def _loop(self, operands, first_step, start, stop, observed, from_host):  # type: ignore[override]
         began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = tf.identity(start)
@@ -136,7 +136,7 @@ class WorkersLoop(InnerLoop):
             seconds, waited = tf.timestamp() - began, self._arrivals.untold()
         own = tf.constant([name.startswith(OWN) for name in self._names])
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(stop - start, tf.float64)}
-        row = tf.concat([told, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
+        row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
         return self._over_workers(tf.boolean_mask(sums, ~own), row)
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
@@ -144,7 +144,7 @@ class WorkersLoop(InnerLoop):
         sums.set_shape([sum(not name.startswith(OWN) for name in self._names), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
-        rows.set_shape([self._num_workers, len(TOLD) + len(self._measured) + len(self._names) - sums.shape[0]])
+        rows.set_shape([self._num_workers, len(FROM_HOST) + len(self._measured) + len(self._names) - sums.shape[0]])
         mine = tf.concat([tf.reshape(sums, [-1]), tf.reshape(rows, [-1])], 0)
 
         def replica():

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 _MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each task
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
-_ROUNDS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
+_ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
 
 
 class Kept(NamedTuple):
@@ -30,7 +30,7 @@ class Kept(NamedTuple):
     Attributes:
       keeper: ends when the task has ended and nothing is left of what the task has started.
       pid: the task's process id; it is reused only after both the keeper and the task are waited for
-        (`Guard.bury_strays`).
+        (`Guard.reap_orphans`).
     """
 
     keeper: subprocess.Popen
@@ -113,7 +113,7 @@ class Guard:
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
             while not (ended := os.waitid(os.P_PID, task, how)) and os.getppid() == supervisor:
                 signal.sigwait({signal.SIGCHLD, signal.SIGTERM})
-                _bury({task})
+                _reap({task})
             _end_children({task} if ended else ())
             if ended and ended.si_code == os.CLD_EXITED:
                 os._exit(ended.si_status)
@@ -132,9 +132,9 @@ class Guard:
         """Kills every child of this process, except earlier ones, and their children, until there is none."""
         _end_children(self._others)
 
-    def bury_strays(self, tasks: Collection[int] = ()) -> None:
+    def reap_orphans(self, tasks: Collection[int] = ()) -> None:
         """Takes the exit codes of children that came to this process when their parents died, up to one of `tasks`."""
-        _bury({*tasks, *self._others})
+        _reap({*tasks, *self._others})
 
 
 def job_of(environment: Mapping[str, str]) -> list[int]:
@@ -168,7 +168,7 @@ def _children() -> list[int]:
     return found
 
 
-def _bury(others: Collection[int]) -> None:
+def _reap(others: Collection[int]) -> None:
     """Takes the exit codes of this process's dead children, up to one of `others`."""
     with contextlib.suppress(ChildProcessError):  # there are none
         while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -182,7 +182,7 @@ def _end_children(others: Collection[int]) -> None:
 
     Nothing else waits for them, so a signalled process id can't belong to another process by now.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_ATTEMPTS):
         children = set(_children()).difference(others)
         if not children:
             return

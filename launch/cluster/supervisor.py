@@ -82,7 +82,7 @@ class Task:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
 
-    def bury(self) -> Ending:
+    def reap(self) -> Ending:
         """Takes a dead task's remaining output; returns how it ended. Kills it, and waits for its death, if need be."""
         self.kill()
         code = self._keeper.wait()
@@ -147,7 +147,7 @@ class Supervisor:
                 code = self._run()
             finally:
                 for task in self._tasks:
-                    task.bury()
+                    task.reap()
                 self._guard.sweep()
             self._finish_output()
             return code
@@ -232,8 +232,8 @@ class Supervisor:
         # mistake in what was asked.
         dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
         self._tasks = [task for task in self._tasks if task not in codes]
-        endings = [task.bury() for task in dead]
-        self._guard.bury_strays([pid for task in self._tasks for pid in task.pids])
+        endings = [task.reap() for task in dead]
+        self._guard.reap_orphans([pid for task in self._tasks for pid in task.pids])
         return endings
 
     def _replace(self, ending: Ending) -> bool:

@@ -75,9 +75,9 @@ def no_tables_on_tpus(model: str) -> UsageError:
 def _check_strategy(config: Config) -> None:
     if config.cluster:
         tf_config.check_bindable(config.cluster)
-    if config.looks_on and not config.run_dir:
+    if config.is_evaluator and not config.run_dir:
         raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
-    if config.looks_on and config.remote:
+    if config.is_evaluator and config.remote:
         raise UsageError(
             f"--run_dir={config.remote.url} is copied here as a process begins, and an evaluator looks for checkpoints "
             "that come later; use --mode=train_and_eval without one, or a folder that all tasks share"
@@ -225,8 +225,8 @@ def _check_monitor(config: Config) -> None:
 def check_without_evaluation(config: Config) -> None:
     """Raises `UsageError` for what needs evaluation data, where there is none."""
     give = "return (train, eval) from the data function, or use --validation_split=0.1"
-    if config.mode == "eval" or config.looks_on:
-        what = "an evaluator" if config.looks_on else "--mode=eval"
+    if config.mode == "eval" or config.is_evaluator:
+        what = "an evaluator" if config.is_evaluator else "--mode=eval"
         raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
     if config.mode != "train_and_eval":
         return

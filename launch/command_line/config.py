@@ -148,7 +148,7 @@ class Config:
         return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
 
     @property
-    def looks_on(self) -> bool:
+    def is_evaluator(self) -> bool:
         """Whether this process evaluates each checkpoint that others write."""
         return self.strategy == "parameter_server" and self.cluster.kind == "evaluator"
 
@@ -165,7 +165,7 @@ class Config:
     @property
     def writes_best(self) -> bool:
         """Whether this process writes the best checkpoint: where there is an evaluator, only that one does."""
-        return self.cluster is None or self.looks_on or not self.cluster.job("evaluator")
+        return self.cluster is None or self.is_evaluator or not self.cluster.job("evaluator")
 
     @property
     def why_no_jit(self) -> str | None:

@@ -103,7 +103,7 @@ class Session:
 def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Strategy:
     """Makes the strategy, before anything else touches the devices. Without a class, --model names one."""
     strategy = devices.create(
-        "one_device" if config.looks_on else config.strategy,
+        "one_device" if config.is_evaluator else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
         tpu_address=config.tpu_address,
         place=_place(config),

@@ -119,7 +119,7 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
 
 @pytest.mark.parametrize("server", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stopped_server_is_named(start, server):
-    """The first one holds the board, by which the coordinator would know who is at what."""
+    """The first one holds the counters, by which the coordinator would know who is at what."""
     flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=2000", "--step_timeout_seconds=3")
     job = start("run", *flags, local=("--workers=1", "--max_restarts=0", "--grace_seconds=2"))
     job.until(lambda: runs.newest(job.run_dir) >= 2000)

@@ -27,8 +27,8 @@ class Lease(NamedTuple):
 
     Attributes:
       number: from 1 on, over the whole run of the process.
-      slot: its place on the board while it is open.
-      steps_before, starts_before: what the board had counted for the slot when the lease was made.
+      slot: its place among the counters while it is open.
+      steps_before, starts_before: what had been counted for the slot when the lease was made.
       first, stop: the range, [first, stop).
     """
 
@@ -46,7 +46,7 @@ class Returned(NamedTuple):
     Attributes:
       sums: [rows, 2], the metrics' sums over the steps that this run of it did.
       staleness: [rows], see `staleness.bucketed`.
-      row: the worker; the first of these steps; how often the lease was begun, and its steps, as the board counts them.
+      row: the worker; the first of these steps; how often the lease was begun, and its steps, by the counters.
       seconds: that it took.
     """
 
@@ -69,10 +69,10 @@ class Pulled(NamedTuple):
 
 
 class LeasedStep(NamedTuple):
-    """What a step of `UpdateLoop` is told of itself.
+    """What a step of `UpdateLoop` is given about itself.
 
     Attributes:
-      marks: int64, what the board's counts grow by with each of the closure's steps.
+      marks: int64, what the counters grow by with each of the closure's steps.
       worker: int64 scalar.
       counts: bool scalar, whether a step of the closure comes before it, which is to be counted.
       pulls: bool scalar, whether variables are to be pulled.
@@ -84,7 +84,7 @@ class LeasedStep(NamedTuple):
     pulls: tf.Tensor
 
 
-class Board:
+class Counters:
     """What the servers know of the run beside its variables: on the first server, int64, not in checkpoints.
 
     Attributes:
@@ -169,9 +169,9 @@ class ClosureLoop(InnerLoop):
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` as a worker has it: to be looked at, not run."""
         step = tf.constant(step, tf.int64)
-        return self._traced(self._feed.operand_specs, step, step, *self._told())[0]
+        return self._traced(self._feed.operand_specs, step, step, *self._more_operands())[0]
 
-    def _told(self) -> tuple:
+    def _more_operands(self) -> tuple:
         """Specs of what a step is given besides its batch, its number and whether it is observed."""
         return (_specs(Pulled(self._pull.packs(), [])),)
 
@@ -218,36 +218,36 @@ class ClosureLoop(InnerLoop):
 
 
 class UpdateLoop(ClosureLoop):
-    """Runs a lease's steps, which are updates, and counts each on the board.
+    """Runs a lease's steps, which are updates, and counts each among the counters.
 
-    A closure that is run again goes on where the board says that the one before it stopped.
+    A closure that is run again goes on where the counters say that the one before it stopped.
 
     A step ends by pulling what the next one computes with: the answer to its push, where a pull at the next one's
     start would have to be asked for. Only a worker that waits for others pulls when it has waited.
 
     Args:
-      board: where steps are counted.
+      counters: where steps are counted.
       max_staleness_steps: a worker that is more updates than this ahead of the slowest waits (Ho et al. 2013, More
         effective distributed ML via a stale synchronous parallel parameter server); None lets it run.
       pull_every_steps: steps for which a worker computes with what it pulled, at the longest.
       The rest is `ClosureLoop`'s.
     """
 
-    def __init__(self, strategy, step, feed, pull, board: Board, max_staleness_steps=None, pull_every_steps: int = 1):
+    def __init__(self, strategy, step, feed, pull, counters, max_staleness_steps=None, pull_every_steps: int = 1):
         super().__init__(strategy, step, feed, pull)
-        self._board = board
+        self._counters = counters
         self._max_staleness_steps = max_staleness_steps
         self._waits = max_staleness_steps is not None
         self._pull_every_steps = pull_every_steps
 
     def _run_lease(self, operands, lease: Lease, worker):
-        board = self._board
+        counters = self._counters
         counts = self._begin(worker, lease)
-        done_before = counts[board.steps_at(lease.slot)] - lease.steps_before
-        starts = counts[board.starts_at(lease.slot)] - lease.starts_before
+        done_before = counts[counters.steps_at(lease.slot)] - lease.steps_before
+        starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
         first = lease.first + done_before
         pulled = _here(self._pulled())
-        marks = board.ones_at(0, board.steps_at(lease.slot), board.clock_at(worker))
+        marks = counters.ones_at(0, counters.steps_at(lease.slot), counters.clock_at(worker))
         context = LeasedStep(marks, worker, tf.constant(False), tf.constant(True))
         specs = self._feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, _specs(pulled), _specs(context))
@@ -266,21 +266,21 @@ class UpdateLoop(ClosureLoop):
 
         start = (first, zeros, tf.zeros([staleness.ROWS], tf.int64), pulled, counts)
         last, sums, seen, _, pulled_at = self._run_steps(operands, lease.stop, body, start)
-        counts = board.add(marks * tf.cast(last > first, tf.int64))
+        counts = counters.add(marks * tf.cast(last > first, tf.int64))
         seen += self._staleness_if(last > first, worker, counts, pulled_at)
         with tf.control_dependencies([counts]):
-            board.release(worker)
+            counters.release(worker)
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
         return Returned(tf.add_n(sums), seen, row)
 
-    def _told(self) -> tuple:
-        marks, one = self._board.ones_at(0), tf.constant(True)
+    def _more_operands(self) -> tuple:
+        marks, one = self._counters.ones_at(0), tf.constant(True)
         return _specs(self._pulled()), _specs(LeasedStep(marks, marks[0], one, one))
 
     def _staleness_if(self, done, worker, counts, pulled_at):
         """Counts the staleness of the step before this one, if it is `done`: one more in its bucket."""
         since = counts - pulled_at
-        return tf.cast(done, tf.int64) * staleness.bucketed(since[0] - since[self._board.clock_at(worker)])
+        return tf.cast(done, tf.int64) * staleness.bucketed(since[0] - since[self._counters.clock_at(worker)])
 
     def _pull_is_due(self, place):
         """Returns whether the step of this place in the closure pulls: for itself, or for the next one."""
@@ -289,14 +289,14 @@ class UpdateLoop(ClosureLoop):
     def _replicated_step(self, batch, step, observed, pulled, context: LeasedStep):
         """Runs one step.
 
-        Returns (a step's metrics, what the next one computes with, the board's counts with the one before, and when it
+        Returns (a step's metrics, what the next one computes with, the counters with the one before, and when it
         had waited).
 
         The one before is counted only now, when it is applied on all servers: what is in doubt is done again, never
-        left out. And as this one begins, so that the way to the board and back takes no time of its own.
+        left out. And as this one begins, so that the way to the counters and back takes no time of its own.
         """
         with tf.name_scope(COUNT_SCOPE):
-            counted = begun = self._board.add(context.marks * tf.cast(context.counts, tf.int64))
+            counted = begun = self._counters.add(context.marks * tf.cast(context.counts, tf.int64))
         if self._waits:
             begun = self._wait_for_slower(context.worker, counted)
             with tf.control_dependencies([begun]):
@@ -316,33 +316,33 @@ class UpdateLoop(ClosureLoop):
         return outputs[0]
 
     def _begin(self, worker, lease: Lease) -> tf.Tensor:
-        """Notes that this worker has the lease; returns the board's counts."""
-        board = self._board
+        """Notes that this worker has the lease; returns the counters' values."""
+        counters = self._counters
         if self._waits:
             # One that was dead does not make the others wait until it has caught up.
-            before = board.read_holding()
-            behind = tf.maximum(-_slack(board, before, worker), 0)
-            board.add(board.ones_at(board.clock_at(worker)) * tf.where(before[worker] == DEAD, behind, 0))
-        with tf.control_dependencies(board.take(worker, lease)):
-            return board.add(board.ones_at(board.starts_at(lease.slot)))
+            before = counters.read_holding()
+            behind = tf.maximum(-_slack(counters, before, worker), 0)
+            counters.add(counters.ones_at(counters.clock_at(worker)) * tf.where(before[worker] == DEAD, behind, 0))
+        with tf.control_dependencies(counters.take(worker, lease)):
+            return counters.add(counters.ones_at(counters.starts_at(lease.slot)))
 
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
-        """Waits until this worker may go on; returns the board's counts then.
+        """Waits until this worker may go on; returns the counters' values then.
 
-        It looks at the board again after an eighth of the time that it has waited: it waits no more than that for
+        It looks at the counters again after an eighth of the time that it has waited: it waits no more than that for
         nothing, and the first server, which answers all workers, is asked the more seldom the longer it takes.
         """
-        board = self._board
+        counters = self._counters
         with tf.control_dependencies([seen]):
-            first = (seen, board.read_holding(), tf.zeros([], tf.int64))
+            first = (seen, counters.read_holding(), tf.zeros([], tf.int64))
 
         def look_again(_, __, waited):
             pause = tf.clip_by_value(waited // 8, *_PAUSES)
             with tf.control_dependencies([sleep(pause)]):
-                return board.read(), board.read_holding(), waited + pause
+                return counters.read(), counters.read_holding(), waited + pause
 
         return tf.while_loop(
-            lambda counts, holding, _: board.updates_ahead(counts, holding, worker) > self._max_staleness_steps,
+            lambda counts, holding, _: counters.updates_ahead(counts, holding, worker) > self._max_staleness_steps,
             look_again,
             first,
             parallel_iterations=1,
@@ -362,10 +362,10 @@ def _specs(tensors):
     return tf.nest.map_structure(tf.TensorSpec.from_tensor, tensors)
 
 
-def _slack(board: Board, holding: tf.Tensor, worker) -> tf.Tensor:
+def _slack(counters: Counters, holding: tf.Tensor, worker) -> tf.Tensor:
     """Returns a worker's updates, less those of the slowest other that is at work; 0 if none is."""
-    counts = board.read()
-    clocks = counts[board.clock_at(0) :]
-    others = tf.logical_and(holding > 0, tf.range(board.workers, dtype=tf.int64) != worker)
+    counts = counters.read()
+    clocks = counts[counters.clock_at(0) :]
+    others = tf.logical_and(holding > 0, tf.range(counters.workers, dtype=tf.int64) != worker)
     slowest = tf.reduce_min(tf.where(others, clocks, clocks.dtype.max))
     return tf.where(tf.reduce_any(others), clocks[worker] - slowest, 0)

@@ -27,7 +27,14 @@ from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.tensorflow import ends_executor
 from crankshaft.engine.strategies.parameter_server import sources
-from crankshaft.engine.strategies.parameter_server.closures import DEAD, Board, ClosureLoop, Lease, Returned, UpdateLoop
+from crankshaft.engine.strategies.parameter_server.closures import (
+    DEAD,
+    ClosureLoop,
+    Counters,
+    Lease,
+    Returned,
+    UpdateLoop,
+)
 
 _PROBE_SECONDS = 0.5
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
@@ -104,10 +111,10 @@ class Closures:
         self._timeout_seconds = timeout_seconds
         self._describe = describe
         slots = max_inflight_per_worker * len(cluster.workers)
-        self.board = Board(slots, len(cluster.workers))
+        self.counters = Counters(slots, len(cluster.workers))
         self.ledger = Ledger()
         self._slots = list(range(slots))
-        self._steps = [0] * slots  # of each slot, what the board has counted when nothing is open in it
+        self._steps = [0] * slots  # of each slot, what has been counted when nothing is open in it
         self._starts = [0] * slots
         self._open: dict[int, tuple[ClosureLoop, object, Lease]] = {}
         self._traced: set[ClosureLoop] = set()
@@ -116,7 +123,7 @@ class Closures:
         self._begun: dict[int, tuple[int, int]] = {}  # steps of a lease, and how often it was begun when they were new
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()
         self._numbers = 0
-        self._moved = (0, time.monotonic())  # updates on the board, and since when there are so many
+        self._moved = (0, time.monotonic())  # updates in all, and since when there are so many
 
     @property
     def num_open(self) -> int:
@@ -141,9 +148,9 @@ class Closures:
         with tf.device("CPU:0"):
             # An array would be copied to the worker by Python's conversion, which holds Python's lock: if the worker
             # does not answer, all of this process stands still.
-            told = tf.constant(lease, tf.int64)
+            given = tf.constant(lease, tf.int64)
         try:
-            remote = self._coordinator.schedule(loop.function, args=(operands, told))
+            remote = self._coordinator.schedule(loop.function, args=(operands, given))
         except Exception as error:
             if loop not in self._traced:
                 raise
@@ -227,7 +234,7 @@ class Closures:
             self._failures[lease.number] = self._failures.get(lease.number, 0) + 1
             if self._failures[lease.number] > self._max_retries:
                 raise ClosureError(self._explain_failure(lease, error)) from error
-        self.board.let_go()  # whoever failed has not said that it is done, and nobody is to wait for it
+        self.counters.let_go()  # whoever failed has not said that it is done, and nobody is to wait for it
         for lease, _ in failed:
             loop, operands, _ = self._open[lease.number]
             self._schedule(loop, operands, lease)
@@ -239,8 +246,8 @@ class Closures:
         if lost:
             raise LostPeerError(self._lost_servers(lost))
         for worker in gone:
-            self.board.holding.scatter_update(tf.IndexedSlices(tf.constant(DEAD, tf.int64), worker))
-        counts = self.board.counts.numpy()
+            self.counters.holding.scatter_update(tf.IndexedSlices(tf.constant(DEAD, tf.int64), worker))
+        counts = self.counters.counts.numpy()
         self._check_hidden_retries(counts)
         updates = int(counts[0])
         now = time.monotonic()
@@ -259,7 +266,7 @@ class Closures:
         TensorFlow does so where it takes an error for the consequence of another.
         """
         for _, _, lease in self._open.values():
-            steps, starts = counts[self.board.steps_at(lease.slot)], counts[self.board.starts_at(lease.slot)]
+            steps, starts = counts[self.counters.steps_at(lease.slot)], counts[self.counters.starts_at(lease.slot)]
             before = self._begun.get(lease.number)
             if before is None or before[0] != steps:
                 self._begun[lease.number] = (steps, starts)
@@ -270,7 +277,7 @@ class Closures:
     def _explain_stuck(self, gone: list[int]) -> str:
         if quiet := answers.silent("ps", range(len(self._cluster.servers))):
             return answers.explain(quiet, self._cluster.servers, self._timeout_seconds)
-        at = {number: worker for worker, number in enumerate(self.board.holding.numpy().tolist()) if number > 0}
+        at = {number: worker for worker, number in enumerate(self.counters.holding.numpy().tolist()) if number > 0}
         parts = [f"{self._named(worker)} is not there" for worker in gone]
         held = {
             at[number]: lease for number, (_, _, lease) in self._open.items() if number in at and at[number] not in gone
@@ -289,10 +296,10 @@ class Closures:
         return f"worker {worker} ({self._cluster.workers[worker]})"
 
     def _explain_failure(self, lease: Lease, error: Exception | None) -> str:
-        board, step, where = self.board, -1, "a worker"
+        counters, step, where = self.counters, -1, "a worker"
         if isinstance(self._open[lease.number][0], UpdateLoop):
-            step = lease.first + int(board.counts.numpy()[board.steps_at(lease.slot)]) - lease.steps_before
-            where = f"worker {board.takers.numpy()[lease.slot]}"
+            step = lease.first + int(counters.counts.numpy()[counters.steps_at(lease.slot)]) - lease.steps_before
+            where = f"worker {counters.takers.numpy()[lease.slot]}"
         times = self._failures[lease.number]
         what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (

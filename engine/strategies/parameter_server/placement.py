@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 class Placement:
     """Places each variable that is made within `creator_scope` on the server that holds the fewest bytes.
 
-    The biggest first, where a rehearsal has told what is to come (see `biggest_first`); else in the order in which they
+    The biggest first, where a rehearsal has shown what comes (see `biggest_first`); else in the order in which they
     are made. Slots live with their variable, and weigh. An explicit `tf.device("/job:ps/task:0")` is honoured, and so
     are `rules`, the first that fits.
 

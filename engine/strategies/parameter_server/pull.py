@@ -41,7 +41,7 @@ class Pull:
     ):
         self._wire_dtype = wire_dtype
         self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
-        self._aboard: dict[tuple[str, tf.DType], list[Optimizer]] = {}
+        self._progressing: dict[tuple[str, tf.DType], list[Optimizer]] = {}
         for each in variables:
             variable = tf_variable(each)
             if server := server_of(variable):
@@ -50,13 +50,13 @@ class Pull:
         for optimizer in optimizers if together else ():
             group = server_of(optimizer.iterations), tf.float32
             self._groups.setdefault(group, [])
-            self._aboard.setdefault(group, []).append(optimizer)
+            self._progressing.setdefault(group, []).append(optimizer)
         self._layouts = {group: self._layout(group, pack_bytes) for group in self._groups}
 
     def _layout(self, group: tuple[str, tf.DType], pack_bytes: int) -> Any:
         shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
         if group[1] == tf.float32:
-            return wire.Layout([PROGRESS] * len(self._aboard.get(group, ())), shapes, self._wire_dtype, pack_bytes)
+            return wire.Layout([PROGRESS] * len(self._progressing.get(group, ())), shapes, self._wire_dtype, pack_bytes)
         return wire.Packs(shapes, [1] * len(shapes), group[1], pack_bytes)
 
     def progress(self) -> list[tf.Tensor]:
@@ -71,7 +71,7 @@ class Pull:
             with tf.device(server):
                 reads = [tf.raw_ops.ReadVariableOp(resource=tf_variable(v).handle, dtype=dtype) for v in variables]
                 if dtype == tf.float32:
-                    progress = [tf.bitcast(each.read_progress(), dtype) for each in self._aboard.get(group, ())]
+                    progress = [tf.bitcast(each.read_progress(), dtype) for each in self._progressing.get(group, ())]
                     packs += self._layouts[group].pack(progress, reads)
                 else:
                     packs += self._layouts[group].join([tf.reshape(read, [-1]) for read in reads])
@@ -86,9 +86,9 @@ class Pull:
             layout = self._layouts[group]
             here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
             if group[1] == tf.float32:
-                told, parts = layout.unpack(here)
-                aboard = zip(self._aboard.get(group, ()), told, strict=True)
-                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in aboard}
+                progress_lanes, parts = layout.unpack(here)
+                lanes_of = zip(self._progressing.get(group, ()), progress_lanes, strict=True)
+                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in lanes_of}
             else:
                 parts = [tf.reshape(part, v.shape) for part, v in zip(layout.split(here), variables, strict=True)]
             pairs += zip(variables, parts, strict=True)

@@ -256,8 +256,8 @@ class ParameterServer(Measured):
         def train_step(batch, step, observed, pulled):
             return runner.train_step(batch, step, observed, values=pull.values(*pulled), wire_dtype=dtype)[0]
 
-        board, staleness = self._closures.board, self.options.max_staleness_steps
-        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, board, staleness, every)
+        counters, staleness = self._closures.counters, self.options.max_staleness_steps
+        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, staleness, every)
 
     def loop(self, step, jit: bool = False) -> ClosureLoop:
         """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics.

@@ -6,14 +6,14 @@ import types
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.strategies.parameter_server.closures import Board, Lease, Returned, UpdateLoop
+from crankshaft.engine.strategies.parameter_server.closures import Counters, Lease, Returned, UpdateLoop
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster, Done
 from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 
 LOOKS = 48
 
 
-class SlowBoard(Board):
+class SlowCounters(Counters):
     """Of two workers, here: the second is at its first update until the first has looked at it so many times."""
 
     def __init__(self):
@@ -30,15 +30,15 @@ class SlowBoard(Board):
 
 def test_a_worker_that_waits_asks_the_first_server_ever_more_seldom():
     """48 looks are a quarter of a second at least, of sleep: eight of a millisecond, then each an eighth later."""
-    board = SlowBoard()
-    loop = types.SimpleNamespace(_board=board, _max_staleness_steps=4)
+    counters = SlowCounters()
+    loop = types.SimpleNamespace(_counters=counters, _max_staleness_steps=4)
     seen = tf.constant([0, 0, 0, 0, 0, 10, 1], tf.int64)
     wait = tf.function(lambda: UpdateLoop._wait_for_slower(loop, tf.constant(0, tf.int64), seen), autograph=False)
     wait = wait.get_concrete_function()
     began = time.monotonic()
     counts = wait()
     waited = time.monotonic() - began
-    assert board.looks.numpy() == LOOKS
+    assert counters.looks.numpy() == LOOKS
     assert counts.numpy().tolist() == [0, 0, 0, 0, 0, 10, 10]
     assert waited > 0.25
 

@@ -15,7 +15,7 @@ from tensorflow.python.eager import context, executor
 from crankshaft.engine.checkpoints import CheckpointError
 from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.strategies.parameter_server import coordinator
-from crankshaft.engine.strategies.parameter_server.closures import Board, Returned
+from crankshaft.engine.strategies.parameter_server.closures import Counters, Returned
 from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster
 from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 
@@ -26,7 +26,7 @@ class Loop:
     function = None
 
 
-class BoardHere(Board):
+class CountersHere(Counters):
     """On this process's device: there is no server."""
 
     def __init__(self, slots: int, workers: int):
@@ -39,7 +39,7 @@ class BoardHere(Board):
 @pytest.fixture
 def closures(monkeypatch):
     """`Closures` of one worker and one server, which are ports here, and the events after which each one is back."""
-    monkeypatch.setattr(coordinator, "Board", BoardHere)
+    monkeypatch.setattr(coordinator, "Counters", CountersHere)
     with contextlib.ExitStack() as stack:
         tasks = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(3)]
         chief, worker, server = (f"localhost:{each.getsockname()[1]}" for each in tasks)
