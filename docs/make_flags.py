@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from crankshaft.launch import local
+from crankshaft.launch import local, prepare
 from crankshaft.launch.benchmark import standard
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import GROUPS, HELP
@@ -49,12 +49,13 @@ def text() -> str:
     parts.append(f"## Models\n\n`--model=NAME`, with `--model_arg=ARGUMENT=VALUE`:\n\n{_entries(registry.models())}")
     parts.append(f"## Inputs\n\n`--input=NAME`, with `--input_arg=ARGUMENT=VALUE`:\n\n{_entries(registry.inputs())}")
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.FLAGS)}")
+    parts.append(f"## crankshaft prepare\n\n{_command(prepare.FLAGS)}")
     parts.append(f"## crankshaft benchmark\n\n{_command(standard.FLAGS)}")
     return "\n".join(parts)
 
 
 def _command(values: flags.FlagValues) -> str:
-    return _table([_row(values[name], values[name].help) for name in values])
+    return _table([_row(values[name], help.about(values[name])) for name in values])
 
 
 def _row(flag: flags.Flag, about: str) -> list[str]:

@@ -33,7 +33,7 @@ def load(
     data_dir: str | None,
     seed: int,
     *,
-    eval_data_dir: str | None = None,
+    eval_data_dir: str = "",
     label: str = "",
     weight: str = "",
     features: tuple = (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from crankshaft.input import features, record_index, storage
@@ -14,7 +14,7 @@ _EVALUATION = ("eval", "validation", "val", "test")  # folders beside "train"
 
 
 def find_splits(
-    data_dir: str | None, eval_data_dir: str | None, patterns: tuple[str, ...], expected: str
+    data_dir: str | None, eval_data_dir: str, patterns: tuple[str, ...], expected: str
 ) -> tuple[list[str], list[str] | None]:
     """Returns the files to train on and those to evaluate on, None if none: of a folder with train and eval, of both.
 
@@ -30,7 +30,7 @@ def find_splits(
     if data_dir and storage.is_folder(os.path.join(data_dir, "train")):
         if not eval_data_dir:
             folders = (os.path.join(data_dir, name) for name in _EVALUATION)
-            eval_data_dir = next((folder for folder in folders if storage.is_folder(folder)), None)
+            eval_data_dir = next((folder for folder in folders if storage.is_folder(folder)), "")
         data_dir = os.path.join(data_dir, "train")
     train = _shards(data_dir, patterns, expected, "data_dir")
     return train, _shards(eval_data_dir, patterns, expected, "eval_data_dir") if eval_data_dir else None
@@ -45,6 +45,7 @@ def _shards(where: str | None, patterns: tuple[str, ...], expected: str, flag: s
                 raise
             continue
         if shards := [path for path in found if record_index.is_shard(path)]:
+            _check_noted(shards, storage.is_folder(where or ""))
             return shards
     raise InputError(f"--{flag}={where}: expected {expected}, found their indices alone")
 
@@ -71,46 +72,35 @@ def open_splits(
 
     splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
     about = found["all"].about
-    for split, paths in zip(splits, (train, evaluation), strict=True):
-        if split is not None:
-            check_against(about, paths, len(split))
     return Splits(
         splits[0], splits[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
     )
 
 
-def check_against(about: Mapping[str, Any], paths: list[str], examples: int) -> None:
-    """Checks shards of `crankshaft prepare` against what it has noted. Others are not checked.
+def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
+    """Checks shards of `crankshaft prepare` against what features.json has noted of them; others are not checked.
 
     Args:
-      about: what a features.json holds.
-      paths: the shards found; a folder's or all those of a list.
-      examples: how many records they have.
+      paths: the shards.
+      is_whole_folder: whether all that were written have to be there; else the user has named some.
 
     Raises:
-      InputError: one is missing, or has another size, or there are more or fewer records.
+      InputError: one is missing, or has another size.
     """
-    for split, noted in (about.get("splits") or {}).items():
+    _, content = features.read_json(paths)
+    here = {os.path.basename(path): path for path in paths}
+    for split, noted in ((content or {}).get("splits") or {}).items():
         by_name = {os.path.basename(shard["file"]): shard for shard in noted["shards"]}
-        here = {os.path.basename(path): path for path in paths}
         if not by_name.keys() & here.keys():
             continue
-        folder = os.path.dirname(paths[0])
-        for name, shard in by_name.items():
-            if name not in here:
-                if not os.path.exists(os.path.join(folder, name)):
-                    raise InputError(
-                        f"{os.path.join(folder, name)} is missing, one of the {len(by_name)} shards of {split} that "
-                        "features.json names; restore it, or run crankshaft prepare again"
-                    )
-                continue  # the user has named others of them
-            if (size := storage.size_of(here[name])) != shard["bytes"]:
-                raise InputError(
-                    f"{here[name]} has {size:,} bytes, and features.json says {shard['bytes']:,}; restore it, or run "
-                    "crankshaft prepare again"
-                )
-        expected = sum(shard["examples"] for name, shard in by_name.items() if name in here)
-        if here.keys() <= by_name.keys() and examples != expected:
+        if is_whole_folder and (missing := [name for name in by_name if name not in here]):
             raise InputError(
-                f"{folder} has {examples:,} records, and features.json says {expected:,}; run crankshaft prepare again"
+                f"{os.path.join(os.path.dirname(paths[0]), missing[0])} is missing, one of the {len(by_name)} shards "
+                f"of {split} that {features.NAME} names; restore it, or run crankshaft prepare again"
             )
+        for name in by_name.keys() & here.keys():
+            if (size := storage.size_of(here[name])) != by_name[name]["bytes"]:
+                raise InputError(
+                    f"{here[name]} has {size:,} bytes, and {features.NAME} says {by_name[name]['bytes']:,}; restore "
+                    "it, or run crankshaft prepare again"
+                )

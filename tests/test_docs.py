@@ -12,14 +12,20 @@ import re
 
 import pytest
 
-from crankshaft.launch import local
+from crankshaft.launch import local, prepare
 from crankshaft.launch.benchmark import standard
 from crankshaft.launch.command_line.flags import GROUPS
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 OF_TRAIN = {name for names in GROUPS.values() for name in names} | {"flagfile", "help", "helpshort"}
-OF_COMMAND = {"train": OF_TRAIN, "local": set(local.FLAGS), "benchmark": set(standard.FLAGS), "report": set()}
+OF_COMMAND = {
+    "train": OF_TRAIN,
+    "local": set(local.FLAGS),
+    "prepare": set(prepare.FLAGS),
+    "benchmark": set(standard.FLAGS),
+    "report": set(),
+}
 # Of the scripts that compare.
 OF_SCRIPTS = {
     name

@@ -77,5 +77,5 @@ def test_a_wrong_command_is_one_line(tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: crankshaft trian is no command of train, local, benchmark, report; did you mean train?\n"
+        "error: crankshaft trian is no command of train, local, prepare, benchmark, report; did you mean train?\n"
     )

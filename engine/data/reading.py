@@ -244,23 +244,30 @@ def unmasked(reader: ArraysReader | SourceReader) -> Iterator[None]:
 
 def whole(source: Source) -> Any:
     """Reads all examples into memory: nest of arrays [examples, ...]."""
+    arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
+    first = 0
+    for piece in in_pieces(source, 0, len(source)):
+        parts = tf.nest.flatten(piece)
+        for target, part in zip(tf.nest.flatten(arrays), parts, strict=True):
+            target[first : first + len(part)] = part
+        first += len(parts[0])
+    return arrays
+
+
+def in_pieces(source: Source, first: int, stop: int) -> Iterator[Any]:
+    """Yields the examples from one index to another, in order, some thousands at a time: nests of arrays [n, ...]."""
     an_example = sum(spec.nbytes for spec in tf.nest.flatten(source.element_spec))
     at_once = max(1, min(len(source), _WHOLE_BYTES // max(1, an_example)))
-    order = Order(len(source), at_once, 1)
-    reader = SourceReader(source, order)
+    reader = SourceReader(source, Order(len(source), at_once, 1))
 
     @tf.function(autograph=False)
     def piece(indices):
         return reader.read(indices[tf.newaxis], tf.zeros([], tf.int64))
 
-    arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
-    for first in range(0, len(source), at_once):
-        stop = min(first + at_once, len(source))
+    for start in range(first, stop, at_once):
         with unmasked(reader):
-            found = piece(tf.range(first, stop, dtype=tf.int64))
-        for target, part in zip(tf.nest.flatten(arrays), tf.nest.flatten(found), strict=True):
-            target[first:stop] = part.numpy()[0]
-    return arrays
+            found = piece(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
+        yield tf.nest.map_structure(lambda part: part.numpy()[0], found)
 
 
 def _size(part) -> int:

@@ -72,6 +72,11 @@ def _usage(flag) -> str:
     return f"{flag.name}={'|'.join(values) if values else '...'}"
 
 
+def about(flag: flags.Flag) -> str:
+    """Returns what a flag is for, without what absl adds to it: the choices, that it may be repeated."""
+    return re.sub(r"^<[^>]*>: |;\s+repeat this option.*", "", flag.help, flags=re.DOTALL)
+
+
 def described(usage: str, about: str) -> str:
     """Formats a flag and its description as --help shows it."""
     width = min(110, shutil.get_terminal_size().columns)

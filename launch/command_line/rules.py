@@ -173,14 +173,16 @@ def files(name, default, help, *, flag_values=flags.FLAGS) -> None:
     _define(Files(), name, default, help, flag_values)
 
 
-def text(name, default, help, *, wants: str, rule: Rule | None = None, may_be_empty: bool = False) -> None:
+def text(
+    name, default, help, *, wants: str, rule: Rule | None = None, may_be_empty: bool = False, flag_values=flags.FLAGS
+) -> None:
     """Defines a flag of text; see `Text`."""
-    _define(Text(wants, rule, may_be_empty), name, default, help, flags.FLAGS)
+    _define(Text(wants, rule, may_be_empty), name, default, help, flag_values)
 
 
-def repeated(name, default, help, *, wants: str, rule: Rule) -> None:
+def repeated(name, default, help, *, wants: str, rule: Rule, flag_values=flags.FLAGS) -> None:
     """Defines a flag of text that may be given several times; see `Text`."""
-    flags.DEFINE_multi(Text(wants, rule, False), flags.ArgumentSerializer(), name, default, help)
+    flags.DEFINE_multi(Text(wants, rule, False), flags.ArgumentSerializer(), name, default, help, flag_values)
 
 
 def names(name, default, help, *, known: Collection[str], flag_values=flags.FLAGS) -> None:

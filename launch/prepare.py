@@ -1,0 +1,119 @@
+"""Write any input's examples into shards that are read by their indices.
+
+For example:
+
+  crankshaft prepare --input=digits --output_dir=shards/digits
+  crankshaft prepare --input=csv --data_dir=logs/*.csv --output_dir=shards/logs --shards=64 --format=array_record
+  crankshaft train --model=mlp --input=tfrecord --data_dir=shards/digits
+
+Examples keep their order, types and values, so a run on the shards trains as one on the input itself does. A call that
+was interrupted is taken up again by the same call: shards that are whole are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from crankshaft.engine.data.source import SourceError
+from crankshaft.engine.machine import cpus
+from crankshaft.input.splits import InputError
+from crankshaft.launch import errors
+from crankshaft.launch.command_line import given, help, own_files, registry, rules
+from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.host import process
+from crankshaft.launch.run.shard_pool import Asked
+
+FLAGS = flags.FlagValues()  # apart from crankshaft train's
+
+
+def _define_flags() -> None:
+    own: dict[str, Any] = {"flag_values": FLAGS}
+    module: dict[str, Any] = {**rules.MODULE, **own}
+    argument: dict[str, Any] = {**rules.ARGUMENT, **own}
+    rules.text("input", None, "What is written: an input, or a .py file with a function load.", **module)
+    rules.repeated("input_arg", [], "NAME=VALUE for the input. Repeatable.", **argument)
+    rules.files("data_dir", None, "Where the input's files are, as crankshaft train takes it.", **own)
+    rules.files("eval_data_dir", None, "Where those to evaluate on are, likewise.", **own)
+    rules.whole("seed", 0, "The seed that the input is given, as crankshaft train gives it.", lower=0, **own)
+    rules.path("output_dir", None, "Where the shards are written: in its folders train and eval.", **own)
+    rules.whole("shards", 16, "Of the training data; those to evaluate on have as many examples each.", lower=1, **own)
+    flags.DEFINE_enum("format", "tfrecord", ["tfrecord", "array_record"], "Of the shards.", flag_values=FLAGS)
+    rules.whole("processes", None, "Processes that write shards; one a core if not given.", lower=1, upper=1000, **own)
+
+
+_define_flags()
+
+
+def main(argv: list[str]) -> None:
+    """Writes what the command line asks for, and exits the process."""
+    process.open_closed_streams()
+    try:
+        _parse(argv)
+        code = _run()
+    except (UsageError, InputError, SourceError) as error:
+        code = errors.fail(errors.EXIT_USAGE, str(error))
+    except OSError as error:
+        at = f"{error.filename}: " if error.filename else ""
+        line = f"{at}{error.strerror or error}; what is whole is kept, the same call goes on"
+        code = errors.fail(errors.EXIT_FAILED, line)
+    except KeyboardInterrupt:
+        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what is whole is kept, the same call goes on")
+    sys.exit(code)
+
+
+def _parse(argv: list[str]) -> None:
+    if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
+        help.show(_help())
+    try:
+        rest = FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(
+            f"--{error.flagname} is unknown; {nearest(error.flagname, list(FLAGS), 'see --help')}"
+        ) from None
+    except flags.Error as error:
+        raise rules.explain(error, FLAGS) from None
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
+    if not FLAGS.output_dir:
+        raise UsageError("--output_dir is not given; name a folder for the shards")
+
+
+def _run() -> int:
+    entry = registry.find("input", FLAGS.input, registry.inputs())
+    arguments: Mapping[str, Any] = registry.parse_arguments("input_arg", FLAGS.input_arg, entry)
+    if FLAGS.eval_data_dir and not entry.reads_eval_data:
+        raise UsageError(f"--eval_data_dir is not read by --input={entry.name}; leave it out")
+    process.prepare(tunes_allocator=False)
+    with process.without_start_up_noise(quiet=False):
+        from crankshaft.launch.run import shards
+
+    asked = Asked(
+        input=own_files.absolute(FLAGS.input),
+        arguments={**arguments, **({"eval_data_dir": FLAGS.eval_data_dir or ""} if entry.reads_eval_data else {})},
+        data_dir=FLAGS.data_dir,
+        seed=FLAGS.seed,
+        output_dir=os.path.abspath(FLAGS.output_dir),
+        shards=FLAGS.shards,
+        format=FLAGS.format,
+    )
+    most = FLAGS.processes or max(1, int(cpus.usable_cores()))
+    written = shards.prepare(asked, most, lambda line: print(f"[prepare] {line}", flush=True))
+    words = " ".join(given.words({"input": FLAGS.format, "data_dir": FLAGS.output_dir}))
+    print(f"[prepare] {written}; train on it by crankshaft train {words}", flush=True)
+    return 0
+
+
+def _help() -> str:
+    parts = [__doc__.strip(), "", "usage: crankshaft prepare --input=... --output_dir=... [flags]", ""]
+    for name in FLAGS:
+        flag = FLAGS[name]
+        default = "" if flag.default in (None, []) else f" [{flag.default}]"
+        values = getattr(flag.parser, "enum_values", None)
+        usage = f"--{name}={'|'.join(values) if values else '...'}"
+        parts.append(help.described(usage, f"{help.about(flag)}{default}"))
+    return "\n".join(parts)

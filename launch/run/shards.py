@@ -1,0 +1,285 @@
+"""Writes an input's examples into shards, by several processes, so that a call that was ended is taken up again.
+
+A shard exists when it is whole: it is written under another name and renamed. `prepare.jsonl` in the folder has what
+is asked for in its first line, and then a line for each shard that is done; at the end it becomes features.json, by
+which `input.tfrecord` and `input.array_record` read. Host code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from crankshaft.engine.data import reading
+from crankshaft.engine.data.source import Source
+from crankshaft.engine.data.split import num_examples, spec_of
+from crankshaft.engine.data.streamed import is_stream
+from crankshaft.input import features, shard_writing
+from crankshaft.input.features import Features
+from crankshaft.launch.command_line import own_files
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host import files, lock_file
+from crankshaft.launch.run import data, fingerprints, shard_pool, splits
+from crankshaft.launch.run.shard_pool import Asked, Shard
+
+_JOURNAL = "prepare.jsonl"
+_PIECE = 4096  # examples of arrays that are written at once
+_SAID_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """An input that can be written: `by_name` has arrays or a Source for each split."""
+
+    by_name: dict[str, Any]  # split -> arrays or a Source
+    features: Features
+
+
+def prepare(asked: Asked, processes: int, say: Callable[[str], None]) -> str:
+    """Writes the shards that are not there yet, and features.json. Returns what there is then, one line.
+
+    Args:
+      asked: what and where.
+      processes: that write, at most; more than one are started anew.
+      say: is given a line now and then.
+
+    Raises:
+      UsageError: this input can't be written, or the folder has something else in it.
+      SourceError: an example can't be read.
+      OSError: a file can't be written.
+    """
+    loaded = load(asked)
+    planned = _planned(asked, loaded)
+    plan = _plan(asked, loaded)
+    os.makedirs(asked.output_dir, exist_ok=True)
+    with _journal(asked.output_dir, plan) as (done, note):
+        kept = _still_whole(asked.output_dir, [shard for shard in planned if shard.file in done], done)
+        left = [shard for shard in planned if shard.file not in kept]
+        if done:
+            say(f"{len(kept)} of {len(planned)} shards are there and whole")
+        for split in loaded.by_name:
+            os.makedirs(os.path.join(asked.output_dir, split), exist_ok=True)
+        for file, found in _written(asked, loaded, left, min(processes, len(left)), say):
+            kept[file] = found
+            note(file, found)
+        _finish(asked, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
+    counts = [f"{num_examples(split):,} examples in {_count(planned, name)}" for name, split in loaded.by_name.items()]
+    return f"{asked.output_dir} has {' and '.join(counts)}"
+
+
+def _count(planned: list[Shard], split: str) -> str:
+    shards = sum(shard.split == split for shard in planned)
+    return f"{shards} shard{'s' * (shards > 1)} of {split}"
+
+
+def load(asked: Asked) -> Loaded:
+    """Loads the input and checks that it can be written."""
+    found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
+    train, evaluation, num_classes, vocabulary, ids = data.call([*found])
+    for name, split in (("train", train), ("eval", evaluation)):
+        if is_stream(split):
+            raise UsageError(
+                f"the {name} data of --input={asked.input} is a tf.data.Dataset, whose examples have no number; give "
+                "arrays or a Source"
+            )
+        if isinstance(split, Source) and split.draws:
+            raise UsageError(
+                f"the {name} data of --input={asked.input} draws its examples anew each epoch, and shards would keep "
+                "one draw of them; turn that off by --input_arg"
+            )
+    train, evaluation, _ = splits.prepare(train, evaluation)
+    by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
+    about = {"num_classes": num_classes, "vocabulary": vocabulary, "ids": ids}
+    return Loaded(by_name, shard_writing.described(spec_of(train), _as_json(about)))
+
+
+def _as_json(about: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: value for name, value in about.items() if value is not None}
+    return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
+
+
+def _planned(asked: Asked, loaded: Loaded) -> list[Shard]:
+    """Lists all shards, those of evaluation of as many examples as those of training."""
+    found = []
+    examples = {name: num_examples(split) for name, split in loaded.by_name.items()}
+    for name, count in examples.items():
+        shards = min(count, max(1, round(asked.shards * count / examples["train"])))
+        for number in range(shards):
+            file = f"{name}/{name}-{number:05d}-of-{shards:05d}{shard_writing.FORMATS[asked.format]}"
+            found.append(Shard(name, file, count * number // shards, count * (number + 1) // shards))
+    return found
+
+
+def _plan(asked: Asked, loaded: Loaded) -> dict[str, Any]:
+    """Returns all that decides what the shards hold, as JSON has it."""
+    examples = {name: fingerprints.of(split, num_examples(split)) for name, split in loaded.by_name.items()}
+    of_input = {"input": own_files.name_of(asked.input), "input_arg": {**asked.arguments}, "seed": asked.seed}
+    shards = {"shards": asked.shards, "format": asked.format, "examples": examples}
+    return json.loads(json.dumps({**of_input, **shards}, default=str))
+
+
+@contextlib.contextmanager
+def _journal(folder: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Callable[[str, Any], None]]]:
+    """Yields the shards that were done before, by file, and what notes one more; holds the folder.
+
+    Raises:
+      UsageError: another process writes there, or something else was written there.
+    """
+    path = os.path.join(folder, _JOURNAL)
+    others = [name for name in os.listdir(folder) if not name.startswith(".")]
+    manifest = _read_json(os.path.join(folder, features.NAME))
+    if others and manifest is None and not os.path.exists(path):
+        raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            lock_file.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"--output_dir={folder} is written by another process; wait for it") from None
+        file.seek(0)
+        lines = [found for line in file if line.endswith("\n") and (found := _parsed(line)) is not None]
+        was = lines[0] if lines else (manifest or {}).get("prepared_from")
+        if (lines or manifest is not None) and was != plan:
+            if not lines:
+                os.remove(path)
+            raise UsageError(
+                f"--output_dir={folder} has shards of something else ({_difference(was, plan)}); give another folder, "
+                "or remove that one"
+            )
+        done = {
+            shard["file"]: shard for split in (manifest or {}).get("splits", {}).values() for shard in split["shards"]
+        }
+        done |= {line["file"]: line for line in lines[1:]}
+
+        def add(line: Mapping[str, Any]) -> None:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+        if not lines:
+            add(plan)
+        else:
+            file.write("\n")  # what was being written as the last call was killed ends here
+        yield done, lambda name, found: add({"file": name, **found})
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _read_json(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+
+
+def _difference(was: Any, plan: Mapping[str, Any]) -> str:
+    names = [name for name in plan if not isinstance(was, dict) or was.get(name) != plan[name]]
+    return f"of other {', '.join(names)}" if isinstance(was, dict) and names else "not written by crankshaft prepare"
+
+
+def _still_whole(folder: str, planned: list[Shard], done: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for shard in planned:
+        noted = {name: done[shard.file][name] for name in ("examples", "bytes", "crc32c")}
+        with contextlib.suppress(OSError):
+            there = shard_writing.checked(os.path.join(folder, shard.file))
+            if noted == {"examples": shard.stop - shard.first, **there}:
+                found[shard.file] = noted
+    return found
+
+
+def _written(
+    asked: Asked, loaded: Loaded, left: list[Shard], processes: int, say: Callable[[str], None]
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yields (file, what there is to know of it) of each shard as it is done."""
+    tell = _Telling(left, say)
+    if processes > 1:
+        yield from shard_pool.written(asked, left, processes, tell)
+        return
+    for shard in left:
+        found = write(asked, loaded, shard, tell.add)
+        tell.shards += 1
+        yield shard.file, found
+
+
+class _Telling:
+    """Says now and then how far the writing is.
+
+    Attributes:
+      examples: that are written.
+      shards: that are done.
+    """
+
+    def __init__(self, left: list[Shard], say: Callable[[str], None]):
+        self.examples = self.shards = 0
+        self._of = f"of {sum(shard.stop - shard.first for shard in left):,} examples"
+        self._of_shards, self._say = len(left), say
+        self._said = self._began = time.monotonic()
+
+    def add(self, examples: int) -> None:
+        self.examples += examples
+        self.tell()
+
+    def tell(self) -> None:
+        now = time.monotonic()
+        if now - self._said >= _SAID_SECONDS and self.examples:
+            self._said = now
+            rate = f"{self.examples / (now - self._began):,.0f} examples/s"
+            self._say(f"{self.examples:,} {self._of}, {self.shards} of {self._of_shards} shards, {rate}")
+
+
+def write(asked: Asked, loaded: Loaded, shard: Shard, count: Callable[[int], None]) -> dict[str, int]:
+    """Writes a shard; returns what there is to know of it. `count` is given the examples of each piece."""
+    encoder = shard_writing.Encoder(loaded.features)
+
+    def records() -> Iterator[list[bytes]]:
+        for piece in _pieces(loaded.by_name[shard.split], shard.first, shard.stop):
+            yield encoder.records(piece)
+            count(len(piece[0]))
+
+    return shard_writing.write(os.path.join(asked.output_dir, shard.file), records(), asked.format)
+
+
+def _pieces(split: Any, first: int, stop: int) -> Iterator[list[np.ndarray]]:
+    """Yields the arrays of examples [first, stop), in the order of `features.names_in`."""
+    if isinstance(split, Source):
+        for piece in reading.in_pieces(split, first, stop):
+            yield _arrays(piece)
+        return
+    for start in range(first, stop, _PIECE):
+        yield [np.asarray(array[start : min(start + _PIECE, stop)]) for array in _arrays(split)]
+
+
+def _arrays(nest: Any) -> list[Any]:
+    if isinstance(nest, dict):
+        return [array for part in nest.values() for array in _arrays(part)]
+    if isinstance(nest, (tuple, list)):
+        return [array for part in nest for array in _arrays(part)]
+    return [nest]
+
+
+def _finish(asked: Asked, loaded: Loaded, plan: dict[str, Any], shards: list[tuple[Shard, dict[str, int]]]) -> None:
+    """Writes features.json and removes the journal."""
+    found: dict[str, Any] = {}
+    for shard, known in shards:
+        split = found.setdefault(shard.split, {"examples": 0, "shards": []})
+        split["examples"] += known["examples"]
+        split["shards"].append({"file": shard.file, **known})
+    content = {**loaded.features.as_json(), "format": asked.format, "splits": found, "prepared_from": plan}
+    files.write_json(os.path.join(asked.output_dir, features.NAME), content)
+    os.remove(os.path.join(asked.output_dir, _JOURNAL))

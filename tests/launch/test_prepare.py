@@ -1,0 +1,240 @@
+"""`crankshaft prepare`: shards train as their input does, to the bit, and a call that ended is taken up again."""
+
+import os
+import textwrap
+
+import numpy as np
+import pytest
+
+from crankshaft.input import array_record, tfrecord
+from crankshaft.input.splits import InputError
+from crankshaft.launch import prepare
+from tests.runs import assert_equal_bits
+
+ARRAYS = """
+    import numpy as np
+
+    def load(data_dir, seed, *, examples=10, evaluated=4, wide=False):
+        def split(count, first):
+            k = np.arange(first, first + count)
+            features = {
+                "x": (k[:, np.newaxis] / 7).astype(np.float64 if wide else np.float32),
+                "label": np.stack([k, -k], 1).astype(np.int16),
+                "text": np.array([f"example {each} \\u00e9" for each in k]),
+                "flag": k % 2 == 0,
+            }
+            return features, k.astype(np.int64), (k + 1).astype(np.float32)
+        return split(examples, 0), split(evaluated, 1000), None, {"label": 2000}
+"""
+
+
+@pytest.fixture
+def prepared(capfd):
+    """`prepared(*flags)`: the command in this process: (exit code, what it printed, its one error)."""
+
+    def run(*arguments):
+        for name in prepare.FLAGS:
+            prepare.FLAGS[name].unparse()
+        with pytest.raises(SystemExit) as exit:
+            prepare.main(["crankshaft prepare", "--processes=1", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == (1 if exit.value.code else 0), err
+        return exit.value.code or 0, out, "".join(errors)
+
+    return run
+
+
+@pytest.fixture
+def own_input(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(textwrap.dedent(ARRAYS))
+    return path
+
+
+def content(folder):
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in sorted(folder.rglob("*.tfrecord"))}
+
+
+def test_shards_train_to_the_bit_as_their_input_does(prepared, inside, tmp_path):
+    out = tmp_path / "out"
+    code, said, _ = prepared("--input=digits", f"--output_dir={out}", "--shards=3")
+    assert code == 0
+    assert "1,437 examples in 3 shards of train and 360 examples in 1 shard of eval" in said
+    runs = [tmp_path / "arrays", tmp_path / "shards"]
+    for run_dir, given in zip(runs, (["--input=digits"], ["--input=tfrecord", f"--data_dir={out}"]), strict=True):
+        flags = ["--model=mlp", "--model_arg=hidden_units=8", "--jit=off", "--train_steps=30", "--resident_data_mb=0"]
+        inside(*flags, *given, f"--run_dir={run_dir}").ok()
+    assert_equal_bits(*runs, "train", "eval")
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "array_record"])
+def test_every_form_of_an_example_comes_back_as_it_was(prepared, own_input, tmp_path, kind):
+    out = tmp_path / "out"
+    prepared(f"--input={own_input}", f"--output_dir={out}", "--shards=4", f"--format={kind}")
+    splits = (tfrecord if kind == "tfrecord" else array_record).load(str(out), 0)
+    assert splits.vocabulary == {"label": 2000}
+    for split, first, count in ((splits.train, 0, 10), (splits.eval, 1000, 4)):
+        k = np.arange(first, first + count)
+        features, labels, weights = split.read(np.arange(count))
+        np.testing.assert_array_equal(features["x"], (k[:, np.newaxis] / 7).astype(np.float32))
+        np.testing.assert_array_equal(features["label"], np.stack([k, -k], 1))
+        assert features["text"].tolist() == [f"example {each} é".encode() for each in k]
+        np.testing.assert_array_equal(features["flag"], k % 2 == 0)
+        np.testing.assert_array_equal(labels, k)
+        np.testing.assert_array_equal(weights, k + 1)
+        assert [features[name].dtype for name in ("x", "label", "flag")] == [np.float32, np.int16, bool]
+
+
+def test_source_is_written_as_it_reads(prepared, own_input, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    prepared(f"--input={own_input}", f"--output_dir={first}", "--shards=2")
+    prepared("--input=tfrecord", f"--data_dir={first}", f"--output_dir={second}", "--shards=3")
+    one, other = (tfrecord.load(str(folder), 0).train.read(np.arange(10)) for folder in (first, second))
+    np.testing.assert_array_equal(one[0]["text"], other[0]["text"])
+    np.testing.assert_array_equal(one[1], other[1])
+    assert len([*(second / "train").glob("*.tfrecord")]) == 3
+
+
+def test_same_call_keeps_what_is_whole_and_writes_the_rest(prepared, own_input, tmp_path):
+    out = tmp_path / "out"
+    call = (f"--input={own_input}", f"--output_dir={out}", "--shards=4")
+    prepared(*call)
+    before = content(out)
+    gone, flipped, *kept = before
+    os.remove(gone)
+    spoilt = bytearray(before[flipped][1])
+    spoilt[50] ^= 1
+    flipped.write_bytes(spoilt)
+    code, said, _ = prepared(*call)
+    assert code == 0
+    assert f"{len(before) - 2} of {len(before)} shards are there and whole" in said
+    after = content(out)
+    assert {path: bytes for path, (_, bytes) in after.items()} == {path: bytes for path, (_, bytes) in before.items()}
+    assert all(after[path] == before[path] for path in kept)
+    assert len(tfrecord.load(str(out), 0).train.read(np.arange(10))[1]) == 10
+
+
+def test_call_that_failed_is_taken_up_again(prepared, own_input, tmp_path):
+    out = tmp_path / "out"
+    call = (f"--input={own_input}", f"--output_dir={out}", "--shards=4")
+    in_the_way = out / "train" / "train-00002-of-00004.tfrecord"
+    (in_the_way / "folder").mkdir(parents=True)
+    (out / "prepare.jsonl").write_text("")  # as a call leaves it that was killed at once
+    code, _, error = prepared(*call)
+    assert code == 1
+    assert "what is whole is kept, the same call goes on" in error
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.tfrecord") if path.is_file()}
+    assert len(before) == 2
+    assert not [*out.rglob("*.tmp")]
+    assert not (out / "features.json").exists()
+    with open(out / "prepare.jsonl", "a") as file:
+        file.write('{"file": "train/tr')  # what a killed call was writing
+    (in_the_way / "folder").rmdir()
+    in_the_way.rmdir()
+    code, said, _ = prepared(*call)
+    assert code == 0
+    assert "2 of 6 shards are there and whole" in said
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert sorted(path.name for path in out.iterdir()) == ["eval", "features.json", "train"]
+
+
+def test_folder_with_something_else_is_refused(prepared, own_input, tmp_path):
+    out = tmp_path / "out"
+    call = (f"--input={own_input}", f"--output_dir={out}")
+    prepared(*call, "--shards=2")
+    code, _, error = prepared(*call, "--shards=3")
+    assert code == 2
+    assert f"--output_dir={out} has shards of something else (of other shards)" in error
+    assert "of other input_arg, examples" in prepared(*call, "--shards=2", "--input_arg=examples=11")[2]
+    assert len(tfrecord.load(str(out), 0).train) == 10  # as it was
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("")
+    code, _, error = prepared(f"--input={own_input}", f"--output_dir={other}")
+    assert (code, [path.name for path in other.iterdir()]) == (2, ["thesis.txt"])
+    assert "has other files in it (thesis.txt)" in error
+
+
+def test_shard_that_is_missing_or_cut_at_a_record_is_found(prepared, own_input, tmp_path):
+    out = tmp_path / "out"
+    prepared(f"--input={own_input}", f"--output_dir={out}", "--shards=2")
+    path = out / "train" / "train-00001-of-00002.tfrecord"
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    path.write_bytes(whole[: 16 + length])  # its first record is whole
+    with pytest.raises(InputError, match=f"{path} has .* bytes, and features.json says"):
+        tfrecord.load(str(out), 0)
+    path.unlink()
+    with pytest.raises(InputError, match=f"{path} is missing, one of the 2 shards of train"):
+        tfrecord.load(str(out), 0)
+    only = out / "train" / "train-00000-of-00002.tfrecord"
+    assert len(tfrecord.load(str(only), 0).train) == 5  # who names one means it
+
+
+MISTAKES = {
+    "no input": (["--output_dir=x"], "--input is not given"),
+    "no folder": (["--input=digits"], "--output_dir is not given"),
+    "unknown": (["--input=digits", "--outputdir=x"], "--outputdir is unknown; did you mean output_dir"),
+    "argument": (["--input=digits", "--output_dir=x", "--input_arg=a=1"], "digits takes no arguments"),
+    "format": (["--input=digits", "--output_dir=x", "--format=csv"], "--format=csv is unknown"),
+    "word": (["--input=digits", "--output_dir=x", "y"], "'y' is no flag"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line(prepared, mistake):
+    arguments, said = MISTAKES[mistake]
+    code, _, error = prepared(*arguments)
+    assert code == 2
+    assert said in error
+
+
+REFUSED = {
+    "dataset": (
+        "tf.data.Dataset.range(3).map(lambda x: (x, x))",
+        "is a tf.data.Dataset",
+    ),
+    "draws": ("Drawn()", "draws its examples anew each epoch"),
+    "bad record": ("Bad()", "record 3 is bad"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_input_that_cannot_be_written_is_one_line(prepared, tmp_path, case):
+    expression, said = REFUSED[case]
+    path = tmp_path / "own.py"
+    path.write_text(
+        textwrap.dedent(f"""
+        import numpy as np
+        import tensorflow as tf
+        from crankshaft import Source, Spec
+        from crankshaft.engine.data.source import BadRecordError
+
+        class Bad(Source):
+            element_spec = (Spec((1,), np.float32), Spec((), np.int64))
+            def __len__(self):
+                return 5
+            def read(self, indices):
+                raise BadRecordError(3, "record 3 is bad")
+
+        class Drawn(Bad):
+            draws = True
+
+        def load(data_dir, seed):
+            return {expression}, None
+        """)
+    )
+    code, _, error = prepared(f"--input={path}", f"--output_dir={tmp_path / 'out'}")
+    assert code == 2
+    assert said in error
+
+
+def test_several_processes_write_what_one_writes(prepared, own_input, tmp_path):
+    call = (f"--input={own_input}", "--shards=3")
+    prepared(*call, f"--output_dir={tmp_path / 'one'}")
+    code, _, _ = prepared(*call, f"--output_dir={tmp_path / 'two'}", "--processes=2")
+    assert code == 0
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).rglob("*-of-*")} for name in ("one", "two"))
+    assert one == two
+    assert len(one) == 8  # four shards and their indices
