@@ -110,3 +110,10 @@ def test_gzip_records_are_trained_on_and_gone_on_with(inside, tmp_path):
     assert "counting examples" not in again.out
     inside(*run, "--train_steps=30", f"--run_dir={tmp_path}/straight").ok()
     assert_equal_bits(tmp_path / "run", tmp_path / "straight", "train")
+
+
+def test_a_run_on_a_stream_is_evaluated_without_counting(ran, tmp_path):
+    ran("--train_steps=5", f"--run_dir={tmp_path}/run").ok()
+    outcome = ran("--mode=eval", f"--run_dir={tmp_path}/run").ok()
+    assert "evaluation at step 5" in outcome.out
+    assert "counting examples" not in outcome.out

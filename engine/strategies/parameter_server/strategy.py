@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.source import Source, SourceError
 from crankshaft.engine.data.split import order_of
+from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.health import answers, standstill
 from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.internals.tensorflow import let_coordinator_compute
@@ -186,10 +187,10 @@ class ParameterServer(Measured):
             return make()
 
     def feed(self, source, global_batch_size: int, seed: int | None, known=None) -> WorkersFeed:
-        if isinstance(source, tf.data.Dataset):
+        if is_stream(source):
             raise ValueError(
-                "`strategy`=parameter_server takes arrays, whose order its leases are made of, and the data is a "
-                "tf.data.Dataset; return NumPy arrays, or use another `strategy`"
+                "`strategy`=parameter_server takes arrays and sources, whose order its leases are made of, and the "
+                "data is a stream, a tf.data.Dataset or compressed files; give those, or use another `strategy`"
             )
         order = order_of(source, global_batch_size, 1, seed, self.feed_options.shuffle_window)
         if not isinstance(source, Source):

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.strategies.parameter_server import feed
+from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "object"])
@@ -29,3 +31,9 @@ def test_of_a_map_what_is_sent_is_read_piece_by_piece(monkeypatch, tmp_path):
     monkeypatch.setattr(feed, "_PIECE_BYTES", 4 * 3 * 4)
     np.testing.assert_array_equal(feed._sent(mapped), np.arange(30, dtype=np.float32).reshape(10, 3))
     assert max(len(range(*at.indices(10))) for at in asked) == 4
+
+
+def test_streams_are_refused_in_one_line():
+    """Before anything of the strategy is looked at."""
+    with pytest.raises(ValueError, match=r"takes arrays and sources.* and the data is a stream"):
+        ParameterServer.feed(None, tf.data.Dataset.range(3), 1, None)
