@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import mean
+from crankshaft.engine import mean, step_context
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import largest_divisor
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
@@ -270,7 +270,7 @@ def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_
 def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_path):
     class Exploding(Line):
         def loss(self, outputs, batch):
-            return mean((1 + tf.square(outputs[:, 0])) / tf.cast(self.step < 2, tf.float32))
+            return mean((1 + tf.square(outputs[:, 0])) / tf.cast(step_context().step < 2, tf.float32))
 
     outcome = inside(*RUN, "--steps_per_loop=1", f"--run_dir={tmp_path}", trainer=Exploding, data=data)
     assert outcome.code == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft.engine import Trainer, mean, step_context
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.dataset_feed import count, divide
 from crankshaft.engine.data.residency import on_each_device
@@ -36,7 +36,7 @@ class Recorder(Trainer):
         tf.debugging.assert_equal(tf.cast(tf.reshape(features["image"][:, 0, 1, 0], [-1]), tf.int64), -ids)
         tf.debugging.assert_equal(features["id"], ids)
         row = tf.pad(ids, [[0, 16 - tf.shape(ids)[0]]], constant_values=-1)[tf.newaxis]
-        indices = tf.reshape(self.step, [1])
+        indices = tf.reshape(step_context().step, [1])
         tf.raw_ops.ResourceScatterUpdate(resource=self.seen.handle, indices=indices, updates=row)
         return {"loss": mean(ids)}
 
