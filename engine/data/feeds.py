@@ -83,15 +83,17 @@ class StreamedFeed(Feed):
       strategy: the `tf.distribute.Strategy`.
       split: nest of arrays [examples, ...], or a `Source`.
       order: which examples make which step.
+      read_timeout_seconds: see `FeedOptions`.
     """
 
     compilable = True
     random_access = True
 
-    def __init__(self, strategy: tf.distribute.Strategy, split, order: Order):
+    def __init__(self, strategy: tf.distribute.Strategy, split, order: Order, read_timeout_seconds: float = 0.0):
         self.order = order
         self._strategy = strategy
         self._split = split
+        self._read_timeout_seconds = read_timeout_seconds
         self._reader: ArraysReader | SourceReader | None = None
         self._on_gpus = is_on_gpus(strategy)
         alone = strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to the devices by itself
@@ -118,7 +120,7 @@ class StreamedFeed(Feed):
 
     def take(self, step: int, limit: int) -> Run:
         if self._reader is None:
-            self._reader = reader_of(self._split, self.order)
+            self._reader = reader_of(self._split, self.order, self._read_timeout_seconds)
         with unmasked(self._reader):
             block, start, stop = self._blocks.take(step, limit)
         return Run((block,), start, stop)

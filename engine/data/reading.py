@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.order import ChunkedOrder, Order
-from crankshaft.engine.data.source import Around, Source, Spec
+from crankshaft.engine.data.reads import Reads
+from crankshaft.engine.data.source import Source, Spec
 
-_READERS = 2  # threads that read chunks ahead: one waits for the disk while another parses
 _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _RECENT_READS = 64  # of which one may have failed to decode: more than are under way
@@ -52,18 +52,19 @@ class SourceReader:
     Args:
       source: what is read.
       order: of its examples, by which chunks are read ahead and `decode` gets its seeds.
+      timeout_seconds: without any read that returns, until that is a failure; 0 waits for ever.
 
     Attributes:
       failure: what the source has raised, if it has; TensorFlow hands on no more than its text.
       shares_read: of blocks, so far.
     """
 
-    def __init__(self, source: Source, order: Order):
+    def __init__(self, source: Source, order: Order, timeout_seconds: float = 0.0):
         self._source, self._order = source, order
-        source = self._counted = _Counted(source)
+        self._reads = Reads(source, timeout_seconds)
         self._chunks = None
         if isinstance(order, ChunkedOrder):
-            self._chunks = Chunks(source, order.chunk_examples, order.chunks_to_keep)
+            self._chunks = Chunks(self._reads, order.chunk_examples, order.chunks_to_keep)
         self.failure: Exception | None = None
         self._recent: deque[np.ndarray] = deque(maxlen=_RECENT_READS)
         self.shares_read = 0
@@ -72,7 +73,7 @@ class SourceReader:
     @property
     def bytes_read(self) -> int:
         """Bytes of what the source's `read` has returned so far."""
-        return self._counted.bytes
+        return self._reads.bytes
 
     def read(self, indices: tf.Tensor, block: tf.Tensor):
         """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph."""
@@ -109,7 +110,7 @@ class SourceReader:
     def _read(self, indices: np.ndarray, ahead: np.ndarray):
         self._recent.append(indices)
         try:
-            found = self._chunks.read(indices, ahead) if self._chunks else self._counted.read(indices)
+            found = self._chunks.read(indices, ahead) if self._chunks else self._reads.read(indices)
         except Exception as error:
             # TensorFlow would print the traceback of what is raised here. No rows at all are noticed in the graph.
             self.failure = self.failure or error
@@ -119,36 +120,19 @@ class SourceReader:
         return found
 
 
-class _Counted(Around):
-    """A source whose bytes are counted as they are read."""
-
-    def __init__(self, source: Source):
-        super().__init__(source)
-        self.bytes = 0
-        self._lock = threading.Lock()
-
-    def read(self, indices: np.ndarray) -> Any:
-        found = self.source.read(indices)
-        size = sum(_size(part) for part in tf.nest.flatten(found))
-        with self._lock:
-            self.bytes += size
-        return found
-
-
 class Chunks:
     """Keeps the chunks of a source that were read last, and reads ahead those that will be wanted next.
 
     Args:
-      source: what is read.
+      reads: of the source.
       size: examples in a chunk.
       most: chunks that are kept.
     """
 
-    def __init__(self, source: Source, size: int, most: int):
-        self._source, self._size, self._most = source, size, most
+    def __init__(self, reads: Reads, size: int, most: int):
+        self._reads, self._size, self._most = reads, size, most
         self._kept: OrderedDict[int, Future] = OrderedDict()  # by number, the one used last at the end
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_READERS, "crankshaft-chunks")
 
     def read(self, indices: np.ndarray, ahead: np.ndarray):
         """Returns the examples at `indices`, [n] int64, and starts to read the chunks `ahead`, without waiting."""
@@ -159,7 +143,7 @@ class Chunks:
                 self._chunk(int(number))
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        chunks = [future.result() for future in wanted]
+        chunks = [self._reads.result(future) for future in wanted]
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
         rows = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -175,18 +159,16 @@ class Chunks:
 
     def _chunk(self, number: int) -> Future:
         if number not in self._kept:
-            self._kept[number] = self._pool.submit(self._read_chunk, number)
+            first = number * self._size
+            stop = min(first + self._size, len(self._reads.source))
+            self._kept[number] = self._reads.begin(np.arange(first, stop, dtype=np.int64))
         self._kept.move_to_end(number)
         return self._kept[number]
 
-    def _read_chunk(self, number: int):
-        first = number * self._size
-        return self._source.read(np.arange(first, min(first + self._size, len(self._source)), dtype=np.int64))
 
-
-def reader_of(split, order: Order) -> ArraysReader | SourceReader:
+def reader_of(split, order: Order, timeout_seconds: float = 0.0) -> ArraysReader | SourceReader:
     """Returns what reads a split: a nest of arrays, or a `Source`."""
-    return SourceReader(split, order) if isinstance(split, Source) else ArraysReader(split)
+    return SourceReader(split, order, timeout_seconds) if isinstance(split, Source) else ArraysReader(split)
 
 
 def read_in_graph(read: Callable, stored_spec: Any, *arguments: tf.Tensor):
@@ -242,11 +224,11 @@ def unmasked(reader: ArraysReader | SourceReader) -> Iterator[None]:
         raise failure from None
 
 
-def whole(source: Source) -> Any:
+def whole(source: Source, timeout_seconds: float = 0.0) -> Any:
     """Reads all examples into memory: nest of arrays [examples, ...]."""
     arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
     first = 0
-    for piece in in_pieces(source, 0, len(source)):
+    for piece in in_pieces(source, 0, len(source), timeout_seconds):
         parts = tf.nest.flatten(piece)
         for target, part in zip(tf.nest.flatten(arrays), parts, strict=True):
             target[first : first + len(part)] = part
@@ -254,11 +236,11 @@ def whole(source: Source) -> Any:
     return arrays
 
 
-def in_pieces(source: Source, first: int, stop: int) -> Iterator[Any]:
+def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.0) -> Iterator[Any]:
     """Yields the examples from one index to another, in order, some thousands at a time: nests of arrays [n, ...]."""
     an_example = sum(spec.nbytes for spec in tf.nest.flatten(source.element_spec))
     at_once = max(1, min(len(source), _WHOLE_BYTES // max(1, an_example)))
-    reader = SourceReader(source, Order(len(source), at_once, 1))
+    reader = SourceReader(source, Order(len(source), at_once, 1), timeout_seconds)
 
     @tf.function(autograph=False)
     def piece(indices):
@@ -268,9 +250,3 @@ def in_pieces(source: Source, first: int, stop: int) -> Iterator[Any]:
         with unmasked(reader):
             found = piece(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
         yield tf.nest.map_structure(lambda part: part.numpy()[0], found)
-
-
-def _size(part) -> int:
-    """Returns the bytes of an array; of strings, those of the strings."""
-    part = np.asarray(part)
-    return sum(map(len, part.ravel())) if part.dtype == object else part.nbytes

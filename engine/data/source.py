@@ -50,6 +50,10 @@ class BadRecordError(SourceError):
         self.example = example
 
 
+class StuckReadError(SourceError):
+    """A read has not returned for too long. It may the next time."""
+
+
 class Source(abc.ABC):
     """Examples that are read by their indices, in any order, as often as one likes.
 

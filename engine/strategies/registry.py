@@ -25,6 +25,7 @@ class FeedOptions:
       shuffle_buffer: examples in the shuffle buffer of a `tf.data.Dataset`.
       auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
       shuffle_window: see `engine.data.split.order_of`.
+      read_timeout_seconds: for which a source may read nothing, although it is asked; 0 is for ever.
       watch: shows people what is read beside training, an `engine.data.dataset_feed.Watch`; None shows nothing.
     """
 
@@ -32,6 +33,7 @@ class FeedOptions:
     shuffle_buffer: int = 10_000
     auto_shard: str = "AUTO"
     shuffle_window: int = 0
+    read_timeout_seconds: float = 0.0
     watch: Callable | None = None
 
 

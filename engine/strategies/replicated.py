@@ -75,11 +75,12 @@ class Replicated(Measured):
         if example_bytes(source) * examples <= options.resident_bytes and not draws(source):
             steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
             order = self._order_of(source, global_batch_size, steps, seed)
-            return ResidentFeed(self.distribution, whole(source) if isinstance(source, Source) else source, order)
+            kept = whole(source, options.read_timeout_seconds) if isinstance(source, Source) else source
+            return ResidentFeed(self.distribution, kept, order)
         block_bytes = _BLOCK_BYTES["GPU" if is_on_gpus(self.distribution) else "CPU"]
         steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, block_bytes // max(1, batch_bytes)))
         order = self._order_of(source, global_batch_size, steps, seed)
-        return StreamedFeed(self.distribution, source, order)
+        return StreamedFeed(self.distribution, source, order, options.read_timeout_seconds)
 
     def about(self) -> list[str]:
         """Describes how datasets are divided among workers, a line each."""

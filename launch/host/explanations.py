@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 
-from crankshaft.engine.data.source import SourceError
+from crankshaft.engine.data.source import SourceError, StuckReadError
 from crankshaft.engine.internals.errors import reason
 from crankshaft.input.splits import InputError
 from crankshaft.launch.cluster.tf_config import ClusterError
@@ -25,6 +25,8 @@ _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryErr
 
 def explain(error: Exception) -> tuple[int, str]:
     """Returns (exit code, line); the code is 2 where the same command would fail again for the same reason."""
+    if isinstance(error, StuckReadError):
+        return EXIT_FAILED, with_flags(str(error))
     if isinstance(error, (UsageError, InputError, SourceError)):
         return EXIT_USAGE, with_flags(str(error))
     if isinstance(error, (ClusterError, RunError)):

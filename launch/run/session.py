@@ -117,7 +117,8 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
             config.shuffle_buffer,
             config.auto_shard_policy,
             config.shuffle_window,
-            progress.watch(config.progress if config.is_chief else "off"),
+            read_timeout_seconds=_step_timeout_seconds(config) / 2,  # a read that hangs is named, not who waits for it
+            watch=progress.watch(config.progress if config.is_chief else "off"),
         ),
         batch_parts=batch_parts(config, trainer_class or config.named_class),
         owns_process=config.owns_process,

@@ -257,7 +257,12 @@ def _checked_source(name: str, source: Source) -> Source:
                 "a Spec(shape, dtype) for each part of an example"
             )
         _check_real(name, tf.as_dtype(spec.dtype))
-    if not len(source):
+    try:
+        examples = len(source)
+    except (TypeError, ValueError) as error:  # Python's own check: a float, a number below 0
+        where = f"the {name} data's {type(source).__name__}.__len__"
+        raise UsageError(f"{where}: {error}; return how many examples there are") from None
+    if not examples:
         raise UsageError(f"the {name} data has no examples; give at least one")
     weights = parts(source.element_spec).weights
     if weights is not None:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.order import ChunkedOrder, Order
 from crankshaft.engine.data.reading import Chunks, as_stored, packed, stored_dtypes
+from crankshaft.engine.data.reads import Reads
 from crankshaft.engine.data.source import Source, SourceError
 from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
@@ -40,7 +41,7 @@ class Sources:
         self._load, self._task = load, task
         self._lock = threading.Lock()
         self._loaded: Sequence[Source] | None = None
-        self._found: dict[bytes, tuple[Source, Chunks | None]] = {}
+        self._found: dict[bytes, tuple[Reads, Chunks | None]] = {}
         self._answers: list[Callable] = []
 
     def answer(self) -> Sources:
@@ -69,15 +70,15 @@ class Sources:
         with self._lock:
             if wanted not in self._found:
                 self._found[wanted] = self._find(json.loads(wanted))
-            source, chunks = self._found[wanted]
-        return as_stored(chunks.read(indices, ahead) if chunks else source.read(indices), source.stored_spec)
+            reads, chunks = self._found[wanted]
+        return as_stored(chunks.read(indices, ahead) if chunks else reads.read(indices), reads.source.stored_spec)
 
-    def _find(self, wanted: dict) -> tuple[Source, Chunks | None]:
+    def _find(self, wanted: dict) -> tuple[Reads, Chunks | None]:
         found = [describe(each) for each in self._all()]
         if wanted["source"] not in found:
             raise SourceError(difference(wanted["source"], found))
-        source = self._all()[found.index(wanted["source"])]
-        return source, Chunks(source, *wanted["chunks"]) if wanted["chunks"] else None
+        reads = Reads(self._all()[found.index(wanted["source"])])
+        return reads, Chunks(reads, *wanted["chunks"]) if wanted["chunks"] else None
 
     def _all(self) -> Sequence[Source]:
         if self._loaded is None:

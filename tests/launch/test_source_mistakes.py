@@ -1,0 +1,182 @@
+"""Each mistake in a source of one's own, and each fault of its files during a run, is one line, and no hang."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.data import reading
+from crankshaft.engine.data.source import Part, Source, SourceError, Spec
+from crankshaft.engine.data.split import order_of
+from crankshaft.engine.hooks import every_steps
+from crankshaft.input import storage
+from tests.launch.line import FEATURES, LABELS, RUN, Line
+
+TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
+STREAMED = ("--resident_data_mb=0",)
+
+
+class Lines(Source):
+    """The line's examples; a test changes what it gives."""
+
+    element_spec = (Spec((1,), np.float32), Spec((), np.float32))
+
+    def __init__(self, change=None, examples=32):
+        self.change, self.examples = change, examples
+
+    def __len__(self):
+        return self.examples
+
+    def read(self, indices):
+        found = FEATURES[indices % 32], LABELS[indices % 32]
+        return self.change(*found) if self.change else found
+
+
+def _raise(*found):
+    return {}["missing"]
+
+
+SPEC = "and the source's spec has"
+MISTAKES = {
+    "too few": (lambda x, y: (x[:-1], y[:-1]), "Lines.read was asked for 8 examples and returned 7 examples; return"),
+    "too few of one part": (lambda x, y: (x, y[:1]), "Lines.read was asked for 8 examples and returned 1 examples"),
+    "one value": (lambda x, y: (x, y[0]), "Lines.read was asked for 8 examples and returned a single value; return"),
+    "another shape": (lambda x, y: (x[:, 0], y), f"Lines.read returned examples of shape [], {SPEC} [1]"),
+    "another type": (lambda x, y: (x, y.astype("S4")), f"Lines.read returned |S4, {SPEC} float32"),
+    "numbers that may not fit": (lambda x, y: (x, y.astype(np.int64)), f"Lines.read returned int64, {SPEC} float32"),
+    "no labels": (lambda x, y: x, f"Lines.read returned one array, {SPEC} a tuple of 2; return an array"),
+    "nothing": (lambda x, y: None, f"Lines.read returned a NoneType, {SPEC} a tuple of 2"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_read_otherwise_than_said_is_one_line(mistake):
+    change, said = MISTAKES[mistake]
+    source = Part(Lines(change), 4, 20)
+    for chunk_examples in (1, 8):
+        order = order_of(source, 8, 1, 5, shuffle_window=0 if chunk_examples == 1 else 1)
+        if chunk_examples > 1:
+            order = dataclasses.replace(order, chunk_examples=chunk_examples)
+        reader = reading.SourceReader(source, order)
+        zero = tf.zeros([], tf.int64)
+        with pytest.raises(SourceError, match="^" + re.escape(said)), reading.unmasked(reader):
+            reader.read(order.examples(zero), zero)
+
+
+ROUTES = {
+    "streamed": STREAMED,
+    "by chunks": (*STREAMED, "--shuffle_window=1"),
+    "kept": (),
+    "two replicas": (*STREAMED, *TWO),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_a_source_raises_ends_the_run_and_names_its_place(inside, route):
+    outcome = inside(*RUN, *ROUTES[route], trainer=Line, data=lambda: (Lines(_raise), None))
+    said = f"KeyError: 'missing', at {__file__}:{inspect.getsourcelines(_raise)[1] + 1} in _raise"
+    assert (outcome.code, outcome.error[: len(said)]) == (2, said)
+
+
+def test_float64_is_rounded_and_smaller_types_are_taken(inside):
+    inside(*RUN, trainer=Line, data=lambda: (Lines(lambda x, y: (x.astype(float), y.astype(np.float16))), None)).ok()
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        (0, "the train data has no examples; give at least one"),
+        (-1, "the train data's Lines.__len__: __len__() should return >= 0; return how many examples there are"),
+        (1.5, "the train data's Lines.__len__: 'float' object cannot be interpreted as an integer; return how"),
+    ],
+)
+def test_a_length_that_is_none_is_one_line(inside, examples, said):
+    outcome = inside(*RUN, trainer=Line, data=lambda: (Lines(examples=examples), None))
+    assert (outcome.code, outcome.error[: len(said)]) == (2, said)
+
+
+class Hanging(Lines):
+    """Never reads before the test ends."""
+
+    over = threading.Event()
+
+    def read(self, indices):
+        self.over.wait()
+        return super().read(indices)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_read_that_hangs_ends_the_run_and_names_its_place(inside, route):
+    place = f"{__file__}:{inspect.getsourcelines(Hanging.read)[1] + 1} in read, from example "
+    try:
+        outcome = inside(*RUN, *ROUTES[route], "--step_timeout_seconds=2", trainer=Line, data=lambda: (Hanging(), None))
+    finally:
+        Hanging.over.set()
+        Hanging.over = threading.Event()
+    assert outcome.code == 1, "it may go well the next time"
+    assert outcome.error.startswith("Hanging.read has not returned for ")
+    assert place in outcome.error
+    assert "or raise --step_timeout_seconds" in outcome.error
+
+
+class Kept(Source):
+    """A file of records of two float32 each."""
+
+    element_spec = Lines.element_spec
+
+    def __init__(self, path):
+        self._files = storage.Files([str(path)])
+
+    def __len__(self):
+        return self._files.sizes[0] // 8
+
+    def read(self, indices):
+        records = b"".join(self._files.pread(0, int(at) * 8, 8) for at in indices)
+        found = np.frombuffer(records, np.float32).reshape(-1, 2)
+        return found[:, :1], found[:, 1]
+
+
+def _fifo(path):
+    os.remove(path)
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "change", "said"),
+    [
+        (
+            (),
+            os.remove,
+            "can't be read (No such file or directory); see that it is there (it was there as the run began)",
+        ),
+        (
+            TWO,
+            lambda path: os.truncate(path, 64),
+            "has 64 bytes, and had 256 as the run began; let files be as they are",
+        ),
+        ((), _fifo, "is no regular file; give files, not folders, FIFOs or devices (it was there as the run began)"),
+    ],
+)
+def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(inside, tmp_path, flags, change, said):
+    path = tmp_path / "records"
+    path.write_bytes(np.stack([FEATURES[:, 0], LABELS], 1).tobytes())
+
+    def change_it(moment, means):
+        if moment.step == 2:
+            change(path)
+
+    outcome = inside(
+        *("--train_steps=1000000", "--global_batch_size=8", "--jit=off", "--progress=off", *STREAMED, *flags),
+        *(f"--run_dir={tmp_path}/run",),
+        trainer=Line,
+        data=lambda: (Kept(path), None),
+        hooks=[every_steps(2, change_it)],
+    )
+    assert (outcome.code, outcome.error[: len(f"{path} {said}")]) == (2, f"{path} {said}")
