@@ -1,4 +1,7 @@
-"""Compressed shards of TFRecords: streamed, since no record is found without unpacking those before it. Host code."""
+"""Compressed shards of TFRecords: streamed, as no record is found without unpacking those before.
+
+Host code. TensorFlow is imported where such shards are opened.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data import streamed
 from crankshaft.input import features as described
 from crankshaft.input import storage
 from crankshaft.input.features import Feature, Features, nested
@@ -19,7 +21,9 @@ _COMPRESSION = "GZIP"
 
 def are_gzip(paths: list[str]) -> bool:
     """Returns whether shards are gzip, by their first bytes. Raises `InputError` where some are and some are not."""
-    packed = [path for path in paths if _first_bytes(path) == _MAGIC]
+    files = storage.Files(paths)  # which refuses what is no file: a FIFO would be waited for
+    sizes = enumerate(files.sizes)
+    packed = [paths[number] for number, size in sizes if files.pread(number, 0, min(size, len(_MAGIC))) == _MAGIC]
     if packed and len(packed) < len(paths):
         plain = next(path for path in paths if path not in packed)
         raise InputError(f"{packed[0]} is gzip, and {plain} is not; pack all shards or none")
@@ -38,6 +42,8 @@ def open_splits(
       num_classes: as it was given.
       samples: records by which features are read off, where nothing says what they are.
     """
+    from crankshaft.engine.data import streamed
+
     given, label, weight = asked
     found = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))
     parse = _parser(found)
@@ -46,16 +52,6 @@ def open_splits(
     return Splits(
         streams[0], streams[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
     )
-
-
-def _first_bytes(path: str) -> bytes:
-    import tensorflow as tf
-
-    if not storage.is_remote(path):
-        with open(path, "rb") as file:
-            return file.read(len(_MAGIC))
-    with tf.io.gfile.GFile(path, "rb") as file:
-        return file.read(len(_MAGIC))
 
 
 def _first_records(path: str, count: int) -> list[bytes]:

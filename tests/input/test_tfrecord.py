@@ -250,6 +250,13 @@ def test_empty_shard_is_refused(shards):
         opened(folder)
 
 
+def test_fifo_is_not_waited_for(shards):
+    folder, _, _ = shards
+    os.mkfifo(folder / "some.tfrecord-00003-of-00003")
+    with pytest.raises(InputError, match="00003-of-00003 is no regular file"):
+        opened(folder)
+
+
 def test_what_is_no_shard_is_refused(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"some text, no shard at all")
     with pytest.raises(InputError, match=r"a\.tfrecord is no TFRecord file"):
