@@ -34,14 +34,14 @@ READ = 64_000  # examples
 FEATURES = ("--input_arg=features=image:uint8:28x28x1,label:int64", "--input_arg=num_classes=10")
 
 
-def peer(way: str, folder: str, *flags: str, cold: bool = False) -> Process:
-    more = ["--cold"] if cold else []
+def peer(way: str, folder: str, *flags: str, cold: bool = False, times: int = 1) -> Process:
+    more = [f"--times={times}", *(["--cold"] if cold else [])]
     return Process([PYTHON, PEER, f"--way={way}", f"--folder={folder}", *more, "--", *flags])
 
 
-def ours(folder: str, *flags: str, cold: bool = False) -> Process:
+def ours(folder: str, *flags: str, cold: bool = False, times: int = 1) -> Process:
     flags = (f"--data_dir={folder}", f"--global_batch_size={BATCH}", *flags)
-    return peer("crankshaft", folder, *flags, cold=cold)
+    return peer("crankshaft", folder, *flags, cold=cold, times=times)
 
 
 # -- Rows -------------------------------------------------------------------------------------------------------------
@@ -71,10 +71,14 @@ def cold(folder: str, turns: int) -> None:
 
 
 def array_record(folder: str, turns: int) -> None:
-    write_records(folder, EXAMPLES, array_record=True)
-    peers = {f"grain, {n} workers": peer("grain", folder, str(n)) for n in (0, 1, 2)}
-    peers["crankshaft, by chunks"] = ours(folder, "--input=array_record", *FEATURES)
-    compare("array_record, warm", peers, 200, turns)
+    grouped, single = os.path.join(folder, "grouped"), os.path.join(folder, "single")
+    for made, group in ((grouped, 64), (single, 1)):  # grain wants records that stand alone
+        os.mkdir(made)
+        write_records(made, EXAMPLES, group=group)
+    peers = {f"grain, {n} workers": peer("grain", single, str(n)) for n in (0, 1, 2)}
+    # Of fewer steps it would show what it has read ahead while the others work; and few chunks are kept, so it reads.
+    peers["crankshaft, by chunks"] = ours(grouped, "--input=array_record", *FEATURES, "--shuffle_window=8", times=50)
+    compare("array_record, warm", peers, 100, turns)
 
 
 def images(folder: str, turns: int) -> None:
@@ -185,14 +189,17 @@ ROWS: dict[str, Callable[[str, int], None]] = {
 # -- Files ------------------------------------------------------------------------------------------------------------
 
 
-def write_records(folder: str, examples: int, varied: bool = False, array_record: bool = False) -> None:
-    """Writes pictures of 28x28 bytes with a label into four shards; `varied` ones have a name too, of any length."""
+def write_records(folder: str, examples: int, varied: bool = False, group: int = 0) -> None:
+    """Writes pictures of 28x28 bytes with a label into four shards; `varied` ones have a name too, of any length.
+
+    With a `group` of records they are ArrayRecords.
+    """
     import tensorflow as tf
 
     random = np.random.default_rng(0)
     for shard in range(4):
-        path = os.path.join(folder, f"first-{shard}.{'array_record' if array_record else 'tfrecord'}")
-        with _writer(tf, path, array_record) as write:
+        path = os.path.join(folder, f"first-{shard}.{'array_record' if group else 'tfrecord'}")
+        with _writer(tf, path, group) as write:
             for number in range(examples // 4):
                 feature = {
                     "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[random.bytes(784)])),
@@ -205,14 +212,14 @@ def write_records(folder: str, examples: int, varied: bool = False, array_record
                 write.write(example.SerializeToString(deterministic=True))
 
 
-def _writer(tf, path: str, array_record: bool):
-    if not array_record:
+def _writer(tf, path: str, group: int):
+    if not group:
         return tf.io.TFRecordWriter(path)
     import contextlib
 
     from array_record.python import array_record_module
 
-    return contextlib.closing(array_record_module.ArrayRecordWriter(path, "group_size:64"))
+    return contextlib.closing(array_record_module.ArrayRecordWriter(path, f"group_size:{group}"))
 
 
 def write_pictures(folder: str) -> None:

@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, required=True)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--times", type=int, default=1, help="does so many times the steps that it is asked for")
     parser.add_argument("flags", nargs="*")
     asked = parser.parse_args()
     run = WAYS[asked.way](asked.folder, asked.flags)
@@ -180,6 +181,7 @@ def main() -> None:
         if asked.cold:
             pages.drop(_files(asked.folder))
         began = time.perf_counter()
+        steps *= asked.times
         run(steps)
         return steps / (time.perf_counter() - began)
 
