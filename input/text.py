@@ -23,7 +23,7 @@ _BORDERS = {"paragraph": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"), "line": re.compi
 _EMPTY_LINES = re.compile(rb"(?:[ \t]*\r?\n)*")
 _PIECE_BYTES = 1 << 20  # of text that is cut into tokens at once
 _BATCH_BYTES = 4 << 20
-_CHECKSUM_BYTES = 4
+_CHECKSUM = np.dtype("<u4")
 _INTACT = 0x2144DF1C  # the CRC-32 of any bytes with their own CRC-32 after them
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -108,8 +108,8 @@ class Windows(Source):
     def __init__(self, found: Prepared):
         self._prepared = found
         self._context: int = found.about["context"]
-        self._dtype = np.dtype(found.about["dtype"])
-        self._bytes = (self._context + 1) * self._dtype.itemsize
+        tokens_of = ("tokens", found.about["dtype"], (self._context + 1,))
+        self._record = np.dtype([tokens_of, ("checksum", _CHECKSUM)])
         self.labels: int = found.about["labels"]
         self.element_spec = (Spec((self._context,), np.int32), Spec((self._context,), np.int32))
         self.chunk_examples = _REMOTE_CHUNK if storage.is_remote(found.path) else 1
@@ -118,14 +118,14 @@ class Windows(Source):
         return -(-self.labels // self._context)
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        size = self._bytes + _CHECKSUM_BYTES
+        size = self._record.itemsize
         records = self._prepared.read_each((indices * size).tolist(), size)
-        for index, record in zip(indices, records, strict=True):
-            if zlib.crc32(record) != _INTACT:
-                raise BadRecordError(int(index), str(self._prepared.damaged(f"window {index}")))
-        rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), size)[:, : self._bytes]
-        found = np.ascontiguousarray(rows).view(self._dtype).astype(np.int32)
-        features, labels = found[:, :-1], found[:, 1:].copy()
+        checksums = [*map(zlib.crc32, records)]
+        if checksums.count(_INTACT) < len(records):
+            bad = int(indices[next(place for place, found in enumerate(checksums) if found != _INTACT)])
+            raise BadRecordError(bad, str(self._prepared.damaged(f"window {bad}")))
+        row = np.frombuffer(b"".join(records), self._record)["tokens"]
+        features, labels = row[:, :-1].astype(np.int32), row[:, 1:].astype(np.int32)
         labels[indices == len(self) - 1, self.labels - (len(self) - 1) * self._context :] = -1
         return features, labels
 
@@ -172,8 +172,8 @@ def _write_windows(writer: Writer, row: np.ndarray, context: int) -> None:
         return
     windows = np.lib.stride_tricks.sliding_window_view(row, context + 1)[::context]
     tokens_of = np.ascontiguousarray(windows).view(np.uint8)
-    checksums = np.array([zlib.crc32(each) for each in tokens_of], "<u4").view(np.uint8)
-    writer.write(np.concatenate([tokens_of, checksums.reshape(-1, _CHECKSUM_BYTES)], 1).tobytes())
+    checksums = np.array([zlib.crc32(each) for each in tokens_of], _CHECKSUM).view(np.uint8)
+    writer.write(np.concatenate([tokens_of, checksums.reshape(len(windows), -1)], 1).tobytes())
 
 
 def _batches(pieces: Iterator[tokens.Piece], done: Callable[[int], None]) -> Iterator[list[tokens.Piece]]:
