@@ -44,8 +44,8 @@ class ExampleSource(Source):
         self._parser = Parser(features)
 
     @abc.abstractmethod
-    def records(self, indices: np.ndarray) -> list[bytes]:
-        """Returns records as they stand in the files; see `Source.read`."""
+    def records(self, indices: np.ndarray) -> list[bytes] | np.ndarray:
+        """Returns records as they stand in the files, or [n, bytes] uint8 of one length; see `Source.read`."""
 
     @abc.abstractmethod
     def where(self, index: int) -> str:
@@ -80,13 +80,17 @@ class Parser:
         # Strings have no length of their own, and int64s of one byte each are 0 to 127.
         self._can_have_layouts = not any(feature.is_text for feature in self._features)
 
-    def parse(self, records: list[bytes]) -> Any:
-        """Returns records as arrays, a nest [n, ...]. Raises `WrongRecordError`."""
+    def parse(self, records: list[bytes] | np.ndarray) -> Any:
+        """Returns records as arrays, a nest [n, ...]. Raises `WrongRecordError`.
+
+        Args:
+          records: each as bytes, or [n, bytes] uint8 where all are of one length.
+        """
         if self._raw:
-            return nested(self._example, {self._features[0].name: self._as_they_are(records)}.__getitem__)
+            return nested(self._example, {self._features[0].name: self._as_they_are(as_list(records))}.__getitem__)
         arrays = self._by_layouts(records) if self._can_have_layouts and self._misses < _MOST_MISSES else None
         if arrays is None:
-            arrays = self._by_tensorflow(records)
+            arrays = self._by_tensorflow(as_list(records))
         return nested(self._example, arrays.__getitem__)
 
     def why_wrong(self, record: bytes) -> str | None:
@@ -109,16 +113,17 @@ class Parser:
                 raise WrongRecordError(place, f"has {len(record)} bytes, and {feature} takes {feature.size}")
         return np.frombuffer(b"".join(records), feature.spec.dtype).reshape(len(records), *feature.spec.shape)
 
-    def _by_layouts(self, records: list[bytes]) -> dict[str, np.ndarray] | None:
+    def _by_layouts(self, records: list[bytes] | np.ndarray) -> dict[str, np.ndarray] | None:
         """Returns features as arrays, by name; None where most records are of other layouts than those that are known.
 
         Those that are of none are parsed by TensorFlow.
         """
-        size = len(records[0])
-        if len({*map(len, records)}) > 1:
-            self._misses += 1
-            return None
-        block = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), size)
+        block = records
+        if isinstance(block, list):
+            if len({*map(len, block)}) > 1:
+                self._misses += 1
+                return None
+            block = np.frombuffer(b"".join(block), np.uint8).reshape(len(block), len(block[0]))
         rows, left = [], np.ones(len(records), bool)
         for layout in self._known_and_new(block):
             good = layout.matches(block) if left.all() else left & layout.matches(block)
@@ -137,7 +142,7 @@ class Parser:
         if left.any():
             which = np.flatnonzero(left)
             try:
-                others = self._by_tensorflow([records[row] for row in which])
+                others = self._by_tensorflow(as_list(block[which]))
             except WrongRecordError as error:
                 raise WrongRecordError(int(which[error.place]), str(error)) from None
             for name, found in others.items():
@@ -175,6 +180,11 @@ class Parser:
                     raise WrongRecordError(place, line) from None
             raise
         return arrays
+
+
+def as_list(records: list[bytes] | np.ndarray) -> list[bytes]:
+    """Returns records as bytes each."""
+    return records if isinstance(records, list) else [row.tobytes() for row in records]
 
 
 class _NotAllError(ValueError):
