@@ -130,7 +130,7 @@ def test_a_dictionary_alone_is_features(results, inside, tmp_path):
 
         def build_model(self):
             model = super().build_model()
-            model.build((None, 3))
+            model.build((None, FEATURES.shape[1]))
             return model
 
         def loss(self, outputs, batch):
@@ -290,7 +290,7 @@ def test_the_last_examples_are_for_validation_as_in_keras(results, tmp_path):
 
         def build_model(self):
             model = super().build_model()
-            model.build((None, 3))
+            model.build((None, FEATURES.shape[1]))
             return model
 
     first = 25  # floor(32 x 0.8)
