@@ -55,12 +55,13 @@ class SourceReader:
       timeout_seconds: without any read that returns, until that is a failure; 0 waits for ever.
 
     Attributes:
+      source: what is read.
       failure: what the source has raised, if it has; TensorFlow hands on no more than its text.
       shares_read: of blocks, so far.
     """
 
     def __init__(self, source: Source, order: Order, timeout_seconds: float = 0.0):
-        self._source, self._order = source, order
+        self.source, self._order = source, order
         self._reads = Reads(source, timeout_seconds)
         self._chunks = None
         if isinstance(order, ChunkedOrder):
@@ -81,11 +82,11 @@ class SourceReader:
         ahead = order.chunks_ahead(block) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
         flat = tf.reshape(indices, [-1])
         epochs = tf.repeat(self._order.epochs(block), tf.shape(indices)[1])
-        stored = read_in_graph(self._read, self._source.stored_spec, flat, ahead)
+        stored = read_in_graph(self._read, self.source.stored_spec, flat, ahead)
         rows = [tf.shape(part)[0] for part in tf.nest.flatten(stored)]
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == tf.size(flat)), [_HAS_FAILED])]):
             stored = tf.nest.map_structure(tf.identity, stored)
-        found = self._source.decode(stored, example_seeds(self._order, epochs, flat))
+        found = self.source.decode(stored, example_seeds(self._order, epochs, flat))
 
         def as_steps(x, spec: Spec):
             return tf.reshape(x, tf.concat([tf.shape(indices), [*spec.shape]], 0))
@@ -93,28 +94,32 @@ class SourceReader:
         return tf.nest.map_structure(
             lambda x, spec: tf.ensure_shape(as_steps(x, spec), [*indices.shape, *spec.shape]),
             found,
-            self._source.element_spec,
+            self.source.element_spec,
         )
 
     def find_undecodable(self) -> Exception | None:
         """Looks for the example whose decoding has failed, among those that were read last; None if all decode."""
-        if self._source.stored_spec == self._source.element_spec:
+        if self.source.stored_spec == self.source.element_spec:
             return None  # nothing is decoded
         try:
             for indices in [*self._recent]:
-                self._source.verify(indices, self._source.read(indices))
+                self.source.verify(indices, self.source.read(indices))
         except Exception as error:
             return error
         return None
 
-    def _read(self, indices: np.ndarray, ahead: np.ndarray):
+    def fetch(self, indices: np.ndarray, ahead: np.ndarray) -> Any:
+        """Reads examples as the source has them stored, and begins to read the chunks `ahead`. Host code."""
         self._recent.append(indices)
+        return self._chunks.read(indices, ahead) if self._chunks else self._reads.read(indices)
+
+    def _read(self, indices: np.ndarray, ahead: np.ndarray):
         try:
-            found = self._chunks.read(indices, ahead) if self._chunks else self._reads.read(indices)
+            found = self.fetch(indices, ahead)
         except Exception as error:
             # TensorFlow would print the traceback of what is raised here. No rows at all are noticed in the graph.
             self.failure = self.failure or error
-            return tf.nest.map_structure(lambda spec: np.zeros((0, *spec.shape), spec.dtype), self._source.stored_spec)
+            return tf.nest.map_structure(lambda spec: np.zeros((0, *spec.shape), spec.dtype), self.source.stored_spec)
         with self._lock:
             self.shares_read += 1
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.base import Feed
 from crankshaft.engine.data.order import Order
+from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.state import TrainState
 
@@ -60,6 +62,10 @@ class Processes:
     def exchange_text(self, text: str) -> list[str]:
         """Exchanges texts, as `exchange` does numbers."""
         return [text]
+
+    def bad_records(self, source: WithoutBadRecords) -> set[int]:
+        """Returns the records of a source that any process has left out; every process that trains has to call it."""
+        return {record for each in self.exchange_text(json.dumps([*source.bad])) for record in json.loads(each)}
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         """Exchanges bytes, as `exchange` does numbers; of megabytes."""

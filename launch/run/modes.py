@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -153,11 +152,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
 
 def counted_bad_records(session: Session) -> dict[str, int]:
     """Returns the number of records that were left out of each split, by any of the workers."""
-    found = {}
-    for name, source in session.bad_records.items():
-        met = session.strategy.exchange_text(json.dumps([*source.bad]))
-        found[name] = len({record for each in met for record in json.loads(each)})
-    return found
+    return {name: len(session.strategy.bad_records(source)) for name, source in session.bad_records.items()}
 
 
 def _best_of(hooks: Sequence[Hook]) -> Monitor | None:

@@ -24,11 +24,21 @@ flags.DEFINE_integer("enough", None, "Steps after which a hook ends the run.")
 flags.DEFINE_integer("files", 0, "Files in which the examples are.")
 flags.DEFINE_integer("chunk", 1, "Examples that are read at once.")
 flags.DEFINE_string("folder", None, "Of the files.")
-flags.DEFINE_string("wrong", None, "What is wrong with the files of worker 0 (fewer, other, missing), or of all (bad).")
+flags.DEFINE_string(
+    "wrong", None, "What is wrong with the files of worker 0 (fewer, other, missing), or of all (bad, undecodable)."
+)
+
+
+BAD, UNDECODABLE = -1, -2
+LABELS = {"bad": BAD, "undecodable": UNDECODABLE}
+
+
+def _label(record: bytes) -> int:
+    return int(np.frombuffer(record[-16:], np.int64)[0])
 
 
 class InFiles(crankshaft.Source):
-    """Examples in files of one length a record; a label below zero is bad. Knows no more than others' files do."""
+    """Examples in files of one length a record; a label below zero is bad."""
 
     def __init__(self, folder, like):
         self.element_spec = tuple(crankshaft.Spec(part.shape[1:], part.dtype) for part in like)
@@ -47,16 +57,28 @@ class InFiles(crankshaft.Source):
             with open(self._paths[file], "rb") as opened:
                 opened.seek((example - self._starts[file]) * self._record)
                 found.append(opened.read(self._record))
-            if np.frombuffer(found[-1][-16:], np.int64)[0] < 0:
+            if _label(found[-1]) == BAD:
                 raise BadRecordError(example, f"{self._paths[file].name} has a bad record {example}; write it anew")
-        return self.split(np.frombuffer(b"".join(found), np.uint8).reshape(len(found), -1))
+        return np.frombuffer(b"".join(found), np.uint8).reshape(len(found), -1)
 
-    def split(self, records):
+    @property
+    def stored_spec(self):
+        return crankshaft.Spec((self._record,), np.uint8)
+
+    def decode(self, stored, seeds):
         cut = self.element_spec[0].nbytes
-        return tuple(
-            np.ascontiguousarray(part).view(spec.dtype)
-            for part, spec in zip((records[:, :cut], records[:, cut:]), self.element_spec, strict=True)
+        parts = tuple(
+            tf.bitcast(tf.reshape(part, [-1, *spec.shape, spec.dtype.itemsize]), spec.dtype)
+            for part, spec in zip((stored[:, :cut], stored[:, cut:]), self.element_spec, strict=True)
         )
+        least = tf.constant(UNDECODABLE, tf.int64)
+        with tf.control_dependencies([tf.debugging.assert_greater(parts[1][:, 0], least, message="no label")]):
+            return tf.nest.map_structure(tf.identity, parts)
+
+    def verify(self, indices, stored):
+        for example, record in zip(indices.tolist(), stored, strict=True):
+            if _label(record.tobytes()) == UNDECODABLE:
+                raise BadRecordError(example, f"record {example} does not decode; write it anew")
 
     def identity(self):
         return " ".join(f"{path.name} {path.stat().st_size} {zlib.crc32(path.read_bytes())}" for path in self._paths)
@@ -66,12 +88,12 @@ def in_files(features, labels):
     """The same examples, from files of sizes that differ, which each task writes for itself, as on hosts of its own."""
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "alone", "index": 0})
     at_worker_0 = (task["type"], task["index"]) == ("worker", 0)
-    wrong = flags.FLAGS.wrong if at_worker_0 or flags.FLAGS.wrong == "bad" else None
+    wrong = flags.FLAGS.wrong if at_worker_0 or flags.FLAGS.wrong in LABELS else None
     folder = pathlib.Path(flags.FLAGS.folder) / f"{task['type']}-{task['index']}"
     folder.mkdir(parents=True, exist_ok=True)
     labels = labels.copy()
-    if wrong == "bad":
-        labels[432] = -1
+    if wrong in LABELS:
+        labels[432, 0] = LABELS[wrong]
     if wrong == "other":
         labels[432] = 0
     records = [x.tobytes() + y.tobytes() for x, y in zip(features, labels, strict=True)]

@@ -65,6 +65,11 @@ def test_files_at_workers_give_the_bits_of_one_worker_whatever_their_number(star
             r"worker 0 \(127\.0\.0\.1:\d+\): FileNotFoundError: .* 'part-6', at .*counting\.py:\d+ in in_files",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "undecodable",
+            r"worker \d \(127\.0\.0\.1:\d+\): record 432 does not decode; write it anew$",
+            marks=pytest.mark.slow,
+        ),
         ("bad", r"worker \d \(127\.0\.0\.1:\d+\): part-1 has a bad record 432; write it anew$"),
     ],
 )
@@ -82,6 +87,7 @@ def test_bad_records_are_left_out_by_each_worker_up_to_their_number(start, tmp_p
     seen = check_updates(job, steps)
     assert (seen[432], seen[433]) == (0, 4)  # the next one in its place
     assert seen.sum() == 2 * 1000
+    assert job.result["bad_records"] == {"train": 1}
     assert (
         "part-1 has a bad record 432; write it anew; left out, as 1 of the 1 that --max_bad_records allows"
         in job.output

@@ -26,7 +26,6 @@ from crankshaft.engine.health.peers import is_gone
 from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.tensorflow import ends_executor
-from crankshaft.engine.strategies.parameter_server import sources
 from crankshaft.engine.strategies.parameter_server.closures import (
     DEAD,
     ClosureLoop,
@@ -90,6 +89,7 @@ class Closures:
       timeout_seconds: without any update, until those that hold it are named; 0 waits for ever. `FIRST_CALL_FACTOR`
         times as long for a loop of which nothing has come back: workers build and optimize its graph.
       describe: a lease and a step of it, for a message.
+      fault_of_data: what was wrong with the data, if an error comes of that; such a lease is not tried again.
 
     Attributes:
       ledger: what became of closures.
@@ -104,12 +104,13 @@ class Closures:
         max_retries: int,
         timeout_seconds: float,
         describe: Callable[[Lease, int], str],
+        fault_of_data: Callable[[BaseException], SourceError | None],
     ):
         self._coordinator = coordinator
         self._cluster = cluster
         self._max_retries = max_retries
         self._timeout_seconds = timeout_seconds
-        self._describe = describe
+        self._describe, self._fault_of_data = describe, fault_of_data
         slots = max_inflight_per_worker * len(cluster.workers)
         self.counters = Counters(slots, len(cluster.workers))
         self.ledger = Ledger()
@@ -226,11 +227,11 @@ class Closures:
         for _, error in failed:
             if is_server_lost(error):
                 raise LostPeerError(self.explain_lost_server(error)) from error
-            if line := sources.failure(error):
-                raise SourceError(line) from error
         for lease, error in failed:
             if isinstance(error, tf.errors.CancelledError):
                 continue
+            if fault := self._fault_of_data(error):
+                raise fault from error
             self._failures[lease.number] = self._failures.get(lease.number, 0) + 1
             if self._failures[lease.number] > self._max_retries:
                 raise ClosureError(self._explain_failure(lease, error)) from error

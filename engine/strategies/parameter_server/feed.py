@@ -93,11 +93,13 @@ class ReadByWorkersFeed(WorkersFeed):
 
     Args:
       source: the coordinator's, as each worker has it.
+      place: among its sources.
       order: of its examples, with blocks of one step.
+      read_timeout_seconds: see `FeedOptions`.
     """
 
-    def __init__(self, source: Source, order: Order):
-        self.order, self.source = order, source
+    def __init__(self, source: Source, place: int, order: Order, read_timeout_seconds: float = 0.0):
+        self.order, self.source, self._place, self._timeout_seconds = order, source, place, read_timeout_seconds
         self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
         self._read_here = tf.function(self._read, autograph=False)
 
@@ -153,7 +155,7 @@ class ReadByWorkersFeed(WorkersFeed):
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
         """Returns the examples of steps [first, stop), all of one epoch, one after the other."""
         indices, epoch = self.order.examples_of(first, stop)
-        stored = sources.read(self.source, self.order, indices, first)
+        stored = sources.read(self.source, self._place, self.order, self._timeout_seconds, indices, first)
         seeds = example_seeds(self.order, tf.fill(tf.shape(indices), epoch), indices)
         return tf.nest.map_structure(
             lambda x, spec: tf.ensure_shape(x, [None, *spec.shape]),

@@ -7,26 +7,31 @@ refuses to read, also where it comes back after it was lost.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.data.order import ChunkedOrder, Order
-from crankshaft.engine.data.reading import Chunks, as_stored, packed, stored_dtypes
-from crankshaft.engine.data.reads import Reads
-from crankshaft.engine.data.source import Source, SourceError
+from crankshaft.engine.data.reading import SourceReader, as_stored, packed, stored_dtypes
+from crankshaft.engine.data.source import Source, SourceError, StuckReadError, WithoutBadRecords
 from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
+from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
 
-_READ, _DESCRIBE = "crankshaft/read", "crankshaft/describe"
-_SAID = re.compile(r"\[source\] (.*?) \[end\]", re.DOTALL)  # TensorFlow puts names and a traceback around it
+_READ, _DESCRIBE, _VERIFY, _BAD = (f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad"))
+_SAID = re.compile(
+    r"\[(Source|StuckRead)Error\] (.*?) \[end\]", re.DOTALL
+)  # TensorFlow puts names and a traceback around it
 _PAUSE_SECONDS = 0.5
+_ANSWER_SECONDS = 60.0  # for what is not of the essence
 
 
 class Sources:
@@ -41,13 +46,19 @@ class Sources:
         self._load, self._task = load, task
         self._lock = threading.Lock()
         self._loaded: Sequence[Source] | None = None
-        self._found: dict[bytes, tuple[Reads, Chunks | None]] = {}
+        self._readers: dict[bytes, SourceReader] = {}
         self._answers: list[Callable] = []
 
     def answer(self) -> Sources:
         """Answers graphs from now on, for as long as this object is kept. Returns itself."""
-        self._answers = [self._telling(self._read), self._telling(self._describe)]
-        for name, function in zip((_READ, _DESCRIBE), self._answers, strict=True):
+        answers: dict[str, Callable] = {
+            _READ: self._read,
+            _DESCRIBE: self._describe,
+            _VERIFY: self._verify,
+            _BAD: self._bad,
+        }
+        self._answers = [self._telling(function) for function in answers.values()]
+        for name, function in zip(answers, self._answers, strict=True):
             answer_to(name, function)
         return self
 
@@ -58,32 +69,51 @@ class Sources:
             try:
                 return function(*arguments)
             except SourceError as error:
-                raise SourceError(f"[source] {self._task}: {' '.join(str(error).split())} [end]") from None
+                kind = "StuckRead" if isinstance(error, StuckReadError) else "Source"
+                line = " ".join(str(error).split())
+                raise SourceError(f"[{kind}Error] {self._task}: {line} [end]") from None
 
         return told
 
-    def _describe(self) -> list[np.ndarray]:
-        with self._lock:
-            return [np.array([json.dumps(describe(each)) for each in self._all()], object)]
-
     def _read(self, wanted: bytes, indices: np.ndarray, ahead: np.ndarray) -> list[np.ndarray]:
         with self._lock:
-            if wanted not in self._found:
-                self._found[wanted] = self._find(json.loads(wanted))
-            reads, chunks = self._found[wanted]
-        return as_stored(chunks.read(indices, ahead) if chunks else reads.read(indices), reads.source.stored_spec)
+            if wanted not in self._readers:
+                self._readers[wanted] = self._reader(json.loads(wanted))
+            reader = self._readers[wanted]
+        return as_stored(reader.fetch(indices, ahead), reader.source.stored_spec)
 
-    def _find(self, wanted: dict) -> tuple[Reads, Chunks | None]:
+    def _describe(self) -> list[np.ndarray]:
+        with self._lock:
+            return _as_text(describe(each) for each in self._all())
+
+    def _verify(self) -> list[np.ndarray]:
+        for reader in [*self._readers.values()]:
+            if error := reader.find_undecodable():
+                raise error if isinstance(error, SourceError) else SourceError(reason(error))
+        return _as_text([])
+
+    def _bad(self) -> list[np.ndarray]:
+        with self._lock:
+            return _as_text([*each.bad] if isinstance(each, WithoutBadRecords) else [] for each in self._all())
+
+    def _reader(self, wanted: dict) -> SourceReader:
         found = [describe(each) for each in self._all()]
         if wanted["source"] not in found:
             raise SourceError(difference(wanted["source"], found))
-        reads = Reads(self._all()[found.index(wanted["source"])])
-        return reads, Chunks(reads, *wanted["chunks"]) if wanted["chunks"] else None
+        place = wanted["place"]  # where the coordinator has it: those of two splits may be described alike
+        if found[place : place + 1] != [wanted["source"]]:
+            place = found.index(wanted["source"])
+        order = (ChunkedOrder if "chunk_examples" in wanted["order"] else Order)(**wanted["order"])
+        return SourceReader(self._all()[place], order, wanted["timeout_seconds"])
 
     def _all(self) -> Sequence[Source]:
         if self._loaded is None:
             self._loaded = self._load()
         return self._loaded
+
+
+def _as_text(values: Iterable) -> list[np.ndarray]:
+    return [np.array([json.dumps(each) for each in values], object)]
 
 
 def describe(source: Source) -> dict:
@@ -108,27 +138,28 @@ def difference(wanted: dict, found: Sequence[dict]) -> str:
     return f"{what}; give all tasks the same files, and the same command line"
 
 
-def failure(error: BaseException) -> str | None:
-    """Returns the line with which a task's source has failed, if an error says so."""
+def failure(error: Any) -> SourceError | None:
+    """Returns what a task's source has raised, if an error says so; the message begins with the task."""
     found = _SAID.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    return found[1] if found else None
+    return {"Source": SourceError, "StuckRead": StuckReadError}[found[1]](found[2]) if found else None
 
 
-def read(source: Source, order: Order, indices: tf.Tensor, step: tf.Tensor):
+def read(source: Source, place: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):
     """Reads examples in the process that runs this: nest of tensors [n, ...] as `source.stored_spec` says. In a graph.
 
     Args:
       source: the coordinator's.
+      place: among its sources.
       order: of its examples, with blocks of one step.
+      timeout_seconds: see `SourceReader`.
       indices: [n] int64.
       step: the first one's that they are for, by which chunks are read ahead.
     """
-    chunks, ahead = None, tf.zeros([0], tf.int64)
-    if isinstance(order, ChunkedOrder):
-        chunks, ahead = [order.chunk_examples, order.chunks_to_keep], order.chunks_ahead(step)
-    wanted = tf.constant(json.dumps({"source": describe(source), "chunks": chunks}))
+    wanted = {"source": describe(source), "place": place, "order": dataclasses.asdict(order)}
+    wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
+    ahead = order.chunks_ahead(step) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
     return packed(
-        called_by_name(_READ, (wanted, indices, ahead), stored_dtypes(source.stored_spec)), source.stored_spec
+        called_by_name(_READ, (wanted_text, indices, ahead), stored_dtypes(source.stored_spec)), source.stored_spec
     )
 
 
@@ -144,37 +175,50 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
       SourceError: a worker's differ, or can't be read.
       LostPeerError: a worker does not answer.
     """
-    answers: list[list | Exception | None] = [None] * len(workers)
-    end = time.monotonic() + FIRST_CALL_FACTOR * timeout_seconds
+    answers = _ask(_DESCRIBE, len(workers), FIRST_CALL_FACTOR * timeout_seconds)
+    for worker, (found, address) in enumerate(zip(answers, workers, strict=True)):
+        if found is None:
+            raise LostPeerError(
+                f"worker {worker} ({address}) has not opened its files for {FIRST_CALL_FACTOR:g} times "
+                f"`step_timeout_seconds`={timeout_seconds:g}; see whether it is there, and reaches them"
+            )
+        if isinstance(found, Exception):
+            raise failure(found) or found
+        for source in sources:
+            if describe(source) not in found:
+                raise SourceError(f"worker {worker} ({address}): {difference(describe(source), found)}")
+
+
+def undecodable(workers: int) -> SourceError | None:
+    """Returns what is wrong with an example that a worker has read and can't decode, if there is one."""
+    return next((found for each in _ask(_VERIFY, workers, _ANSWER_SECONDS) if (found := failure(each))), None)
+
+
+def bad_records(place: int, workers: int) -> set[int]:
+    """Returns the records of the source at a place that workers have left out; one that is away says of none."""
+    answers = _ask(_BAD, workers, _ANSWER_SECONDS)
+    return {record for found in answers if isinstance(found, list) for record in found[place]}
+
+
+def _ask(name: str, workers: int, seconds: float) -> list[list | Exception | None]:
+    """Calls what each worker has by a name; returns what it says, or raises, None for no answer in time; 0 is ever."""
+    answers: list[list | Exception | None] = [None] * workers
+    end = time.monotonic() + seconds
 
     def ask(worker: int) -> None:
-        while answers[worker] is None:
+        while answers[worker] is None and not (seconds and time.monotonic() > end):
             try:
                 with tf.device(f"/job:worker/task:{worker}/device:CPU:0"):
-                    answers[worker] = [
-                        json.loads(each) for each in called_by_name(_DESCRIBE, (), [tf.string])[0].numpy()
-                    ]
+                    answers[worker] = [json.loads(each) for each in called_by_name(name, (), [tf.string])[0].numpy()]
             except (tf.errors.UnavailableError, tf.errors.AbortedError):  # it is started again
                 time.sleep(_PAUSE_SECONDS)
             except Exception as error:  # reaches the thread that waits
                 answers[worker] = error
 
     # Daemons: the process must not wait for a thread that waits for a stopped worker.
-    asked = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in range(len(workers))]
+    asked = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in range(workers)]
     for thread in asked:
         thread.start()
-    for worker, thread in enumerate(asked):
-        thread.join(max(0.0, end - time.monotonic()) if timeout_seconds else None)
-        found, name = answers[worker], f"worker {worker} ({workers[worker]})"
-        if found is None:
-            raise LostPeerError(
-                f"{name} has not opened its files for {FIRST_CALL_FACTOR:g} times `step_timeout_seconds`="
-                f"{timeout_seconds:g}; see whether it is there, and reaches them"
-            )
-        if isinstance(found, Exception):
-            if line := failure(found):
-                raise SourceError(line) from found
-            raise found
-        for source in sources:
-            if describe(source) not in found:
-                raise SourceError(f"{name}: {difference(describe(source), found)}")
+    for thread in asked:
+        thread.join(max(0.0, end - time.monotonic()) if seconds else None)
+    return answers

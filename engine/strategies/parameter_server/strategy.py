@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.source import Source, SourceError
+from crankshaft.engine.data.source import Source, SourceError, WithoutBadRecords
 from crankshaft.engine.data.split import order_of
 from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.health import answers, standstill
@@ -164,8 +164,8 @@ class ParameterServer(Measured):
             for found in filter(None, (error, error.__cause__)):
                 if self._closures is not None and (line := self._closures.explain_lost_server(found)):
                     raise LostPeerError(line) from error
-                if line := sources.failure(found):
-                    raise SourceError(line) from error
+                if raised := sources.failure(found):
+                    raise raised from error
             raise
 
     def _ask(self, server: int) -> None:
@@ -195,9 +195,10 @@ class ParameterServer(Measured):
         order = order_of(source, global_batch_size, 1, seed, self.feed_options.shuffle_window)
         if not isinstance(source, Source):
             return WorkersFeed(self.coordinator, source, order)
-        self._read_here.append(source)
+        place = next((place for place, each in enumerate(self._read_here) if each is source), len(self._read_here))
+        self._read_here[place:] = self._read_here[place:] or [source]
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
-        return ReadByWorkersFeed(source, order)
+        return ReadByWorkersFeed(source, place, order, self.feed_options.read_timeout_seconds)
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -236,6 +237,7 @@ class ParameterServer(Measured):
             max_retries=options.max_closure_retries,
             timeout_seconds=self.step_timeout_seconds,
             describe=self._describe_lease,
+            fault_of_data=self._fault_of_data,
         )
         self._holdings = held = Holdings(trainer)
         for optimizer in held.optimizers.values():
@@ -340,6 +342,14 @@ class ParameterServer(Measured):
             if done := self._closures.collect(_WAIT_SECONDS):
                 sums.add(_summed(self._eval_loop.names, done))
         return sums
+
+    def bad_records(self, source: WithoutBadRecords) -> set[int]:
+        place = next(place for place, each in enumerate(self._read_here) if each is source)
+        return {*source.bad} | sources.bad_records(place, len(self.cluster.workers))
+
+    def _fault_of_data(self, error: BaseException) -> SourceError | None:
+        """Returns what was wrong with the data, if that is why a worker has failed."""
+        return sources.failure(error) or (sources.undecodable(len(self.cluster.workers)) if self._sources else None)
 
     def _describe_lease(self, lease: Lease, step: int) -> str:
         """Describes a lease for a message, and, if it contains `step`, the step at which it stands."""
