@@ -19,8 +19,8 @@ from tests.logical_cpus import make_four
 
 make_four()
 
-# Strategies with datasets, up to the end of the process: an iterator of theirs that is freed waits for a thread of
-# TensorFlow that now and then sleeps for up to a minute (see `engine.data.feeds.untuned`), here for two.
+# Strategies whose feeds have iterators, up to the end of the process: one that is freed waits for a thread of
+# TensorFlow that now and then sleeps for a minute (see `engine.data.feeds.untuned`).
 _KEPT: list[Replicated] = []
 
 
@@ -125,7 +125,8 @@ def bench(distribution):
         state.jit = jit
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
         strategy.bind(state, strategy.feed(source, batch_size, options.seed if shuffle else None), eval_feed)
-        if isinstance(source, tf.data.Dataset) or isinstance(eval_source, tf.data.Dataset):
+        streams = feed is not None and not feed.resident_bytes
+        if streams or isinstance(source, tf.data.Dataset) or isinstance(eval_source, tf.data.Dataset):
             _KEPT.append(strategy)
         return Bench(strategy, state)
 
