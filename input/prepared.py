@@ -30,6 +30,7 @@ _RULE = 1  # another number, another name: for changes of how anything is prepar
 _END = struct.Struct("<QI8s")  # bytes of what it says of itself, their CRC-32, this mark
 _MARK = b"crankpr\x01"
 _SAMPLE_BYTES = 1 << 16  # of a file's begin, middle and end
+_SAMPLED_FILES = 256  # of many
 _SECONDS = 10  # between lines of progress
 
 
@@ -151,9 +152,10 @@ def progress(what: str, total: int) -> Callable[[int], None]:
 
 def _digest(files: Files, kind: str, made_by: dict[str, Any]) -> str:
     found = hashlib.blake2b(json.dumps([_RULE, kind, made_by], sort_keys=True).encode(), digest_size=10)
+    every = -(-len(files.paths) // _SAMPLED_FILES)
     for number, (path, size) in enumerate(zip(files.paths, files.sizes, strict=True)):
         found.update(json.dumps([os.path.basename(path), size, storage.state_of(path).written_ns]).encode())
-        for offset in (0, size // 2, max(size - _SAMPLE_BYTES, 0)):
+        for offset in sorted({0, size // 2, max(size - _SAMPLE_BYTES, 0)}) if number % every == 0 else ():
             found.update(
                 zlib.crc32(files.pread(number, offset, min(_SAMPLE_BYTES, size - offset))).to_bytes(4, "little")
             )

@@ -117,9 +117,9 @@ def learned(size: int, files: Files, pieces: Iterable[Piece], folder: str | None
       pieces: of their text.
       folder: see `prepared`.
     """
-    library = _library()
     if size < _BYTES:
         raise InputError(f"vocabulary_size={size} has no room for the {_BYTES} bytes; give more, or tokenizer=bytes")
+    library = _library()
 
     def texts():
         read = 0

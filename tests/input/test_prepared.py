@@ -167,3 +167,16 @@ def test_remote_files_are_prepared_beside_them():
     assert found[0].about == found[1].about
     assert found[1].read(5, 10) == b"5678901234"
     assert len(tf.io.gfile.listdir("ram://prepared/.crankshaft")) == 1
+
+
+def test_each_of_many_files_counts(tmp_path):
+    paths = [str(tmp_path / f"{number}.txt") for number in range(600)]
+    for path in paths:
+        pathlib.Path(path).write_bytes(b"abc")
+    found = set()
+    for change in (None, 0, 1, 599):
+        if change is not None:
+            pathlib.Path(paths[change]).write_bytes(b"abd")
+        files = Files(paths)
+        found.add(prepared(files, "many", {}, doubled(Files(paths[:1]))).path)
+    assert len(found) == 4
