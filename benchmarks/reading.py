@@ -30,12 +30,13 @@ PEER = "benchmarks/peers/reading.py"
 EXAMPLES, COLD_EXAMPLES, PICTURES, WINDOWS, BATCH = 60_000, 120_000, 512, 20_000, 64
 LONG = 120_000_000  # records of an index
 RESUMED_AT = 100_000_000
+MORE: list[str] = []  # flags of all peers that read
 READ = 64_000  # examples
 FEATURES = ("--input_arg=features=image:uint8:28x28x1,label:int64", "--input_arg=num_classes=10")
 
 
 def peer(way: str, folder: str, *flags: str, cold: bool = False, times: int = 1) -> Process:
-    more = [f"--times={times}", *(["--cold"] if cold else [])]
+    more = [f"--times={times}", *(["--cold"] if cold else []), *MORE]
     return Process([PYTHON, PEER, f"--way={way}", f"--folder={folder}", *more, "--", *flags])
 
 
@@ -252,7 +253,9 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS), help="some of %(default)s")
     parser.add_argument("--folder", help="where files are made, on the disk that is measured [a temporary one]")
     add_turns(parser, 10)
+    parser.add_argument("--cpu", action="store_true", help="rates by CPU time: for a machine that others use, no grain")
     asked = parser.parse_args()
+    MORE.extend(["--cpu"] if asked.cpu else [])
     if unknown := set(asked.rows.split(",")) - set(ROWS):
         parser.error(f"--rows={','.join(sorted(unknown))} is unknown; use some of {', '.join(ROWS)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
