@@ -36,7 +36,7 @@ def load(data_dir: str | None, seed: int) -> Splits:
     """
     del seed
     refuse_data_dir(data_dir, "digits")
-    scans, labels = _read(_PATH)
+    scans, labels = read_scans(_PATH)
     features = _scale(scans)
     by_class = np.argsort(labels, kind="stable")
     is_eval = np.zeros(len(labels), bool)
@@ -48,7 +48,7 @@ def load(data_dir: str | None, seed: int) -> Splits:
     )
 
 
-def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
+def read_scans(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Reads scans float64 [1797, 8, 8] in 0..16 and labels int32 [1797]."""
     columns = _SCAN_SIZE * _SCAN_SIZE + 1
     try:

@@ -42,7 +42,7 @@ def watch(session: Session) -> int:
     with Signals(request.request):
         while True:
             asked = request.reason or coordinator.is_gone()  # asked first: what was saved by then is found below
-            for manifest in _restored(session, newer_than=done):
+            for manifest in restored(session, newer_than=done):
                 if done < 0:
                     files.open(manifest.step - 1)
                 done = manifest.step
@@ -55,7 +55,7 @@ def watch(session: Session) -> int:
     return EXIT_CODES.get(request.reason, 0)
 
 
-def _restored(session: Session, newer_than: int) -> Iterator[Manifest]:
+def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
     """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
     steps = checks.checkpoint_steps(session.config.run_dir, "checkpoints")
     if not steps or steps[-1] <= newer_than:

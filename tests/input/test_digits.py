@@ -91,7 +91,7 @@ def test_damaged_file_is_refused_in_one_line(tmp_path):
     for content in damaged:
         path.write_bytes(content)
         with pytest.raises(InputError) as caught:
-            digits._read(str(path))
+            digits.read_scans(str(path))
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
 

@@ -142,12 +142,12 @@ def timed_round(
     calls = []
     for first, steps, seconds, input_seconds, workers in noted:
         examples = strategy.train_order.examples_before(first + steps) - strategy.train_order.examples_before(first)
-        calls.append(Call(steps, examples, seconds, input_seconds, _reduce_seconds(workers) if known else None))
+        calls.append(Call(steps, examples, seconds, input_seconds, reduce_seconds(workers) if known else None))
     calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + awaited)
     return calls, sums
 
 
-def _reduce_seconds(workers) -> float | None:
+def reduce_seconds(workers) -> float | None:
     """Returns the average seconds that workers waited for each other in a call, if known.
 
     See `engine.step.context.StepContext.figures`.

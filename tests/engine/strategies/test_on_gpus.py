@@ -162,4 +162,4 @@ def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):
     hook.begin(Moment)
     hook(Moment)
     assert not caplog.records
-    assert rounds._reduce_seconds(Moment.workers) is None
+    assert rounds.reduce_seconds(Moment.workers) is None

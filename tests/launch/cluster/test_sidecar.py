@@ -28,7 +28,7 @@ def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypa
         writer.save(step, {}, wait=True)
         with monkeypatch.context() as patch:
             patch.setattr(manifests, "sha256", lambda path: hashed.append(os.path.basename(path)) or sha256(path))
-            found = [each.step for each in sidecar._restored(session, newer_than=done)]
+            found = [each.step for each in sidecar.restored(session, newer_than=done)]
         assert found == [step]
         done = step
     parts = ("data-00000-of-00001", "index")
