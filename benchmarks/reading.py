@@ -180,8 +180,8 @@ ROWS: dict[str, Callable[[str, int], None]] = {
     "array_record": array_record,
     "images": images,
     "text": text,
-    "mlp": training("mlp", 500),
-    "cnn": training("cnn", 50),
+    "mlp": training("mlp", 3000),
+    "cnn": training("cnn", 300),
     "memory": memory,
     "resume": resume,
 }
