@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -67,12 +68,20 @@ def prepare(asked: Asked, processes: int, say: Callable[[str], None]) -> str:
             say(f"{len(kept)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
             os.makedirs(os.path.join(asked.output_dir, split), exist_ok=True)
+            _sweep(os.path.join(asked.output_dir, split))
         for file, found in _written(asked, loaded, left, min(processes, len(left)), say):
             kept[file] = found
             note(file, found)
         _finish(asked, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
     counts = [f"{num_examples(split):,} examples in {_count(planned, name)}" for name, split in loaded.by_name.items()]
     return f"{asked.output_dir} has {' and '.join(counts)}"
+
+
+def _sweep(folder: str) -> None:
+    """Removes what a killed call was writing; nobody else writes here now."""
+    for name in os.listdir(folder):
+        if re.search(r"\.[0-9a-f]{16}\.tmp$", name):
+            os.remove(os.path.join(folder, name))
 
 
 def _count(planned: list[Shard], split: str) -> str:

@@ -130,6 +130,7 @@ def test_call_that_failed_is_taken_up_again(prepared, own_input, tmp_path):
     assert not (out / "features.json").exists()
     with open(out / "prepare.jsonl", "a") as file:
         file.write('{"file": "train/tr')  # what a killed call was writing
+    (out / "train" / "train-00003-of-00004.tfrecord.0123456789abcdef.tmp").write_text("half")
     (in_the_way / "folder").rmdir()
     in_the_way.rmdir()
     code, said, _ = prepared(*call)
@@ -137,6 +138,7 @@ def test_call_that_failed_is_taken_up_again(prepared, own_input, tmp_path):
     assert "2 of 6 shards are there and whole" in said
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert sorted(path.name for path in out.iterdir()) == ["eval", "features.json", "train"]
+    assert not [*out.rglob("*.tmp")]
 
 
 def test_folder_with_something_else_is_refused(prepared, own_input, tmp_path):
