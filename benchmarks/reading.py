@@ -128,7 +128,7 @@ def memory(folder: str, turns: int) -> None:
         status = Path(f"/proc/{running.pid}/status").read_text(encoding="utf-8")
         kib = int(re.search(r"VmRSS:\s+(\d+)", status)[1])
         print(f"{times * EXAMPLES:,} examples: {kib / 1024:,.0f} MiB resident after {READ:,} reads", flush=True)
-        running.stdin.close()
+        running.kill()  # it has nothing to write
         running.wait()
 
 
