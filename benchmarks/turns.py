@@ -1,7 +1,8 @@
 """Programs that stay, and run a piece of their work in turn: for ratios that a drifting machine blurs otherwise.
 
 Each is asked for pieces of so many steps by lines of its standard input, and answers with steps a second. While one
-works the others wait for their line. What is compared are the pieces of one turn, a fraction of a second apart.
+works the others are stopped, lest they read ahead in its time. What is compared are the pieces of one turn, a fraction
+of a second apart.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -65,6 +67,7 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
             running[name] = _start(peer, folder)
             if (found := running[name].stdout.readline().strip()) != _READY:
                 raise MeasurementFailed(f"{name} said {found!r} where it was to say {_READY!r}")
+            running[name].send_signal(signal.SIGSTOP)
         rates: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(2):  # to warm up
             for name, process in running.items():
@@ -75,6 +78,7 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
         return rates
     finally:
         for process in running.values():
+            process.send_signal(signal.SIGCONT)
             process.stdin.close()  # it ends by itself, and leaves nothing behind
         for process in running.values():
             try:
@@ -111,9 +115,11 @@ def _start(peer: Process, folder: str) -> subprocess.Popen:
 def _ask(name: str, process: subprocess.Popen, steps: int) -> float:
     found = ""
     try:
+        process.send_signal(signal.SIGCONT)
         process.stdin.write(f"{steps}\n")
         process.stdin.flush()
         found = process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
         return float(found)
     except (OSError, ValueError):
         raise MeasurementFailed(f"{name} said {found!r} where it was to say steps a second") from None

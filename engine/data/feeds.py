@@ -132,6 +132,8 @@ class StreamedFeed(Feed):
         return (*operands, place)
 
     def batch(self, block, place: tf.Tensor):
+        if self.order.block_steps == 1:  # the block is the batch, and large: need not be copied
+            return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
         return tf.nest.map_structure(lambda x: x[place], block)
 
     def _iterator(self, first_block: int):
