@@ -138,7 +138,7 @@ def resume(folder: str, turns: int) -> None:
 
     from crankshaft import Source, Spec
     from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
-    from crankshaft.input import record_index
+    from crankshaft.input.records import record_index
 
     shard = os.path.join(folder, "long.tfrecord")
     lengths = np.full(LONG, 800, np.int64)

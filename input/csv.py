@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from crankshaft.engine.data.source import SourceError, Spec
-from crankshaft.input import storage
-from crankshaft.input.columns import Choice, Group, Table, splits_of
-from crankshaft.input.prepared import Writer, prepared, progress
+from crankshaft.input.files import storage
+from crankshaft.input.files.prepared import Writer, prepared, progress
+from crankshaft.input.files.storage import Files
 from crankshaft.input.splits import InputError, Splits
-from crankshaft.input.storage import Files
+from crankshaft.input.tables.columns import Choice, Group, Table, splits_of
 
 _PATTERNS = ("*.csv", "*.tsv")
 _EXPECTED = "CSV files (*.csv, else *.tsv)"
@@ -54,7 +54,7 @@ def load(
 
     A column whose values are all integers is int64, one of numbers float32, any other text; an empty field has no
     value, but in a column of text. A column of integers from 0 on is ids, for models with tables of embeddings, unless
-    `numbers` names it. The files are read twice, once, and kept in typed form, see `input.prepared`.
+    `numbers` names it. The files are read twice, once, and kept in typed form, see `input.files.prepared`.
 
     Args:
       data_dir: a folder, whose *.csv are read (*.tsv where there are none), files or globs, with commas between.

@@ -3,7 +3,7 @@
 Without --data_dir, Keras's download. Host code.
 """
 
-from crankshaft.input.mnist_files import read_or_download
+from crankshaft.input.files.mnist_files import read_or_download
 from crankshaft.input.splits import Splits
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from crankshaft.engine.data.source import BadRecordError, Source, Spec
-from crankshaft.input import labelled_files, storage
+from crankshaft.input.files import labelled_files, storage
 from crankshaft.input.splits import InputError, Splits, check_at_least
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from crankshaft.engine.data.source import SourceError, Spec
-from crankshaft.input import storage
-from crankshaft.input.columns import Choice, Group, Table, splits_of
+from crankshaft.input.files import storage
+from crankshaft.input.files.storage import Files
 from crankshaft.input.splits import InputError, Splits
-from crankshaft.input.storage import Files
+from crankshaft.input.tables.columns import Choice, Group, Table, splits_of
 
 _PATTERNS = ("*.parquet",)
 _EXPECTED = "Parquet files (*.parquet)"

@@ -8,7 +8,7 @@ import os
 
 import numpy as np
 
-from crankshaft.input.draws import generator
+from crankshaft.input.drawn.draws import generator
 from crankshaft.input.splits import InputError, Splits, check_at_least, refuse_data_dir
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the

@@ -5,8 +5,8 @@ Host code, NumPy only. For benchmarks and tests of embeddings: nothing is read o
 
 import numpy as np
 
-from crankshaft.input.draws import generator
-from crankshaft.input.planted import auc, clicks, effects, power_law_ids
+from crankshaft.input.drawn.draws import generator
+from crankshaft.input.drawn.planted import auc, clicks, effects, power_law_ids
 from crankshaft.input.splits import InputError, Splits, check_at_least, refuse_data_dir
 
 _BIAS = -1.0  # about three clicks in ten

@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Iterator
 import numpy as np
 
 from crankshaft.engine.data.source import BadRecordError, Source, Spec
-from crankshaft.input import storage, tokens
-from crankshaft.input.prepared import Prepared, Writer, prepared, progress
+from crankshaft.input.files import storage, tokens
+from crankshaft.input.files.prepared import Prepared, Writer, prepared, progress
+from crankshaft.input.files.storage import Files
 from crankshaft.input.splits import InputError, Splits, check_at_least
-from crankshaft.input.storage import Files
 
 _PATTERNS = ("*.txt", "*.md")
 _EXPECTED = "plain text (*.txt, else *.md)"
@@ -44,7 +44,7 @@ def load(
 ) -> Splits:
     """Reads text files as one row of tokens, cut into windows, see `Windows`.
 
-    The tokens are made once and kept, see `input.prepared`.
+    The tokens are made once and kept, see `input.files.prepared`.
 
     Args:
       data_dir: a folder, whose *.txt are read (*.md where there are none), files or globs, with commas between.

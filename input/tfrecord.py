@@ -1,8 +1,8 @@
 """Shards of TFRecords that hold tf.train.Examples: a folder, a glob or files with commas.
 
-What a record holds is said by a features.json beside the shards (`input/features.py`), by arguments, or is read off
-the records. The format of the files: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record that is
-read are checked. Those that are gzip are streamed (`input/compressed.py`). Host code.
+What a record holds is said by a features.json beside the shards (`input/records/features.py`), by arguments, or is read
+off the records. The format of the files: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record that
+is read are checked. Those that are gzip are streamed (`input/records/compressed.py`). Host code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable
 import numpy as np
 
 from crankshaft.engine.data.source import BadRecordError, SourceError
-from crankshaft.input import checksums, compressed, record_index
-from crankshaft.input.examples import ExampleSource, as_list
-from crankshaft.input.features import Features
-from crankshaft.input.record_index import FOOTER_BYTES, HEADER_BYTES, Index
-from crankshaft.input.shards import find_splits, open_splits
+from crankshaft.input.records import checksums, compressed, record_index
+from crankshaft.input.records.examples import ExampleSource, as_list
+from crankshaft.input.records.features import Features
+from crankshaft.input.records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
+from crankshaft.input.records.shards import find_splits, open_splits
 from crankshaft.input.splits import Splits, check_at_least
 
 PATTERNS = ("*.tfrecord", "*.tfrecord*", "*.tfrec", "*.tfrec*", "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9]*")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from race import parse_peer_arguments, write_result
 
-from crankshaft.input.planted import auc
+from crankshaft.input.drawn.planted import auc
 from crankshaft.launch.benchmark import keras_models
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 from crankshaft.launch.cluster.tf_config import answers

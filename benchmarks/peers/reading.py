@@ -121,7 +121,7 @@ def grain(folder: str, flags: list[str]) -> Callable[[int], None]:
     import grain.python as pygrain
     import numpy as np
 
-    from crankshaft.input import example_wire
+    from crankshaft.input.records import example_wire
 
     class Parse(pygrain.MapTransform):
         def map(self, record):

@@ -23,8 +23,8 @@ from crankshaft.engine.data import reading
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.split import num_examples, spec_of
 from crankshaft.engine.data.streamed import is_stream
-from crankshaft.input import features, shard_writing
-from crankshaft.input.features import Features
+from crankshaft.input.records import features, shard_writing
+from crankshaft.input.records.features import Features
 from crankshaft.launch.command_line import own_files
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import files, lock_file

@@ -17,7 +17,7 @@ SCRIPT = """
 import json, os, pathlib, threading
 import numpy as np
 from crankshaft.engine.data.source import Source, Spec
-from crankshaft.input import storage
+from crankshaft.input.files import storage
 from crankshaft.launch import train
 from tests.launch.line import Line
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
-from crankshaft.input import array_record, example_wire
+from crankshaft.input import array_record
+from crankshaft.input.records import example_wire
 from crankshaft.input.splits import InputError
 
 COUNTS = (30, 1, 69)

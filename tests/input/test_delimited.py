@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from crankshaft.input.delimited import BadRecords, read_records
-from crankshaft.input.files import find_files, read_lines
+from crankshaft.input.files.text_files import find_files, read_lines
 from crankshaft.input.splits import InputError
+from crankshaft.input.tables.delimited import BadRecords, read_records
 
 
 def parse(lines):

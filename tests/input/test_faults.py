@@ -7,7 +7,7 @@ import time
 import pytest
 
 from crankshaft.engine.data.source import SourceError
-from crankshaft.input import storage
+from crankshaft.input.files import storage
 from crankshaft.input.splits import InputError
 
 CONTENT = bytes(range(256)) * 4

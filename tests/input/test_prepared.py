@@ -9,9 +9,9 @@ import time
 import pytest
 
 from crankshaft.engine.data.source import SourceError
-from crankshaft.input.prepared import Prepared, prepared
+from crankshaft.input.files.prepared import Prepared, prepared
+from crankshaft.input.files.storage import Files
 from crankshaft.input.splits import InputError
-from crankshaft.input.storage import Files
 from tests.waiting import PATIENCE
 
 
@@ -120,8 +120,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(source, tmp_path):
 
 PREPARING = """
 import sys, time
-from crankshaft.input.prepared import prepared
-from crankshaft.input.storage import Files
+from crankshaft.input.files.prepared import prepared
+from crankshaft.input.files.storage import Files
 
 def write(writer):
     print("writing", flush=True)

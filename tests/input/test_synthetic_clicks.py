@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from crankshaft.input import synthetic_clicks
-from crankshaft.input.draws import mix
-from crankshaft.input.planted import auc, power_law_ids
+from crankshaft.input.drawn.draws import mix
+from crankshaft.input.drawn.planted import auc, power_law_ids
 from crankshaft.input.splits import InputError
 
 

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data.source import BadRecordError, SourceError, WithoutBadRecords
-from crankshaft.input import checksums, record_index, tfrecord
+from crankshaft.input import tfrecord
+from crankshaft.input.records import checksums, record_index
 from crankshaft.input.splits import InputError
 
 IMAGES = ("image:uint8:4x5", "label:int64")

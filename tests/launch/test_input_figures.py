@@ -122,7 +122,7 @@ def windows(tmp_path):
         "import numpy as np\n"
         "from crankshaft import Source, Spec\n"
         "from crankshaft.input.splits import Splits\n"
-        "from crankshaft.input.storage import Files\n"
+        "from crankshaft.input.files.storage import Files\n"
         "class Numbers(Source):\n"
         "    element_spec = (Spec((1,), np.float32), Spec((), np.int64))\n"
         "    def __init__(self, path):\n"

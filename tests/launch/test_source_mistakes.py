@@ -16,7 +16,7 @@ from crankshaft.engine.data import reading
 from crankshaft.engine.data.source import Part, Source, SourceError, Spec
 from crankshaft.engine.data.split import order_of
 from crankshaft.engine.hooks import every_steps
-from crankshaft.input import storage
+from crankshaft.input.files import storage
 from tests.launch.line import FEATURES, LABELS, RUN, Line
 
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")

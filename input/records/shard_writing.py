@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from crankshaft.engine.data.source import Spec
-from crankshaft.input import array_record, checksums, example_wire, record_index
-from crankshaft.input.example_wire import Field, Layout
-from crankshaft.input.features import Feature, Features, names_in
+from crankshaft.input import array_record
+from crankshaft.input.records import checksums, example_wire, record_index
+from crankshaft.input.records.example_wire import Field, Layout
+from crankshaft.input.records.features import Feature, Features, names_in
 from crankshaft.input.splits import InputError
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and the ends of their names

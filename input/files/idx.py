@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 
-from crankshaft.input.files import listing
+from crankshaft.input.files.text_files import listing
 from crankshaft.input.splits import InputError
 
 _TYPE_NAMES = {

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from crankshaft.engine.data.source import SourceError
-from crankshaft.input import storage
+from crankshaft.input.files import storage
+from crankshaft.input.files.storage import Files, is_remote
 from crankshaft.input.splits import InputError
-from crankshaft.input.storage import Files, is_remote
 
 FOLDER = ".crankshaft"
 _RULE = 1  # another number, another name: for changes of how anything is prepared

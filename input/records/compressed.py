@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.input import features as described
-from crankshaft.input import storage
-from crankshaft.input.features import Feature, Features, nested
+from crankshaft.input.files import storage
+from crankshaft.input.records import features as described
+from crankshaft.input.records.features import Feature, Features, nested
 from crankshaft.input.splits import InputError, Splits
 
 _MAGIC = b"\x1f\x8b"  # of gzip

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from crankshaft.input import checksums
+from crankshaft.input.files.storage import Files, is_remote, size_of
+from crankshaft.input.records import checksums
 from crankshaft.input.splits import InputError
-from crankshaft.input.storage import Files, is_remote, size_of
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
 SUFFIX = ".index"

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from crankshaft.engine.data.source import Spec
-from crankshaft.input import example_wire
+from crankshaft.input.files.storage import is_remote
+from crankshaft.input.records import example_wire
 from crankshaft.input.splits import InputError
-from crankshaft.input.storage import is_remote
 
 NAME = "features.json"
 _CURE = "see docs/data.md for what it holds"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from crankshaft.input import storage
+from crankshaft.input.files import storage
 from crankshaft.input.splits import InputError
 
 _LISTS = (".txt", ".csv", ".tsv", ".lst")

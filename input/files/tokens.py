@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crankshaft.input.prepared import Writer, prepared
+from crankshaft.input.files.prepared import Writer, prepared
+from crankshaft.input.files.storage import Files
 from crankshaft.input.splits import InputError
-from crankshaft.input.storage import Files
 
 _BYTES = 256
 _LEARN_BYTES = 64 << 20  # of text, from its beginning, that a vocabulary is made of

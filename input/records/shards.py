@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from crankshaft.input import features, record_index, storage
-from crankshaft.input.features import Features
+from crankshaft.input.files import storage
+from crankshaft.input.records import features, record_index
+from crankshaft.input.records.features import Features
 from crankshaft.input.splits import InputError, Splits
 
 _EVALUATION = ("eval", "validation", "val", "test")  # folders beside "train"

@@ -5,7 +5,7 @@ The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to do
 
 import numpy as np
 
-from crankshaft.input.idx import find_idx, read_idx
+from crankshaft.input.files.idx import find_idx, read_idx
 from crankshaft.input.splits import InputError, Splits
 
 NUM_CLASSES = 10

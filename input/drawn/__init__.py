@@ -1,0 +1,1 @@
+"""Data drawn from a seed, with a truth planted in it. Host code."""

@@ -1,0 +1,1 @@
+"""Tables: columns by name, delimited text. Host code."""
