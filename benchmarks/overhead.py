@@ -67,22 +67,22 @@ class Pieces(Periodic):
         self._saves = False
         self.rates: dict[str, list[float]] = {"alone": [], "all hooks": [], "all hooks, a checkpoint": []}
 
-    def begin(self, moment):
-        self._begin_piece(moment)
+    def begin(self, status):
+        self._begin_piece(status)
 
-    def act(self, moment):
-        moment.sums.read()
+    def act(self, status):
+        status.sums.read()
         self._made.checkpoints.wait()  # a piece's checkpoint is written within it, or the wait counts
         seconds = time.perf_counter() - self._began
         self.rates["all hooks, a checkpoint" if self._saves else "all hooks"].append(self.every_steps / seconds)
         self.rates["alone"].append(bare.rate(self._made, self.every_steps))
         self._saves = not self._saves
-        self._begin_piece(moment)
+        self._begin_piece(status)
 
-    def _begin_piece(self, moment):
+    def _begin_piece(self, status):
         self._began = time.perf_counter()
         if self._saves:
-            saving.save(self._made.checkpoints, dataclasses.replace(moment, step=self._made.state.step), self._hooks)
+            saving.save(self._made.checkpoints, dataclasses.replace(status, step=self._made.state.step), self._hooks)
 
 
 def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:

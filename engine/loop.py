@@ -6,34 +6,34 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from crankshaft.engine.hooks import Hook, Moment
+from crankshaft.engine.hooks import Hook, Status
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.base import Strategy
 
 
 def train(
     strategy: Strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter
-) -> Moment:
+) -> Status:
     """Trains up to `until_step`, calling each hook, in order, after each call of the inner loop.
 
     Returns:
-      The last moment; its `stop` and `agreed_stop` say why a run ended early.
+      The last status; its `stop` and `agreed_stop` say why a run ended early.
     """
     feed_order = strategy.train_order
-    moment = Moment(state.step, until_step, 0, 0, feed_order.steps_per_epoch, None, 0.0, 0.0, state, strategy)
+    status = Status(state.step, until_step, 0, 0, feed_order.steps_per_epoch, None, 0.0, 0.0, state, strategy)
     for hook in hooks:
-        hook.begin(moment)
-    _agree_to_stop(moment, together=True)
+        hook.begin(status)
+    _agree_to_stop(status, together=True)
     feed = strategy.train_feed
     bytes_before = feed.bytes_read if feed else None
     before = clock()
-    while state.step < until_step and not (moment.stop and strategy.in_step):
-        first, due = state.step, _next_due(hooks, moment, state.step, until_step)
+    while state.step < until_step and not (status.stop and strategy.in_step):
+        first, due = state.step, _next_due(hooks, status, state.step, until_step)
         result = strategy.run_train_steps(due - first)
         after = clock()
         bytes_now = feed.bytes_read if feed else None
-        moment = dataclasses.replace(
-            moment,
+        status = dataclasses.replace(
+            status,
             step=state.step,
             steps=result.steps,
             examples=feed_order.examples_before(first + result.steps) - feed_order.examples_before(first),
@@ -47,29 +47,29 @@ def train(
         )
         bytes_before = bytes_now
         for hook in hooks:
-            hook(moment)
-        _agree_to_stop(moment, together=state.step == due)
-        if moment.stop:
+            hook(status)
+        _agree_to_stop(status, together=state.step == due)
+        if status.stop:
             strategy.wind_up()
         before = clock()  # the time that hooks take is not counted as the steps'
     for hook in hooks:
-        hook.end(moment)
-    return moment
+        hook.end(status)
+    return status
 
 
-def _agree_to_stop(moment: Moment, together: bool) -> None:
+def _agree_to_stop(status: Status, together: bool) -> None:
     """Turns a hook's reason to stop, in this process, into what all processes do at the same step.
 
     `together`: all of them stand at this step, since something is due at it.
     """
-    moment.agreed_stop = moment.strategy.agree_to_stop(moment.stop, together)
-    moment.stop = str(moment.agreed_stop) if moment.agreed_stop else None
+    status.agreed_stop = status.strategy.agree_to_stop(status.stop, together)
+    status.stop = str(status.agreed_stop) if status.agreed_stop else None
 
 
-def _next_due(hooks: Sequence[Hook], moment: Moment, step: int, until_step: int) -> int:
+def _next_due(hooks: Sequence[Hook], status: Status, step: int, until_step: int) -> int:
     due = until_step
     for hook in hooks:
-        wanted = hook.next_due(step, moment)
+        wanted = hook.next_due(step, status)
         if wanted is not None and wanted <= step:
             raise ValueError(
                 f"hook {hook.name} says at step {step} that it is next due at step {wanted}; return a later step from "

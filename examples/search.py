@@ -12,10 +12,10 @@ from crankshaft.engine.hooks import every_epoch
 def objective(trial: optuna.Trial) -> float:
     """The accuracy of one trial on the evaluation split."""
 
-    def prune(moment, metrics):
-        trial.report(moment.evaluation["accuracy"], moment.epoch)
+    def prune(status, metrics):
+        trial.report(status.evaluation["accuracy"], status.epoch)
         if trial.should_prune():
-            moment.stop = "pruned"
+            status.stop = "pruned"
 
     done = run(
         model="mlp",

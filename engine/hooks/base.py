@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Moment:
-    """The position of a run: one small record, handed to every hook after each call of the inner loop.
+class Status:
+    """Where a run stands: one small record, handed to every hook after each call of the inner loop.
 
     Attributes:
       step: global steps (updates) done.
@@ -78,20 +78,20 @@ class Hook:
 
     name = "hook"
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, status: Status) -> None:
         """Is called before the first step (of this process)."""
 
-    def next_due(self, step: int, moment: Moment) -> int | None:
+    def next_due(self, step: int, status: Status) -> int | None:
         """Returns the next step, after `step`, at which the loop has to stop for this hook; None is never."""
         return None
 
-    def __call__(self, moment: Moment) -> None:
-        """Is called after each call of the inner loop, due or not. May set `moment.stop`."""
+    def __call__(self, status: Status) -> None:
+        """Is called after each call of the inner loop, due or not. May set `status.stop`."""
 
-    def settle(self, moment: Moment) -> None:
+    def settle(self, status: Status) -> None:
         """Is called before a save: raises if the state must not be kept, and writes what has to be on disk."""
 
-    def end(self, moment: Moment) -> None:
+    def end(self, status: Status) -> None:
         """Is called after the last step, or where a hook stopped the run; not after an exception."""
 
     def close(self) -> None:
@@ -131,17 +131,17 @@ class Periodic(Hook):
         self.every_steps = int(every_steps)
         self.at_end = at_end
 
-    def next_due(self, step: int, moment: Moment) -> int | None:
+    def next_due(self, step: int, status: Status) -> int | None:
         return (step // self.every_steps + 1) * self.every_steps if self.every_steps else None
 
-    def is_due(self, moment: Moment) -> bool:
-        return bool(self.every_steps and moment.step % self.every_steps == 0) or (self.at_end and moment.last)
+    def is_due(self, status: Status) -> bool:
+        return bool(self.every_steps and status.step % self.every_steps == 0) or (self.at_end and status.last)
 
-    def __call__(self, moment: Moment) -> None:
-        if self.is_due(moment):
-            self.act(moment)
+    def __call__(self, status: Status) -> None:
+        if self.is_due(status):
+            self.act(status)
 
-    def act(self, moment: Moment) -> None:
+    def act(self, status: Status) -> None:
         raise NotImplementedError
 
 
@@ -155,11 +155,11 @@ class Windowed(Periodic):
         super().__init__(every_steps, at_end)
         self.window = Sums()
 
-    def __call__(self, moment: Moment) -> None:
-        if moment.sums is not None:
-            self.window.add(moment.sums)
-        if self.is_due(moment):
-            self.act(moment)
+    def __call__(self, status: Status) -> None:
+        if status.sums is not None:
+            self.window.add(status.sums)
+        if self.is_due(status):
+            self.act(status)
             self.window = Sums()
 
     def host_state(self) -> dict:
@@ -174,7 +174,7 @@ class Windowed(Periodic):
 
 
 class StopRequest(Hook):
-    """Ends the run at the next moment after a request. `request` may be called in a signal handler or a thread.
+    """Ends the run at the next call after a request. `request` may be called in a signal handler or a thread.
 
     Attributes:
       reason: why this process wants the run to end; None before.
@@ -189,11 +189,11 @@ class StopRequest(Hook):
         """Requests the end; the first reason stays."""
         self.reason = self.reason or reason
 
-    def begin(self, moment: Moment) -> None:
-        self(moment)
+    def begin(self, status: Status) -> None:
+        self(status)
 
-    def __call__(self, moment: Moment) -> None:
-        moment.stop = moment.stop or self.reason
+    def __call__(self, status: Status) -> None:
+        status.stop = status.stop or self.reason
 
 
 class _Every(Windowed):
@@ -202,23 +202,23 @@ class _Every(Windowed):
         self.name = name
         self._function = function
 
-    def act(self, moment: Moment) -> None:
-        self._function(moment, self.window.means())
+    def act(self, status: Status) -> None:
+        self._function(status, self.window.means())
 
 
 class _EveryEpoch(_Every):
-    def next_due(self, step: int, moment: Moment) -> int | None:
-        return (step // moment.steps_per_epoch + 1) * moment.steps_per_epoch
+    def next_due(self, step: int, status: Status) -> int | None:
+        return (step // status.steps_per_epoch + 1) * status.steps_per_epoch
 
-    def is_due(self, moment: Moment) -> bool:
-        return moment.step % moment.steps_per_epoch == 0
+    def is_due(self, status: Status) -> bool:
+        return status.step % status.steps_per_epoch == 0
 
 
-def every_steps(steps: int, function: Callable[[Moment, dict[str, float]], None]) -> Hook:
-    """Makes a user's hook: calls `function(moment, metrics)` every so many steps, with the means since the last."""
+def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]) -> Hook:
+    """Makes a user's hook: calls `function(status, metrics)` every so many steps, with the means since the last."""
     return _Every(function, steps, getattr(function, "__name__", "every_steps"))
 
 
-def every_epoch(function: Callable[[Moment, dict[str, float]], None]) -> Hook:
-    """Makes a user's hook: calls `function(moment, metrics)` at the end of each epoch, with the epoch's means."""
+def every_epoch(function: Callable[[Status, dict[str, float]], None]) -> Hook:
+    """Makes a user's hook: calls `function(status, metrics)` at the end of each epoch, with the epoch's means."""
     return _EveryEpoch(function, 0, getattr(function, "__name__", "every_epoch"))

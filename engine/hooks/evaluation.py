@@ -8,7 +8,7 @@ import math
 from absl import logging
 
 from crankshaft.engine.hooks import numerics
-from crankshaft.engine.hooks.base import Moment, Periodic
+from crankshaft.engine.hooks.base import Periodic, Status
 from crankshaft.engine.step.holdings import Holdings
 
 
@@ -46,7 +46,7 @@ def evaluate(strategy, trainer) -> dict[str, float]:
 
 
 class Evaluation(Periodic):
-    """Evaluates every so many steps and at the last one, and sets `moment.evaluation`, {metric: mean}.
+    """Evaluates every so many steps and at the last one, and sets `status.evaluation`, {metric: mean}.
 
     Attributes:
       step: of the newest evaluation, a resumed run's too; None before the first on this data.
@@ -60,11 +60,11 @@ class Evaluation(Periodic):
         self.step: int | None = None
         self.result: dict[str, float] | None = None
 
-    def act(self, moment: Moment) -> None:
-        if moment.step != self.step:
-            self.result = evaluate(moment.strategy, moment.state.trainer)
-            self.step = moment.step
-        moment.evaluation = dict(self.result)
+    def act(self, status: Status) -> None:
+        if status.step != self.step:
+            self.result = evaluate(status.strategy, status.state.trainer)
+            self.step = status.step
+        status.evaluation = dict(self.result)
 
     def host_state(self) -> dict:
         return {"step": self.step, "result": self.result}

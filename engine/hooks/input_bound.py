@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import logging
 
-from crankshaft.engine.hooks.base import Hook, Moment
+from crankshaft.engine.hooks.base import Hook, Status
 from crankshaft.engine.hooks.rates import Rates
 
 
@@ -27,11 +27,11 @@ class InputBound(Hook):
         self._rates: Rates | None = None
         self._said = False
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, status: Status) -> None:
         if self._rates is None:
             self._rates = Rates()
             return
-        self._rates.count(moment)
+        self._rates.count(status)
         if self._said or self._rates.seconds < self._window_seconds:
             return
         rates, self._rates = self._rates, Rates()
@@ -40,5 +40,5 @@ class InputBound(Hook):
             self._said = True
             logging.warning(
                 "step %d: steps wait for input %.0f%% of the time (%s examples/s); %s",
-                *(moment.step, 100 * waits, f"{rates.speeds['examples_per_sec']:,.0f}", self._cure),
+                *(status.step, 100 * waits, f"{rates.speeds['examples_per_sec']:,.0f}", self._cure),
             )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.hooks.base import Moment, Windowed
+from crankshaft.engine.hooks.base import Status, Windowed
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.step.holdings import Holdings
 
@@ -33,48 +33,48 @@ class KerasCallbacks(Windowed):
         self._logs: dict[str, float] = {}
         self._model: _Model | None = None  # of the chief
 
-    def begin(self, moment: Moment) -> None:
-        if not moment.strategy.is_chief:
+    def begin(self, status: Status) -> None:
+        if not status.strategy.is_chief:
             return
-        self._model = _Model(moment.state.trainer)
-        epochs = -(-moment.until_step // moment.steps_per_epoch)
+        self._model = _Model(status.state.trainer)
+        epochs = -(-status.until_step // status.steps_per_epoch)
         for callback in self._callbacks:
-            callback.set_params({"epochs": epochs, "steps": moment.steps_per_epoch, "verbose": 0})
+            callback.set_params({"epochs": epochs, "steps": status.steps_per_epoch, "verbose": 0})
             callback.set_model(self._model)
         self._tell("on_train_begin", {})
-        if not moment.last:
-            self._tell("on_epoch_begin", moment.epoch, {})
+        if not status.last:
+            self._tell("on_epoch_begin", status.epoch, {})
 
-    def next_due(self, step: int, moment: Moment) -> int | None:
-        ends = (step // moment.steps_per_epoch + 1) * moment.steps_per_epoch
-        return min(ends, super().next_due(step, moment) or ends)
+    def next_due(self, step: int, status: Status) -> int | None:
+        ends = (step // status.steps_per_epoch + 1) * status.steps_per_epoch
+        return min(ends, super().next_due(step, status) or ends)
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, status: Status) -> None:
         if self._model is None:
             return
-        self._look(moment)
+        self._look(status)
         if self._model.stop_training:
-            moment.stop = moment.stop or "stop_training of a Keras callback"
+            status.stop = status.stop or "stop_training of a Keras callback"
 
-    def _look(self, moment: Moment) -> None:
-        if moment.sums is not None:
-            self.window.add(moment.sums)
+    def _look(self, status: Status) -> None:
+        if status.sums is not None:
+            self.window.add(status.sums)
             if self.every_steps:
-                self._batches.add(moment.sums)
-        if self.is_due(moment):
-            self._tell("on_train_batch_end", (moment.step - 1) % moment.steps_per_epoch, self._batches.means())
+                self._batches.add(status.sums)
+        if self.is_due(status):
+            self._tell("on_train_batch_end", (status.step - 1) % status.steps_per_epoch, self._batches.means())
             self._batches = Sums()
-        if moment.evaluation is not None:
+        if status.evaluation is not None:
             self._tell("on_test_begin", {})
-            self._tell("on_test_end", dict(moment.evaluation))
-        if moment.step % moment.steps_per_epoch == 0:
-            evaluation = {f"val_{name}": value for name, value in (moment.evaluation or {}).items()}
+            self._tell("on_test_end", dict(status.evaluation))
+        if status.step % status.steps_per_epoch == 0:
+            evaluation = {f"val_{name}": value for name, value in (status.evaluation or {}).items()}
             self._logs, self.window = {**self.window.means(), **evaluation}, Sums()
-            self._tell("on_epoch_end", moment.epoch - 1, self._logs)
-            if not (moment.last or moment.stop or self._model.stop_training):
-                self._tell("on_epoch_begin", moment.epoch, {})
+            self._tell("on_epoch_end", status.epoch - 1, self._logs)
+            if not (status.last or status.stop or self._model.stop_training):
+                self._tell("on_epoch_begin", status.epoch, {})
 
-    def end(self, moment: Moment) -> None:
+    def end(self, status: Status) -> None:
         if self._model is not None:
             self._tell("on_train_end", self._logs)
 

@@ -6,7 +6,7 @@ import math
 
 from absl import logging
 
-from crankshaft.engine.hooks.base import Moment, Periodic
+from crankshaft.engine.hooks.base import Periodic, Status
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.step.holdings import Holdings
 
@@ -53,16 +53,16 @@ class Monitor(Periodic):
         self.window = Sums()
         self._measured = False
 
-    def is_due(self, moment: Moment) -> bool:
-        return super().is_due(moment) if self.every_steps else moment.evaluation is not None
+    def is_due(self, status: Status) -> bool:
+        return super().is_due(status) if self.every_steps else status.evaluation is not None
 
-    def __call__(self, moment: Moment) -> None:
-        if self.source == "train" and moment.sums is not None:
-            self.window.add(moment.sums)
-        super().__call__(moment)
+    def __call__(self, status: Status) -> None:
+        if self.source == "train" and status.sums is not None:
+            self.window.add(status.sums)
+        super().__call__(status)
 
-    def act(self, moment: Moment) -> None:
-        found = moment.evaluation if self.source == "eval" else self.window.means()
+    def act(self, status: Status) -> None:
+        found = status.evaluation if self.source == "eval" else self.window.means()
         self._measured = self._measured or self.metric in found or self.metric in self.window.values()
         self.window = Sums()
         if not self._measured:
@@ -71,10 +71,10 @@ class Monitor(Periodic):
         value = found.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
         improved = self._is_better(value)
         if improved:
-            self.best, self.best_step = value, moment.step
-        self.observe(moment, value, improved)
+            self.best, self.best_step = value, status.step
+        self.observe(status, value, improved)
 
-    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+    def observe(self, status: Status, value: float, improved: bool) -> None:
         """Takes a new value; `improved` if it is better than all before, in which case `best` already is this value."""
         raise NotImplementedError
 
@@ -111,12 +111,12 @@ class Patient(Monitor):
         self.patience = patience
         self.waited = 0
 
-    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+    def observe(self, status: Status, value: float, improved: bool) -> None:
         self.waited = 0 if improved else self.waited + 1
         if self.waited >= self.patience:
-            self.act_on_plateau(moment)
+            self.act_on_plateau(status)
 
-    def act_on_plateau(self, moment: Moment) -> None:
+    def act_on_plateau(self, status: Status) -> None:
         raise NotImplementedError
 
     def host_state(self) -> dict:
@@ -141,13 +141,13 @@ class EarlyStopping(Patient):
 
     name = "early_stopping"
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, status: Status) -> None:
         if self.waited >= self.patience:
-            self.act_on_plateau(moment)
+            self.act_on_plateau(status)
 
-    def act_on_plateau(self, moment: Moment) -> None:
+    def act_on_plateau(self, status: Status) -> None:
         best = "never a number" if self.best is None else f"best {self.best:.6g}"
-        moment.stop = moment.stop or (
+        status.stop = status.stop or (
             f"{self.monitor} has not improved for {self.waited} evaluations ({best}); "
             f"a higher early-stopping patience than {self.patience} goes on"
         )
@@ -176,10 +176,10 @@ class ReduceLearningRate(Patient):
         self.min_scale = min_scale
         self._warned = False
 
-    def act_on_plateau(self, moment: Moment) -> None:
+    def act_on_plateau(self, status: Status) -> None:
         self.waited = 0
         least = []
-        for name, optimizer in Holdings(moment.state.trainer).optimizers.items():
+        for name, optimizer in Holdings(status.state.trainer).optimizers.items():
             scale = float(optimizer.learning_rate_scale.numpy())
             if scale <= self.min_scale * (1 + _ROUNDING):
                 least.append(name)
@@ -188,18 +188,18 @@ class ReduceLearningRate(Patient):
             optimizer.learning_rate_scale.assign(lower)
             logging.info(
                 "step %d: %s has not improved for %d evaluations: the learning rate of %s is scaled by %.3g now",
-                moment.step,
+                status.step,
                 self.monitor,
                 self.patience,
                 name,
                 lower,
             )
-        if least and not self._warned and moment.strategy.is_chief:
+        if least and not self._warned and status.strategy.is_chief:
             self._warned = True
             logging.warning(
                 "step %d: %s has not improved for %d evaluations, and the learning rate of %s, scaled by %.3g, is not "
                 "lowered further",
-                moment.step,
+                status.step,
                 self.monitor,
                 self.patience,
                 ", ".join(least),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.hooks.base import Hook, Moment
+from crankshaft.engine.hooks.base import Hook, Status
 from crankshaft.engine.internals.variables import own_copy, path_of, tf_variable
 from crankshaft.engine.metrics.means import LoopSums
 from crankshaft.engine.step.holdings import Holdings
@@ -143,26 +143,26 @@ class NanGuard(Hook):
         self._warned_at = -math.inf
         self._unchecked: tuple[int, int, LoopSums] | None = None  # first step, last step, their sums
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, status: Status) -> None:
         before = self._unchecked
-        self._unchecked = (moment.step - moment.steps + 1, moment.step, moment.sums)
+        self._unchecked = (status.step - status.steps + 1, status.step, status.sums)
         if before is not None:
-            self._check(moment, *before)
+            self._check(status, *before)
 
-    def settle(self, moment: Moment) -> None:
-        self._check_all(moment)
+    def settle(self, status: Status) -> None:
+        self._check_all(status)
 
-    def end(self, moment: Moment) -> None:
-        self._check_all(moment)
+    def end(self, status: Status) -> None:
+        self._check_all(status)
 
-    def _check_all(self, moment: Moment) -> None:
+    def _check_all(self, status: Status) -> None:
         if self._unchecked is not None:
             unchecked, self._unchecked = self._unchecked, None
-            self._check(moment, *unchecked)
-        check_weights(moment.state.trainer, f"step {moment.step}")
+            self._check(status, *unchecked)
+        check_weights(status.state.trainer, f"step {status.step}")
 
-    def _check(self, moment: Moment, first: int, last: int, sums: LoopSums) -> None:
-        options = moment.state.trainer.given.options
+    def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
+        options = status.state.trainer.given.options
         found = sums.read()
         skipped, counted = found.get("skipped", (0.0, 0.0))  # each replica counts every step
         if counted:
@@ -172,7 +172,7 @@ class NanGuard(Hook):
         for name, (total, _) in sorted(found.items()):
             if (name == "gradient_norm" or "loss" in name.split("_")) and not math.isfinite(total):
                 # With a moving loss scale, gradient_norm holds only the steps that were applied.
-                path = first_nonfinite_variable(moment.state)
+                path = first_nonfinite_variable(status.state)
                 which = f"the first such variable is {path}" if path else "all variables are finite"
                 value = "nan" if math.isnan(total) else "inf"
                 raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crankshaft.engine.hooks.base import Moment
+from crankshaft.engine.hooks.base import Status
 
 
 class Rates:
@@ -20,17 +20,17 @@ class Rates:
         self._bytes: int | None = None
         self._steps_ahead: list[float] = []
 
-    def count(self, moment: Moment) -> None:
+    def count(self, status: Status) -> None:
         """Adds one call."""
         self.calls += 1
-        self.seconds += moment.seconds
-        self._steps += moment.steps
-        self._examples += moment.examples
-        self._input_seconds += moment.input_seconds
-        if moment.input_bytes is not None:
-            self._bytes = (self._bytes or 0) + moment.input_bytes
-        if moment.steps_ahead is not None:
-            self._steps_ahead.append(moment.steps_ahead)
+        self.seconds += status.seconds
+        self._steps += status.steps
+        self._examples += status.examples
+        self._input_seconds += status.input_seconds
+        if status.input_bytes is not None:
+            self._bytes = (self._bytes or 0) + status.input_bytes
+        if status.steps_ahead is not None:
+            self._steps_ahead.append(status.steps_ahead)
 
     @property
     def speeds(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
-from crankshaft.engine.hooks.base import Hook, Moment, Periodic
+from crankshaft.engine.hooks.base import Hook, Periodic, Status
 from crankshaft.engine.hooks.monitors import Monitor
 from crankshaft.engine.state import RULES, TrainState
 
@@ -22,16 +22,16 @@ def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
     return named
 
 
-def save(checkpoints: Checkpoints, moment: Moment, hooks: Sequence[Hook]) -> None:
-    """Saves the state of `moment` and of the hooks; returns when training may go on, before it is written.
+def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook]) -> None:
+    """Saves the state of `status` and of the hooks; returns when training may go on, before it is written.
 
     Each hook's `settle` is called first, so a hook that finds the state bad raises and nothing is written.
     """
     for hook in hooks:
-        hook.settle(moment)
-    moment.state.input.take(moment.step)
+        hook.settle(status)
+    status.state.input.take(status.step)
     state = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
-    checkpoints.save(moment.step, {"state": moment.state.host_state(), "hooks": state})
+    checkpoints.save(status.step, {"state": status.state.host_state(), "hooks": state})
 
 
 def restore(
@@ -96,12 +96,12 @@ class Checkpointing(Periodic):
         self.checkpoints = checkpoints
         self.hooks = hooks
 
-    def act(self, moment: Moment) -> None:
-        save(self.checkpoints, moment, self.hooks)
+    def act(self, status: Status) -> None:
+        save(self.checkpoints, status, self.hooks)
 
-    def end(self, moment: Moment) -> None:
-        if moment.steps:  # else no step was done, so nothing is new
-            save(self.checkpoints, moment, self.hooks)  # does nothing if this step was saved
+    def end(self, status: Status) -> None:
+        if status.steps:  # else no step was done, so nothing is new
+            save(self.checkpoints, status, self.hooks)  # does nothing if this step was saved
         self.checkpoints.wait()
 
 
@@ -125,7 +125,7 @@ class BestCheckpoint(Monitor):
         self.checkpoints = checkpoints
         self.hooks = hooks
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, status: Status) -> None:
         # The files on disk decide, not what this run remembers: a best checkpoint that is broken or was removed does
         # not count, and one that a killed process saved after its last other checkpoint does. A score on other data
         # does not count either.
@@ -136,12 +136,12 @@ class BestCheckpoint(Monitor):
         values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
         self.best, self.best_step = (values[0]["best"], manifest.step) if values else (None, None)
 
-    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+    def observe(self, status: Status, value: float, improved: bool) -> None:
         if improved:
             hooks = self.hooks if self in self.hooks else [*self.hooks, self]
-            save(self.checkpoints, moment, hooks)
+            save(self.checkpoints, status, hooks)
 
-    def end(self, moment: Moment) -> None:
+    def end(self, status: Status) -> None:
         self.checkpoints.wait()
 
     def host_state(self) -> dict:
@@ -160,7 +160,7 @@ class BestWeights(Monitor):
         super().__init__(monitor, **arguments)
         self.put_back: Callable[[], None] | None = None
 
-    def observe(self, moment: Moment, value: float, improved: bool) -> None:
+    def observe(self, status: Status, value: float, improved: bool) -> None:
         if improved:
             self.put_back = None  # so that there is one copy at a time
-            self.put_back = moment.state.copied()
+            self.put_back = status.state.copied()

@@ -10,7 +10,7 @@ import time
 
 from absl import logging
 
-from crankshaft.engine.hooks import Hook, Moment
+from crankshaft.engine.hooks import Hook, Status
 from crankshaft.engine.strategies.workers import WorkerWindow
 
 
@@ -39,15 +39,15 @@ class Stragglers(Hook):
         self._slow = [0] * len(names)  # windows in a row
         self._began = 0.0
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, status: Status) -> None:
         self._began = self._clock()
 
-    def __call__(self, moment: Moment) -> None:
-        if moment.workers is None:
+    def __call__(self, status: Status) -> None:
+        if status.workers is None:
             return
-        self._window.add(moment.workers)
+        self._window.add(status.workers)
         if self._clock() - self._began >= self._window_seconds:
-            self._look(moment.step)
+            self._look(status.step)
             self._began = self._clock()
 
     def _look(self, step: int) -> None:

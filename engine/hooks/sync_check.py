@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.hooks import Moment, Periodic
+from crankshaft.engine.hooks import Periodic, Status
 from crankshaft.engine.internals.variables import path_of, read_local
 from crankshaft.engine.reduction import collectives, per_replica
 
@@ -42,9 +42,9 @@ class SyncCheck(Periodic):
         self._variables: list[tf.Variable] = []
         self._sums: Callable | None = None
 
-    def begin(self, moment: Moment) -> None:
-        distribution = moment.strategy.distribution
-        self._variables = [v for v in moment.state.variables() if not per_replica.differs(v)]
+    def begin(self, status: Status) -> None:
+        distribution = status.strategy.distribution
+        self._variables = [v for v in status.state.variables() if not per_replica.differs(v)]
 
         def checksums():
             sums = tf.stack([_checksum(variable) for variable in self._variables])
@@ -55,7 +55,7 @@ class SyncCheck(Periodic):
 
         self._sums = tf.function(on_all, autograph=False)
 
-    def act(self, moment: Moment) -> None:
+    def act(self, status: Status) -> None:
         sums = self._sums().numpy()
         for place in np.flatnonzero((sums != sums[0]).any(axis=0)):
             column = sums[:, place].tolist()
@@ -63,7 +63,7 @@ class SyncCheck(Periodic):
             odd = [self._called(replica) for replica, value in enumerate(column) if value != most]
             variable = self._variables[place]
             raise OutOfSyncError(
-                f"step {moment.step}: {', '.join(odd)} of {len(column)} replicas holds other values of "
+                f"step {status.step}: {', '.join(odd)} of {len(column)} replicas holds other values of "
                 f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for code that "
                 "changes it on one replica only, or for a faulty device, and start again from the last checkpoint"
             )

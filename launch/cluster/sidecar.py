@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import CheckpointError, Manifest
-from crankshaft.engine.hooks import Moment, StopRequest, evaluation, saving
+from crankshaft.engine.hooks import Status, StopRequest, evaluation, saving
 from crankshaft.engine.hooks.saving import BestCheckpoint
 from crankshaft.engine.hooks.tensorboard import event_values
 from crankshaft.engine.hooks.tensorboard.event_files import EventFiles
@@ -34,7 +34,7 @@ def watch(session: Session) -> int:
     best = None
     if config.monitor.startswith("eval_"):
         best = BestCheckpoint(session.best, config.monitor)
-        best.begin(_moment(session))
+        best.begin(_status(session))
     else:
         session.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
     coordinator = tf_config.Presence(config.cluster.job("chief")[0], config.cluster_timeout_seconds)
@@ -75,10 +75,10 @@ def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) 
     session.say(f"evaluation at step {session.state.step}: {as_line(found)}")
     files.put("", session.state.step, lambda: event_values.scalars(found))
     if best:
-        best(_moment(session, found))
+        best(_status(session, found))
 
 
-def _moment(session: Session, found: dict | None = None) -> Moment:
+def _status(session: Session, found: dict | None = None) -> Status:
     step, per_epoch = session.state.step, session.strategy.train_order.steps_per_epoch
     strategy = session.strategy
-    return Moment(step, session.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, session.state, strategy, evaluation=found)
+    return Status(step, session.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, session.state, strategy, evaluation=found)

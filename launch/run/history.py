@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import logging
 
-from crankshaft.engine.hooks import Moment, Windowed
+from crankshaft.engine.hooks import Status, Windowed
 from crankshaft.engine.hooks.rates import Rates
 from crankshaft.engine.machine.files import open_regular, write_text
 from crankshaft.launch.errors import UsageError
@@ -62,32 +62,32 @@ class History(Windowed):
         self._seconds = 0.0
         self._rates = Rates()
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, status: Status) -> None:
         if self._directory is None:
             return
-        self.rows = [row for row in _read(self._path("jsonl")) if row["step"] <= moment.step]
+        self.rows = [row for row in _read(self._path("jsonl")) if row["step"] <= status.step]
         self._write("jsonl", "".join(map(_json_line, self.rows)))
         self._write_table()
 
-    def is_due(self, moment: Moment) -> bool:
-        return moment.evaluation is not None or super().is_due(moment)
+    def is_due(self, status: Status) -> bool:
+        return status.evaluation is not None or super().is_due(status)
 
-    def __call__(self, moment: Moment) -> None:
-        self._seconds += moment.seconds
-        self._rates.count(moment)
-        super().__call__(moment)
+    def __call__(self, status: Status) -> None:
+        self._seconds += status.seconds
+        self._rates.count(status)
+        super().__call__(status)
 
-    def act(self, moment: Moment) -> None:
+    def act(self, status: Status) -> None:
         means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
         rates, self._rates = self._rates, Rates()
         row = {
-            "step": moment.step,
-            "epoch": moment.step / moment.steps_per_epoch,
+            "step": status.step,
+            "epoch": status.step / status.steps_per_epoch,
             "seconds": self._seconds,
             "examples_per_sec": rates.speeds.get("examples_per_sec"),
             **rates.input,
             **{f"train_{name}": mean for name, mean in means.items()},
-            **{f"eval_{name}": value for name, value in (moment.evaluation or {}).items()},
+            **{f"eval_{name}": value for name, value in (status.evaluation or {}).items()},
         }
         self._add({name: value if _is_finite(value) else None for name, value in row.items()})
 

@@ -11,7 +11,7 @@ from absl import logging
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Manifest
-from crankshaft.engine.hooks import Hook, Moment, StopRequest, Windowed, evaluation, numerics, saving
+from crankshaft.engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
 from crankshaft.engine.hooks.input_bound import InputBound
 from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
 from crankshaft.engine.hooks.rates import Rates
@@ -45,11 +45,11 @@ class TrainMetrics(Windowed):
         self.means: dict[str, float] = {}
         self._first, self._later = Rates(), Rates()  # the first call compiles
 
-    def __call__(self, moment: Moment) -> None:
-        super().__call__(moment)
-        (self._later if self._first.calls else self._first).count(moment)
+    def __call__(self, status: Status) -> None:
+        super().__call__(status)
+        (self._later if self._first.calls else self._first).count(status)
 
-    def act(self, moment: Moment) -> None:
+    def act(self, status: Status) -> None:
         # The gradients' norm is measured only where something is due, so its mean would depend on what else is due.
         self.means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
 
@@ -78,13 +78,13 @@ class Holding(Hook):
     def __init__(self, check: Callable[[], None]):
         self._check = check
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, status: Status) -> None:
         self._check()
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, status: Status) -> None:
         self._check()
 
-    def settle(self, moment: Moment) -> None:
+    def settle(self, status: Status) -> None:
         self._check()
 
 
@@ -119,7 +119,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
             if session.evaluates:
                 session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
             session.say(choose_jit(session))
-        moment = loop.train(session.strategy, state, hooks, session.train_steps)
+        status = loop.train(session.strategy, state, hooks, session.train_steps)
     result = result_of(
         session, train=metrics.means, resumed_from=manifest.step if manifest else None, **metrics.rates()
     )
@@ -128,13 +128,13 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if tables := {name: int(value) for name, value in Holdings(session.trainer).table_figures().items()}:
         result["tables"] = tables
         _warn_of_full_tables(tables)
-    exit_code = EXIT_CODES.get(moment.agreed_stop.reason, 0) if moment.agreed_stop else 0
+    exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
     if session.evaluates and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
         session.say(f"evaluation at step {state.step}: {as_line(result['eval'])}")
-    if moment.stop:
-        result["stop"] = moment.stop
-        session.say(f"stopped at step {state.step}: {moment.stop}")
+    if status.stop:
+        result["stop"] = status.stop
+        session.say(f"stopped at step {state.step}: {status.stop}")
     if size := state.input.num_bytes:
         session.say(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
     if best := _best_of(hooks):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from crankshaft.engine.hooks import Hook, Moment
+from crankshaft.engine.hooks import Hook, Status
 from crankshaft.engine.metrics.means import Sums
 
 MODES = ("auto", "bar", "plain", "off")
@@ -46,27 +46,27 @@ class Progress(Hook):
         self._shown_at = 0.0
         self._shown_step: int | None = None
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, status: Status) -> None:
         self._shown_at = self._clock()
         if self.mode == "bar":
-            self._bar = Bar(self._file, _step(moment), moment.until_step, moment.step)
+            self._bar = Bar(self._file, _step(status), status.until_step, status.step)
             atexit.register(self.close)  # after an exception, the terminal's cursor has to come back
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, status: Status) -> None:
         if self.mode == "off":
             return
-        self._window.add(moment.sums)
-        self._speed.add(moment)
+        self._window.add(status.sums)
+        self._speed.add(status)
         now = self._clock()
-        if moment.evaluation is not None or moment.last or moment.stop or now - self._shown_at >= self._seconds_between:
+        if status.evaluation is not None or status.last or status.stop or now - self._shown_at >= self._seconds_between:
             self._shown_at = now
-            self._show(moment)
-        if moment.evaluation is not None:
-            self._say("  ".join([_step(moment), "evaluation", *_metrics(moment.evaluation)]))
+            self._show(status)
+        if status.evaluation is not None:
+            self._say("  ".join([_step(status), "evaluation", *_metrics(status.evaluation)]))
 
-    def end(self, moment: Moment) -> None:
-        if self.mode != "off" and moment.steps and self._shown_step != moment.step:
-            self._show(moment)
+    def end(self, status: Status) -> None:
+        if self.mode != "off" and status.steps and self._shown_step != status.step:
+            self._show(status)
         self.close()
 
     def close(self) -> None:
@@ -76,17 +76,17 @@ class Progress(Hook):
             self._bar = None
             atexit.unregister(self.close)
 
-    def _show(self, moment: Moment) -> None:
+    def _show(self, status: Status) -> None:
         metrics, self._window = _metrics(self._window.means()), Sums()
-        epoch = f"epoch {moment.step / moment.steps_per_epoch:.3g}"
+        epoch = f"epoch {status.step / status.steps_per_epoch:.3g}"
         speed = f"{self._speed.examples_per_second():,.0f} examples/s"
-        seconds = self._speed.seconds_left(moment.until_step - moment.step)
+        seconds = self._speed.seconds_left(status.until_step - status.step)
         left = "" if seconds is None else f"{duration(seconds)} left"
-        self._shown_step = moment.step
+        self._shown_step = status.step
         if self._bar is None:
-            self._say("  ".join(filter(None, [_step(moment), *metrics, epoch, speed, left])))
+            self._say("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))
             return
-        self._bar.draw(moment.step, *_fitting(_step(moment), metrics, [epoch, left, speed], self._bar.width))
+        self._bar.draw(status.step, *_fitting(_step(status), metrics, [epoch, left, speed], self._bar.width))
 
     def _say(self, line: str) -> None:
         if self._bar is not None:
@@ -199,13 +199,13 @@ class _Speed:
         self._steps = self._examples = self._seconds = 0.0
         self._calls = 0
 
-    def add(self, moment: Moment) -> None:
+    def add(self, status: Status) -> None:
         fade = 1.0 if self._calls > 1 else 0.0
         if self._seconds > self._MEMORY_SECONDS:
-            fade *= max(0.0, 1.0 - moment.seconds / self._MEMORY_SECONDS)
-        self._steps = self._steps * fade + moment.steps
-        self._examples = self._examples * fade + moment.examples
-        self._seconds = self._seconds * fade + moment.seconds
+            fade *= max(0.0, 1.0 - status.seconds / self._MEMORY_SECONDS)
+        self._steps = self._steps * fade + status.steps
+        self._examples = self._examples * fade + status.examples
+        self._seconds = self._seconds * fade + status.seconds
         self._calls += 1
 
     def examples_per_second(self) -> float:
@@ -262,8 +262,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def _step(moment: Moment) -> str:
-    return f"step {moment.step:,}/{moment.until_step:,}"
+def _step(status: Status) -> str:
+    return f"step {status.step:,}/{status.until_step:,}"
 
 
 def _metrics(means: dict[str, float]) -> list[str]:

@@ -134,9 +134,9 @@ class Counting(crankshaft.Trainer):
 class Enough(Hook):
     name = "enough"
 
-    def __call__(self, moment):
-        if flags.FLAGS.enough and moment.step >= flags.FLAGS.enough:
-            moment.stop = "it is enough"
+    def __call__(self, status):
+        if flags.FLAGS.enough and status.step >= flags.FLAGS.enough:
+            status.stop = "it is enough"
 
 
 def data():

@@ -17,22 +17,22 @@ from crankshaft.launch import train
 asks, folder = sys.argv.pop(), pathlib.Path(sys.argv.pop())
 
 
-def is_mine(moment):
-    return moment.strategy.host == 1 and moment.step >= 30
+def is_mine(status):
+    return status.strategy.host == 1 and status.step >= 30
 
 
-def when_due(moment, metrics):
-    moment.stop = "good enough: 95 % — done" if is_mine(moment) else None
+def when_due(status, metrics):
+    status.stop = "good enough: 95 % — done" if is_mine(status) else None
 
 
 class Asks(Hook):
     # As a clock would have it: at whatever step.
-    def __call__(self, moment):
-        if asks == "any" and is_mine(moment):
-            moment.stop = "my time is up"
+    def __call__(self, status):
+        if asks == "any" and is_mine(status):
+            status.stop = "my time is up"
 
-    def end(self, moment):
-        (folder / f"end-{{moment.strategy.host}}").write_text(json.dumps([moment.step, moment.stop]))
+    def end(self, status):
+        (folder / f"end-{{status.strategy.host}}").write_text(json.dumps([status.step, status.stop]))
 
 
 train.main(hooks=[every_steps(7, when_due if asks == "due" else lambda *_: None), Asks()])

@@ -248,22 +248,22 @@ def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
     warnings = []
     logging.get_absl_logger().addFilter(lambda record: warnings.append(record.getMessage()))
     board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=20)
-    loop.train(strategy, state, [hooks.every_steps(20, lambda moment, _: window.add(moment.workers)), hook, board], 60)
+    loop.train(strategy, state, [hooks.every_steps(20, lambda status, _: window.add(status.workers)), hook, board], 60)
     return {"figures": window.take(), "warnings": [line for line in warnings if "is slow" in line]}
 
 
 def out_of_step(strategy: MultiWorker) -> str:
     """A value of one worker's copy is changed by one bit: what comparing says before and after."""
     state = bound(strategy, Mlp((32,)))
-    moment = hooks.Moment(state.step, 1000, 0, 0, 10, None, 0.0, 0.0, state, strategy)
+    status = hooks.Status(state.step, 1000, 0, 0, 10, None, 0.0, 0.0, state, strategy)
     check = SyncCheck(1, strategy.replica_names)
-    check.begin(moment)
-    check.act(moment)
+    check.begin(status)
+    check.act(status)
     if strategy.host == strategy.num_hosts - 1:
         bias = strategy.distribution.experimental_local_results(state.trainer.model.trainable_variables[1].value)[0]
         bias.assign(np.nextafter(bias.numpy(), 1, dtype=np.float32))
     try:
-        check.act(moment)
+        check.act(status)
     except OutOfSyncError as error:
         return str(error)
 

@@ -47,7 +47,7 @@ def data(folder, kind: str = "files"):
 
 
 def main(folder: str, kind: str, runs: str, name: str = "", step: str = "0") -> None:
-    hooks = [every_steps(int(step), lambda moment, means: os.kill(os.getpid(), signal.Signals[name]))] if name else []
+    hooks = [every_steps(int(step), lambda status, means: os.kill(os.getpid(), signal.Signals[name]))] if name else []
     for flags in json.loads(runs):
         try:
             tf.distribute.MirroredStrategy._collective_key_base += 1 << 16  # see `inside`

@@ -243,7 +243,7 @@ def test_ten_runs_of_one_process_are_each_as_if_alone():
 
 
 def test_ctrl_c_stops_saves_and_returns(tmp_path):
-    hooks = [every_epoch(lambda moment, _: moment.epoch == 3 and os.kill(os.getpid(), signal.SIGINT))]
+    hooks = [every_epoch(lambda status, _: status.epoch == 3 and os.kill(os.getpid(), signal.SIGINT))]
     done = run(Plane, data=data, hooks=hooks, train_epochs=50, run_dir=tmp_path / "run", **QUIET)
     assert done.result["stop"].startswith("SIGINT")
     assert 12 <= done.result["step"] < 200

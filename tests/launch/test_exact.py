@@ -31,7 +31,7 @@ from crankshaft.launch import train
 
 name, step, *flags = sys.argv[1:]
 
-def end(moment, means):
+def end(status, means):
     os.kill(os.getpid(), signal.Signals[name])
 
 train.main(hooks=[every_steps(int(step), end)], argv=[sys.argv[0], *flags])

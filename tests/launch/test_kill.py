@@ -24,7 +24,7 @@ from crankshaft.launch import train
 
 noted, *flags = sys.argv[1:]
 notes = open(noted, "a", buffering=1)
-train.main(hooks=[every_steps(1, lambda moment, means: print(moment.step, file=notes))], argv=[sys.argv[0], *flags])
+train.main(hooks=[every_steps(1, lambda status, means: print(status.step, file=notes))], argv=[sys.argv[0], *flags])
 """
 
 

@@ -39,9 +39,9 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     run_dir = tmp_path / "run"
     steps = []
 
-    def act(moment, means):
-        steps.append(moment.step)
-        if moment.step == 30:
+    def act(status, means):
+        steps.append(status.step)
+        if status.step == 30:
             take_away(run_dir)
 
     outcome = inside(*RUN, *EVERY, f"--run_dir={run_dir}", hooks=[every_steps(10, act)])
@@ -53,10 +53,10 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
 
 
 def test_a_lock_that_is_removed_is_made_anew_and_the_run_goes_on(inside, tmp_path):
-    def act(moment, means):
-        if moment.step == 30:
+    def act(status, means):
+        if status.step == 30:
             os.remove(tmp_path / ".lock")
-        if moment.step == 50:
+        if status.step == 50:
             with pytest.raises(UsageError, match=f"is in use by process {os.getpid()}"), process.lock(str(tmp_path)):
                 pass
 

@@ -68,8 +68,8 @@ def test_a_script_is_a_whole_program_with_flags_of_its_own(crank, tmp_path):
                 x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(64, 1)
                 return (x, SLOPE.value * x[:, 0]), (x, SLOPE.value * x[:, 0])
 
-            def slope_now(moment, means):
-                print("epoch", moment.epoch, "slope", float(moment.state.trainer.model.layers[0].kernel[0, 0]))
+            def slope_now(status, means):
+                print("epoch", status.epoch, "slope", float(status.state.trainer.model.layers[0].kernel[0, 0]))
 
             if __name__ == "__main__":
                 train.main(Line, data=data, hooks=[every_epoch(slope_now)])
@@ -288,10 +288,10 @@ def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
 
     seen = []
 
-    def watch(moment, means):
-        seen.append((moment.epoch, moment.step, means["loss"]))
-        if moment.epoch == 3:
-            moment.stop = "three are enough"
+    def watch(status, means):
+        seen.append((status.epoch, status.step, means["loss"]))
+        if status.epoch == 3:
+            status.stop = "three are enough"
 
     flags = (*QUIET, "--train_epochs=9", "--global_batch_size=32", "--learning_rate=0.05", f"--run_dir={tmp_path}")
     outcome = inside(*flags, trainer=Regression, data=arrays, hooks=[every_epoch(watch)]).ok()
@@ -304,8 +304,8 @@ def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
 def test_a_run_stopped_between_evaluations_shows_the_evaluation_of_its_last_step(inside, tmp_path):
     from crankshaft.engine.hooks import every_steps
 
-    def stop(moment, means):
-        moment.stop = "far enough" if moment.step == 5 else None
+    def stop(status, means):
+        status.stop = "far enough" if status.step == 5 else None
 
     flags = (*QUIET, "--train_epochs=9", "--global_batch_size=32", "--learning_rate=0.05", f"--run_dir={tmp_path}")
     inside(*flags, trainer=Regression, data=arrays, hooks=[every_steps(1, stop)]).ok()

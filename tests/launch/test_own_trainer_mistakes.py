@@ -208,7 +208,7 @@ def test_a_bug_in_an_evaluation_shows_before_the_first_step(inside, where):
             return super().loss(outputs, batch)
 
     done = []
-    outcome = inside(*RUN, *where, trainer=Buggy, data=data, hooks=[every_steps(1, lambda moment, _: done.append(1))])
+    outcome = inside(*RUN, *where, trainer=Buggy, data=data, hooks=[every_steps(1, lambda status, _: done.append(1))])
     assert outcome.code == 2
     assert place_of(Buggy.eval_step) in outcome.error
     assert not done
@@ -226,7 +226,7 @@ def test_a_bug_in_a_users_metric_shows_its_traceback_with_debug(inside):
 
 
 def test_a_bug_in_a_users_hook_names_its_file_and_line(inside):
-    def buggy(moment, means):
+    def buggy(status, means):
         raise KeyError("perplexity")
 
     outcome = inside(*RUN, trainer=Line, data=data, hooks=[every_steps(1, buggy)])
@@ -252,7 +252,7 @@ def test_a_hook_that_is_due_in_the_past_is_named(inside):
     class Backwards(Hook):
         name = "backwards"
 
-        def next_due(self, step, moment):
+        def next_due(self, step, status):
             return 2
 
     outcome = inside(*RUN, trainer=Line, data=data, hooks=[Backwards()])

@@ -168,8 +168,8 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(inside, tmp_path,
     path = tmp_path / "records"
     path.write_bytes(np.stack([FEATURES[:, 0], LABELS], 1).tobytes())
 
-    def change_it(moment, means):
-        if moment.step == 2:
+    def change_it(status, means):
+        if status.step == 2:
             change(path)
 
     outcome = inside(

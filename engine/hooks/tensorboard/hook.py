@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.hooks import Moment, Windowed
+from crankshaft.engine.hooks import Status, Windowed
 from crankshaft.engine.hooks.rates import Rates
 from crankshaft.engine.hooks.tensorboard import event_values
 from crankshaft.engine.hooks.tensorboard.event_files import EventFiles
@@ -64,56 +64,56 @@ class TensorBoard(Windowed):
         self._restored = False
         self._weights: Callable | None = None
 
-    def begin(self, moment: Moment) -> None:
-        self._files.open(moment.step if self._restored or moment.step else None)
-        trainer = moment.state.trainer
+    def begin(self, status: Status) -> None:
+        self._files.open(status.step if self._restored or status.step else None)
+        trainer = status.state.trainer
         self._figures.build(trainer)
         if not self._restored:
             if self.config:
                 self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
                 self._files.put("train", 0, lambda: event_values.table("configuration", self.config))
-            if about := dict(enumerate(moment.strategy.about())):
+            if about := dict(enumerate(status.strategy.about())):
                 self._files.put("train", 0, lambda: event_values.table("strategy", about))
             self._put_graph(trainer)
-            self._put_images(moment.step)
+            self._put_images(status.step)
 
-    def next_due(self, step: int, moment: Moment) -> int | None:
-        due = super().next_due(step, moment)
+    def next_due(self, step: int, status: Status) -> int | None:
+        due = super().next_due(step, status)
         if not self.histogram_every_steps:
             return due
         histograms = (step // self.histogram_every_steps + 1) * self.histogram_every_steps
         return histograms if due is None else min(due, histograms)
 
-    def __call__(self, moment: Moment) -> None:
-        self._figures.count(moment)
-        if moment.workers is not None:
-            self._workers.add(moment.workers)
-        super().__call__(moment)
-        if moment.evaluation is not None:
-            found = dict(moment.evaluation)
-            self._files.put("eval", moment.step, lambda: event_values.scalars(found))
-        if self.histogram_every_steps and moment.step % self.histogram_every_steps == 0:
-            self._put_histograms(moment)
+    def __call__(self, status: Status) -> None:
+        self._figures.count(status)
+        if status.workers is not None:
+            self._workers.add(status.workers)
+        super().__call__(status)
+        if status.evaluation is not None:
+            found = dict(status.evaluation)
+            self._files.put("eval", status.step, lambda: event_values.scalars(found))
+        if self.histogram_every_steps and status.step % self.histogram_every_steps == 0:
+            self._put_histograms(status)
 
-    def act(self, moment: Moment) -> None:
-        tables = {f"tables/{name}": value for name, value in Holdings(moment.state.trainer).table_figures().items()}
-        window, rates = self.window, self._figures.take(moment) | moment.strategy.figures() | tables
+    def act(self, status: Status) -> None:
+        tables = {f"tables/{name}": value for name, value in Holdings(status.state.trainer).table_figures().items()}
+        window, rates = self.window, self._figures.take(status) | status.strategy.figures() | tables
         workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.
-        self._files.put("train", moment.step, lambda: _training_scalars(window, rates, workers))
+        self._files.put("train", status.step, lambda: _training_scalars(window, rates, workers))
 
-    def settle(self, moment: Moment) -> None:
+    def settle(self, status: Status) -> None:
         self._files.flush()  # so that a run that is resumed from this checkpoint has no gap
 
-    def end(self, moment: Moment) -> None:
+    def end(self, status: Status) -> None:
         self._files.close()
 
     def restore_host_state(self, values: dict) -> None:
         super().restore_host_state(values)
         self._restored = True
 
-    def _put_histograms(self, moment: Moment) -> None:
-        trainer = moment.state.trainer
+    def _put_histograms(self, status: Status) -> None:
+        trainer = status.state.trainer
         if self._weights is None:
             variables = [v for v in Holdings(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             self._weights = tf.function(
@@ -122,9 +122,9 @@ class TensorBoard(Windowed):
             )
         found = {f"weights/{path}": made for path, made in self._weights().items()}
         if self.probe is not None:
-            gradients = self.probe.gradients(moment.step)
+            gradients = self.probe.gradients(status.step)
             found |= {f"gradients/{path}": made for path, made in gradients.items()}
-        self._files.put("train", moment.step, lambda: event_values.histograms(found))
+        self._files.put("train", status.step, lambda: event_values.histograms(found))
 
     def _put_graph(self, trainer) -> None:
         """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
@@ -163,16 +163,16 @@ class _Figures:
         self._optimizers = held.optimizers
         self._loss_scale = held.loss_scale and held.loss_scale.value
 
-    def count(self, moment: Moment) -> None:
+    def count(self, status: Status) -> None:
         """Adds one call of the inner loop."""
-        self._rates.count(moment)
+        self._rates.count(status)
 
-    def take(self, moment: Moment) -> dict:
+    def take(self, status: Status) -> dict:
         """Returns the figures by name, and begins anew."""
         rates, self._rates = self._rates, Rates()
         return {
             **self._read_variables(),
-            "epoch": moment.step / moment.steps_per_epoch,
+            "epoch": status.step / status.steps_per_epoch,
             **rates.speeds,
             **rates.input,
         }

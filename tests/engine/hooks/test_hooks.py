@@ -52,10 +52,10 @@ class Record(Hook):
     def __init__(self):
         self.steps, self.evaluations = [], {}
 
-    def __call__(self, moment):
-        self.steps.append(moment.step)
-        if moment.evaluation is not None:
-            self.evaluations[moment.step] = moment.evaluation
+    def __call__(self, status):
+        self.steps.append(status.step)
+        if status.evaluation is not None:
+            self.evaluations[status.step] = status.evaluation
 
 
 def run(bench, hooks, until):
@@ -72,8 +72,8 @@ def test_moments_count_an_epochs_smaller_last_batch_by_its_examples(mlp):
     class Examples(Hook):
         name = "examples"
 
-        def __call__(self, moment):
-            counted.append((moment.examples, moment.sums.read()["loss"][1]))
+        def __call__(self, status):
+            counted.append((status.examples, status.sums.read()["loss"][1]))
 
     counted = []
     run(mlp(), [every_steps(3, lambda *_: None), Examples()], 12)
@@ -84,7 +84,7 @@ def test_moments_count_an_epochs_smaller_last_batch_by_its_examples(mlp):
 def test_users_function_gets_the_means_since_last_time(mlp):
     bench = mlp()
     seen = []
-    run(bench, [every_epoch(lambda moment, metrics: seen.append((moment.step, metrics["loss"])))], 12)
+    run(bench, [every_epoch(lambda status, metrics: seen.append((status.step, metrics["loss"])))], 12)
     assert [step for step, _ in seen] == [5, 10]
     again = mlp()
     totals = [again.train(step).get("loss") for step in (5, 10)]
@@ -95,7 +95,7 @@ def test_window_that_was_kept_is_not_emptied_by_the_hook(mlp):
     kept = []
 
     class Keeps(Windowed):
-        def act(self, moment):
+        def act(self, status):
             kept.append(self.window)
 
     run(mlp(), [Keeps(2)], 4)
@@ -141,12 +141,12 @@ def test_evaluating_changes_no_bit_of_training(mlp):
 def test_stop_request_ends_the_run_at_the_next_moment_and_the_first_reason_stays(mlp):
     stop, record = StopRequest(), Record()
 
-    def ask(moment, _):
+    def ask(status, _):
         stop.request("asked")
         stop.request("again")
 
-    moment = run(mlp(), [every_steps(4, ask), stop, record], 40)
-    assert (moment.step, moment.stop) == (4, "asked")
+    status = run(mlp(), [every_steps(4, ask), stop, record], 40)
+    assert (status.step, status.stop) == (4, "asked")
     assert record.steps[-1] == 4
     assert run(mlp(), [stop], 40).step == 0
 
@@ -219,12 +219,12 @@ def test_nan_guard_ends_a_run_whose_loss_is_nan_in_one_line_with_a_cure(mlp):
 
 def test_nan_guard_reads_the_call_before_and_never_the_newest(mlp):
     class Unread(Hook):
-        def __call__(self, moment):
-            newest.append(moment.sums)
+        def __call__(self, status):
+            newest.append(status.sums)
             read.append([sums._read is not None for sums in newest])
 
     class EachStep(Periodic):
-        def act(self, moment):
+        def act(self, status):
             pass
 
     newest, read = [], []
@@ -246,7 +246,7 @@ def test_state_that_is_not_finite_is_never_saved(mlp, tmp_path):
 def test_weights_that_are_not_finite_are_not_saved_though_the_metrics_are(mlp, tmp_path):
     bench = mlp()
 
-    def break_weights(moment, _):
+    def break_weights(status, _):
         bench.trainer.model.trainable_variables[-1].assign([0.0, np.inf, 0.0])
 
     hooks = [NanGuard(), every_steps(2, break_weights)]
@@ -318,9 +318,9 @@ def test_early_stopping_counts_what_a_resumed_run_had_counted(mlp, tmp_path):
 
     bench = mlp()
     _, hooks = hooks_of(bench)
-    moment = run(bench, hooks, 100)
-    assert moment.step == 6
-    assert "eval_loss has not improved for 2 evaluations" in moment.stop
+    status = run(bench, hooks, 100)
+    assert status.step == 6
+    assert "eval_loss has not improved for 2 evaluations" in status.stop
     for patience, last_step in ((2, 6), (4, 10)):
         resumed = mlp()
         saved, hooks = hooks_of(resumed, patience)
@@ -336,7 +336,7 @@ def test_a_period_that_is_no_number_of_steps_is_refused(period):
 
 def test_periodic_hook_of_period_0_is_never_due(mlp):
     class Never(Periodic):
-        def act(self, moment):
+        def act(self, status):
             raise AssertionError("it was due")
 
     run(mlp(), [Never(0)], 3)

@@ -21,11 +21,11 @@ class Values(Hook):
     def __init__(self, name, values):
         self.values = {name: list(values)}
 
-    def next_due(self, step, moment):
+    def next_due(self, step, status):
         return step + 1
 
-    def __call__(self, moment):
-        moment.evaluation = {name: values[moment.step - 1] for name, values in self.values.items()}
+    def __call__(self, status):
+        status.evaluation = {name: values[status.step - 1] for name, values in self.values.items()}
 
 
 class Improvements(Monitor):
@@ -33,7 +33,7 @@ class Improvements(Monitor):
         super().__init__(*arguments, **named)
         self.seen = []
 
-    def observe(self, moment, value, improved):
+    def observe(self, status, value, improved):
         self.seen.append(improved)
 
 
@@ -100,7 +100,7 @@ def test_metric_that_is_not_measured_is_named_with_those_that_are(mlp):
 def test_train_metric_is_the_mean_since_the_last_look(mlp):
     whole = Improvements("train_loss")
     values = []
-    whole.observe = lambda moment, value, improved: values.append((moment.step, value))
+    whole.observe = lambda status, value, improved: values.append((status.step, value))
     run(mlp(), [Evaluation(4), whole], 8)
     bench = mlp()
     means = [total / count for total, count in (bench.train(step)["loss"] for step in (4, 8))]
@@ -117,9 +117,9 @@ def test_train_metric_needs_no_evaluation_with_a_period_of_its_own(mlp):
 
 def test_stops_after_patience_evaluations_in_a_row(mlp):
     values = Values("loss", [5, 4, 4.5, 3, 3, 3, 3, 3, 3])
-    moment = run(mlp(), [values, EarlyStopping("eval_loss", 3)], 9)
-    assert moment.step == 7
-    assert "(best 3)" in moment.stop
+    status = run(mlp(), [values, EarlyStopping("eval_loss", 3)], 9)
+    assert status.step == 7
+    assert "(best 3)" in status.stop
 
 
 def test_learning_rate_falls_on_each_plateau_down_to_the_least_scale(mlp):
@@ -128,7 +128,7 @@ def test_learning_rate_falls_on_each_plateau_down_to_the_least_scale(mlp):
     scales = []
 
     class Scale(Hook):
-        def __call__(self, moment):
+        def __call__(self, status):
             scales.append(float(optimizer.learning_rate_scale.numpy()))
 
     hooks = [Values("loss", [1] * 9), ReduceLearningRate("eval_loss", 2, factor=0.5, min_scale=0.2), Scale()]

@@ -60,10 +60,10 @@ class Kept(Hook):
         super().__init__()
         self.rates, self.moments = Rates(), []
 
-    def __call__(self, moment):
+    def __call__(self, status):
         if self.moments:
-            self.rates.count(moment)
-        self.moments.append(moment)
+            self.rates.count(status)
+        self.moments.append(status)
 
 
 @pytest.fixture
@@ -92,21 +92,21 @@ def test_steps_that_wait_for_a_source_say_so(watched, replicas):
 def test_steps_that_wait_for_a_dataset_say_so_though_the_wait_is_in_the_loop(watched):
     moments = watched(slow_dataset(), 24).moments
     # The second epoch's shuffle reads all of it first.
-    assert max(moment.input_seconds for moment in moments[1:]) > 0.2 * SECONDS * EXAMPLES / BATCH
-    assert all(moment.input_seconds <= moment.seconds for moment in moments)
+    assert max(status.input_seconds for status in moments[1:]) > 0.2 * SECONDS * EXAMPLES / BATCH
+    assert all(status.input_seconds <= status.seconds for status in moments)
 
 
 @pytest.mark.parametrize(("chunk_examples", "epochs_read"), [(1, 2), (16, 1)])  # a window of chunks holds them all
 def test_bytes_are_those_that_a_source_has_read(watched, chunk_examples, epochs_read):
     kept = watched(Waiting(chunk_examples=chunk_examples), 24)  # two epochs
     epoch = EXAMPLES * (WIDTH + 1) * 4
-    read = sum(moment.input_bytes for moment in kept.moments)
+    read = sum(status.input_bytes for status in kept.moments)
     assert epochs_read * epoch <= read <= (epochs_read + 1) * epoch
 
 
 def test_what_is_read_ahead_of_idle_steps_is_counted(watched):
     class Idle(Hook):
-        def __call__(self, moment):
+        def __call__(self, status):
             time.sleep(0.05)
 
     # Blocks of one step: two in the pipeline's buffer and two at work.
@@ -128,7 +128,7 @@ def test_a_run_that_waits_for_input_says_so_once(watched, caplog):
 
 def test_a_run_that_waits_for_nothing_does_not(watched, caplog):
     class Slow(Hook):  # so that reading is always ahead
-        def __call__(self, moment):
+        def __call__(self, status):
             time.sleep(0.02)
 
     watched(Waiting(), 24, hooks=[InputBound("read less", share=0.9, window_seconds=1e-6), Slow()])

@@ -242,9 +242,9 @@ class StopAfter(Hook):
     def __init__(self, step):
         self.step = step
 
-    def __call__(self, moment):
-        if moment.step >= self.step:
-            moment.stop = moment.stop or "asked"
+    def __call__(self, status):
+        if status.step >= self.step:
+            status.stop = status.stop or "asked"
 
 
 class Weights(Periodic):
@@ -254,19 +254,19 @@ class Weights(Periodic):
         super().__init__(every_steps)
         self.made, self.seen = made, {}
 
-    def act(self, moment):
-        self.seen[moment.step] = self.made.copies(self.made.trainer.model.trainable_variables[0])
+    def act(self, status):
+        self.seen[status.step] = self.made.copies(self.made.trainer.model.trainable_variables[0])
 
-    def end(self, moment):
-        self.act(moment)
+    def end(self, status):
+        self.act(status)
 
 
 def test_a_run_stops_where_a_sync_period_ends(run):
     """So that one that was stopped and goes on has the periods of one that was not."""
     made = run(LocalSgd(8), block_steps=3)
     weights = Weights(made, 0)
-    moment = loop.train(made.strategy, made.state, [StopAfter(10), weights], 100)
-    assert moment.step == 16
+    status = loop.train(made.strategy, made.state, [StopAfter(10), weights], 100)
+    assert status.step == 16
     np.testing.assert_array_equal(*weights.seen[16])
 
 

@@ -155,11 +155,11 @@ def test_of_gpus_no_time_is_told_that_the_host_s_clock_does_not_see(device, time
 
 
 def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):
-    class Moment:
+    class Status:
         step, workers = 3, rows_of("GPU:0")
 
     hook = Stragglers(["worker 0"], window_seconds=0.0, windows=1)
-    hook.begin(Moment)
-    hook(Moment)
+    hook.begin(Status)
+    hook(Status)
     assert not caplog.records
-    assert rounds.reduce_seconds(Moment.workers) is None
+    assert rounds.reduce_seconds(Status.workers) is None

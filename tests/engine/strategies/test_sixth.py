@@ -96,7 +96,7 @@ def _registered():
 
 def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
     epochs = []
-    hook = every_epoch(lambda moment, metrics: epochs.append(metrics["loss"]))
+    hook = every_epoch(lambda status, metrics: epochs.append(metrics["loss"]))
     one = crankshaft.run(Plane, data=data, **ASKED)
     first = crankshaft.run(
         Plane, data=data, hooks=[hook], strategy="step_by_step", run_dir=tmp_path, **{**ASKED, "train_epochs": 2}

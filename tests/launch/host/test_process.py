@@ -163,7 +163,7 @@ def test_a_hang_up_asks_to_save_unless_it_is_ignored(before, after):
 
 
 def test_a_run_whose_terminal_closes_is_saved(inside, tmp_path):
-    def close(moment, means):
+    def close(status, means):
         signal.raise_signal(signal.SIGHUP)
 
     run = ("--model=mlp", "--input=synthetic", "--input_arg=examples=200", "--jit=off", "--train_steps=50")

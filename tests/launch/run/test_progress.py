@@ -49,13 +49,13 @@ class Steps(Hook):
     def __init__(self, steps, seconds=0.0):
         self.steps, self.seconds, self.now, self.calls = steps, seconds, 0.0, 0
 
-    def next_due(self, step, moment):
+    def next_due(self, step, status):
         return step + self.steps
 
-    def __call__(self, moment):
+    def __call__(self, status):
         self.now += self.seconds
         self.calls += 1
-        moment.seconds = self.seconds
+        status.seconds = self.seconds
 
     def clock(self):
         return self.now
@@ -119,9 +119,9 @@ def test_evaluations_have_a_line_whatever_the_time(bound):
 
 def test_nothing_is_read_between_two_lines(bound, monkeypatch):
     class Watched(Progress):
-        def __call__(self, moment):
+        def __call__(self, status):
             reads.append(0)
-            super().__call__(moment)
+            super().__call__(status)
             per_call.append(reads.pop())
 
     def spy(sums):
@@ -140,8 +140,8 @@ def test_run_that_is_stopped_shows_where(bound):
     stop = StopRequest()
 
     class Ask(Hook):
-        def __call__(self, moment):
-            if moment.step >= 6:
+        def __call__(self, status):
+            if status.step >= 6:
                 stop.request("asked")
 
     file = io.StringIO()
@@ -191,7 +191,7 @@ def test_bar_gives_the_cursor_back(bound, terminal):
 
 def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal):
     class Fails(Hook):
-        def __call__(self, moment):
+        def __call__(self, status):
             raise RuntimeError("no")
 
     file, read = terminal
@@ -205,7 +205,7 @@ def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal)
 
 def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
     class Log(Hook):
-        def __call__(self, moment):
+        def __call__(self, status):
             logging.warning("a warning meanwhile")
 
     file, read = terminal

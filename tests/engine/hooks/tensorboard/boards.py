@@ -24,7 +24,7 @@ class Every(Hook):
     def __init__(self, steps):
         self.steps = steps
 
-    def next_due(self, step, moment):
+    def next_due(self, step, status):
         return (step // self.steps + 1) * self.steps
 
 

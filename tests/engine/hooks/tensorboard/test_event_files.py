@@ -33,9 +33,9 @@ def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
         pass
 
     class Kill(Every):
-        def __call__(self, moment):
-            if moment.step == 8:
-                hooks[1].settle(moment)  # what was put is on disk, as if its time had come
+        def __call__(self, status):
+            if status.step == 8:
+                hooks[1].settle(status)  # what was put is on disk, as if its time had come
                 raise Killed
 
     bench = made()
@@ -68,9 +68,9 @@ def test_run_that_begins_again_leaves_nothing_of_the_killed_one(made, tmp_path):
 
 def test_events_are_on_disk_before_a_checkpoint_is(made, tmp_path):
     class NoEnd(TensorBoard):
-        def end(self, moment):
+        def end(self, status):
             seen.append(list(scalars(tmp_path / "train")["loss"]))
-            super().end(moment)
+            super().end(status)
 
     seen = []
     bench = made()
@@ -86,9 +86,9 @@ def test_sums_are_read_in_the_writers_thread_and_not_in_the_hook(made, tmp_path,
     in_hook, elsewhere = [], set()
 
     class Watched(TensorBoard):
-        def __call__(self, moment):
+        def __call__(self, status):
             in_hook.append(0)
-            super().__call__(moment)
+            super().__call__(status)
             in_hook.append(None)
 
     def spy(sums):

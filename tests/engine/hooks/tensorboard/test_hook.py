@@ -37,9 +37,9 @@ def test_rates_are_those_of_the_steps(tmp_path, made):
     """Two calls of 8 steps in 2 s each, a half of it waiting for input."""
 
     class Fixed(TensorBoard):
-        def __call__(self, moment):
-            moment.seconds, moment.input_seconds, moment.steps, moment.examples = 2.0, 1.0, 8, 8 * BATCH
-            super().__call__(moment)
+        def __call__(self, status):
+            status.seconds, status.input_seconds, status.steps, status.examples = 2.0, 1.0, 8, 8 * BATCH
+            super().__call__(status)
 
     bench = made()
     hooks = [Every(1), Fixed(tmp_path, 2)]
