@@ -161,8 +161,11 @@ MISTAKES = {
     ),
     "evaluation of no run": ([*RUN, "--mode=eval"], ["--mode=eval needs --run_dir"]),
     "a bucket for a folder": (
-        [*RUN, "--run_dir=gs://bucket/run"],
-        ["--run_dir=gs://bucket/run can't be used: it is no path of a mounted file system", "mount the bucket or give"],
+        [*RUN, "--init_from=gs://bucket/run"],
+        [
+            "--init_from=gs://bucket/run can't be used: it is no path of a mounted file system",
+            "mount the bucket or give",
+        ],
     ),
     "a variable that is not set": ([*RUN, "--data_dir="], ["--data_dir is empty", "give a path, or leave it out"]),
     "a run that could not be read": ([*RUN, "--run_dir=lr[1]"], ["--run_dir=lr[1]", "has a [ in it", "without"]),

@@ -59,6 +59,9 @@ OWNERS = {
     "backend": "keras.src.backend.config",  # of engine/__init__.py, which looks before Keras is imported
 }
 
+# Of Python's library, in its documentation.
+DOCUMENTED = {"_current_frames"}
+
 
 def found(owner: str):
     """What a dotted name stands for, or None."""
@@ -139,7 +142,7 @@ def test_no_other_room_uses_a_private_name_or_imports_a_private_module():
     for path in others:
         shown, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         attributes = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-        used = {name for name in attributes if re.match(r"_[a-zA-Z]", name)} - defined
+        used = {name for name in attributes if re.match(r"_[a-zA-Z]", name)} - defined - DOCUMENTED
         astray += [f"{shown}: {name}" for name in sorted(used | (foreign(path) & private - defined))]
         astray += [
             f"{shown}: {line.strip()}"
