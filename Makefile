@@ -60,7 +60,7 @@ $(INSTALLED): setup.cfg constraints.txt pyproject.toml
 	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
 	@echo 'Installing into .venv (the first time TensorFlow is some 600 MB to download) ...'
 	@$(PIP_INSTALL) setuptools
-	@$(PIP_INSTALL) --no-build-isolation -e '.[test,examples,docs,array_record,parquet,text,tfrecord]'
+	@$(PIP_INSTALL) --no-build-isolation -e '.[test,examples,docs,array-record,parquet,text,tfrecord]'
 	@touch $@
 
 define CHECK_PYTHON

@@ -66,7 +66,7 @@ def library() -> Any:
         from array_record.python import array_record_module
     except ImportError:
         raise InputError(
-            "ArrayRecords need PyPI array_record, which is not installed; use pip install crankshaft[array_record]"
+            "ArrayRecords need PyPI array_record, which is not installed; use pip install crankshaft[array-record]"
         ) from None
     return array_record_module
 

@@ -7,7 +7,11 @@ import tensorflow as tf
 
 @functools.cache
 def make_four() -> None:
-    """Splits the CPU into four, before anything touches the devices; once a process."""
+    """Splits the CPU into four and starts them, before anything touches the devices; once a process.
+
+    Runs of this process then share their threads, whichever comes first.
+    """
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
+    tf.config.list_logical_devices()

@@ -154,7 +154,7 @@ def test_a_value_for_the_standard_set_that_nobody_means_is_one_line(ends, name):
 def test_each_flag_has_a_range_or_a_rule():
     ours = [values[name] for values in ALL[1:] for name in values] + [flags.FLAGS[name] for name in NAMES]
     for flag in ours:
-        kind = (rules.Number, rules.Path, rules.Text, rules.Names, flags.EnumParser, flags.BooleanParser)
+        kind = (rules.Number, rules.Path, rules.Files, rules.Text, rules.Names, flags.EnumParser, flags.BooleanParser)
         assert isinstance(flag.parser, kind), flag.name
         assert rules.wanted(flag)
 
@@ -162,7 +162,7 @@ def test_each_flag_has_a_range_or_a_rule():
 @pytest.mark.parametrize("name", USES)
 def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
     flag = flags.FLAGS[name]
-    possible = ("true", "1", "7", "bfloat16", "0.5", "ring", "all", "keras", "9", "x=ps:0", "jit=on", "x")
+    possible = ("true", "1", "7", "bfloat16", "0.5", "ring", "all", "keras", "9", "x=ps:0", "jit=on", "x", "cold")
     value = next(each for each in possible if _takes(flag, each))
     line = ends(train.main, *RUN, "--mode=train", f"--{name}={value}")
     assert line

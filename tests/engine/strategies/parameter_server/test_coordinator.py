@@ -62,6 +62,7 @@ def closures(monkeypatch):
             max_retries=1,
             timeout_seconds=TIMEOUT_SECONDS,
             describe=lambda lease, step: f"steps {lease.first} to {lease.stop - 1}",
+            fault_of_data=lambda error: None,
         )
         yield found, may_return
         for each in may_return:
