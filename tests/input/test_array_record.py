@@ -120,5 +120,5 @@ def test_raw_records_are_the_bytes_of_one_feature(tmp_path):
 
 def test_library_that_is_not_there_is_one_line(shards, monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python", None)
-    with pytest.raises(InputError, match=r"pip install crankshaft\[array_record\]"):
+    with pytest.raises(InputError, match=r"pip install crankshaft\[array-record\]"):
         opened(shards)
