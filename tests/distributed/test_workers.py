@@ -15,7 +15,7 @@ from tests.distributed import worker
 WORKER = pathlib.Path(worker.__file__)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def folder(request, tmp_path_factory, start_workers):
     """Where two workers, and three, have put what they found."""
     folder = tmp_path_factory.mktemp("found")

@@ -230,14 +230,14 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
 
 
-def test_ten_runs_of_one_process_are_each_as_if_alone():
+def test_runs_of_one_process_are_each_as_if_alone():
     def digests(*names: str) -> list[str]:
         done = subprocess.run([sys.executable, SCRIPT, *names], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
     alone = {name: digests(name)[0] for name in ("draws", "halves", "cnn", "mirrored")}
-    order = ["mirrored", "draws", "cnn", "halves", "draws", "mirrored", "halves", "cnn", "draws", "mirrored"]
+    order = ["mirrored", "draws", "cnn", "halves", "draws", "mirrored"]
     assert digests(*order) == [alone[name] for name in order]
     assert len(set(alone.values())) == 4
 
