@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from crankshaft.engine.hooks import Periodic, Status
 from crankshaft.engine.internals.variables import path_of, read_local
-from crankshaft.engine.reduction import collectives, per_replica
+from crankshaft.engine.parallel import collectives
+from crankshaft.engine.reduction import per_replica
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
 

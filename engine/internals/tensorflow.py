@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.data.experimental.ops import distribute, testing
+from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
 from tensorflow.python.ops import resource_variable_ops, script_ops
@@ -69,6 +70,52 @@ def gather(replica: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor
     """
     launcher = replica.strategy.extended._cross_device_ops._launchers[replica._replica_id]
     return launcher._all_gather(value, options=None)
+
+
+def ordering_token(device: str) -> tf.Variable:
+    """Makes what orders all collectives of one replica, whatever their group; without one they hang on one process."""
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(0.0, trainable=False)
+
+
+class Collectives:
+    """What one replica exchanges with the others of its group. Made on the host, called in replica code.
+
+    Args:
+      group_key: of the group, of no other in any of its processes.
+      size: replicas in it.
+      device: of this one.
+      token: of `ordering_token`, shared by all groups that the replica is in.
+    """
+
+    def __init__(self, group_key: int, size: int, device: str, token: tf.Variable):
+        keys = cross_device_utils.CollectiveKeys(group_key_start=group_key)
+        keys.get_group_key([device])
+        self._launcher = cross_device_utils.CollectiveReplicaLauncher(
+            group_key, size, keys, device, collective_util.Options()
+        )
+        self._launcher._ordering_token = token
+        self._group_key, self._size, self._device = group_key, size, device
+
+    def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over the group, the same bits on each."""
+        return self._launcher.all_reduce(value)
+
+    def all_gather(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns all values, joined along the first axis, in the order of the replicas."""
+        return self._launcher._all_gather(value, options=None)
+
+    def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
+        """Sends value[i] of [size, ...] to replica i; returns what this one was sent, by the replica it came from."""
+        with tf.device(self._device):
+            sent = tf.raw_ops.CollectiveAllToAllV2(
+                input=value,
+                group_size=self._size,
+                group_key=self._group_key,
+                instance_key=self._launcher._next_instance_key(),
+                ordering_token=[self._launcher._ordering_token.handle],
+            )
+        return tf.ensure_shape(sent, value.shape)
 
 
 def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.reduction import collectives
+from crankshaft.engine.parallel import collectives
 from crankshaft.engine.reduction.wire import from_halves, to_halves
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients

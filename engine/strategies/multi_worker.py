@@ -13,7 +13,7 @@ from crankshaft.engine.data.residency import is_on_gpus
 from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
 from crankshaft.engine.internals.tensorflow import receive_in_chunks
 from crankshaft.engine.metrics.means import Mean
-from crankshaft.engine.reduction import collectives
+from crankshaft.engine.parallel import collectives
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.strategies.base import Stop

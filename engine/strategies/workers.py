@@ -12,7 +12,7 @@ import tensorflow as tf
 from crankshaft.engine.data.residency import is_on_gpus
 from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from crankshaft.engine.metrics.means import LoopSums
-from crankshaft.engine.reduction import collectives
+from crankshaft.engine.parallel import collectives
 from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row

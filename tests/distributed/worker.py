@@ -22,7 +22,8 @@ from crankshaft.engine.data.source import Part, Source, Spec
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
-from crankshaft.engine.reduction import Reduction, collectives
+from crankshaft.engine.parallel import collectives
+from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.build import prepare
 from crankshaft.engine.step.options import StepOptions

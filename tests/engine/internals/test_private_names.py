@@ -37,6 +37,8 @@ OWNERS = {
     "_layers": _LAYER,
     "_non_trainable_variables": _LAYER,
     "_replica_id": f"{_REDUCE}.distribute_lib.ReplicaContextBase",
+    "_next_instance_key": f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher",
+    "_ordering_token": f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher",
     "_py_funcs": "tensorflow.python.ops.script_ops",
     "_rng": _CONTEXT,
     "_seed": _CONTEXT,

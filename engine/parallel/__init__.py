@@ -1,0 +1,22 @@
+"""A model cut over the replicas of a mesh, data x model: which replica holds what, the layers, the sums that travel."""
+
+from importlib import import_module
+
+# Found on first use: layers need a step's context, and that needs the mesh.
+_HOMES = {
+    "Attention": "crankshaft.engine.parallel.attention",
+    "Dense": "crankshaft.engine.parallel.layers",
+    "Dropout": "crankshaft.engine.parallel.layers",
+    "Embedding": "crankshaft.engine.parallel.layers",
+    "Mesh": "crankshaft.engine.parallel.mesh",
+    "cross_entropy": "crankshaft.engine.parallel.losses",
+    "current_mesh": "crankshaft.engine.parallel.mesh",
+}
+
+__all__ = ["Attention", "Dense", "Dropout", "Embedding", "Mesh", "cross_entropy", "current_mesh"]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
