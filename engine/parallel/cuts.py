@@ -121,15 +121,16 @@ def fill(variable, draw: Callable[[Box], tf.Tensor]) -> None:
     cut = cut_of(variable)
     for replica, part in parts(variable):
         begin, size = cut.box(replica)
-        row_bytes = max(1, 4 * math.prod(size[1:]))
+        row_bytes = max(1, part.dtype.size * math.prod(size[1:]))
         rows = max(1, _PIECE_BYTES // row_bytes)
         with tf.device(part.device):
+            # Not by scattering into the variable: from then on each read of it would copy it.
+            values = tf.raw_ops.Empty(shape=cut.local_shape, dtype=part.dtype, init=True)
             for first in range(0, size[0], rows):
                 count = min(rows, size[0] - first)
-                values = draw(Box((begin[0] + first, *begin[1:]), (count, *size[1:])))
+                drawn = draw(Box((begin[0] + first, *begin[1:]), (count, *size[1:])))
                 padding = [[0, n - s] for n, s in zip(cut.local_shape[1:], size[1:], strict=True)]
-                tf.raw_ops.ResourceScatterUpdate(
-                    resource=part.handle,
-                    indices=tf.range(first, first + count),
-                    updates=tf.pad(values, [[0, 0], *padding]),
+                values = tf.raw_ops.InplaceUpdate(
+                    x=values, i=tf.range(first, first + count), v=tf.pad(drawn, [[0, 0], *padding])
                 )
+            part.assign(values)

@@ -127,3 +127,17 @@ def test_a_variable_is_filled_by_position_on_any_mesh(meshes):
                 held = part.numpy()[tuple(slice(0, n) for n in box.size)]
                 np.testing.assert_array_equal(held, whole[box.slices])
                 assert part.numpy().sum() == held.sum()
+
+
+def test_a_filled_variable_is_read_without_a_copy(meshes):
+    """As any other: scattering into a variable would make each read of it, in steps and in checkpoints, a copy."""
+    strategy, mesh = meshes(1, 2)
+    cut = Cut.over(mesh, (6, 4), {0: "model"})
+    with strategy.scope():
+        variable = tf.Variable(tf.zeros(cut.local_shape))
+    cuts.mark(variable, cut)
+    cuts.fill(variable, lambda box: tf.ones(box.size))
+    for _, part in cuts.parts(variable):
+        reads = [part.read_value() for _ in range(2)]
+        first, second = (np.asarray(each).__array_interface__["data"] for each in reads)
+        assert first == second
