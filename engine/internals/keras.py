@@ -7,8 +7,9 @@ What a new Keras lacks of them, `tests/engine/internals/test_private_names.py` s
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -102,6 +103,18 @@ def new_state() -> threading.local:
 def restore_state(state: threading.local) -> None:
     """Restores what `new_state` has returned."""
     global_state.GLOBAL_STATE_TRACKER = state
+
+
+@contextlib.contextmanager
+def made_at_once() -> Iterator[None]:
+    """Has variables that are made within be there at once, where Keras but traces shapes, and would make them later."""
+    before = global_state.get_global_attribute("stateless_scope")
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        with tf.init_scope():
+            yield
+    finally:
+        global_state.set_global_attribute("stateless_scope", before)
 
 
 def is_of_this_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:

@@ -9,11 +9,12 @@ _HOMES = {
     "Dropout": "crankshaft.engine.parallel.layers",
     "Embedding": "crankshaft.engine.parallel.layers",
     "Mesh": "crankshaft.engine.parallel.mesh",
+    "RMSNorm": "crankshaft.engine.parallel.layers",
     "cross_entropy": "crankshaft.engine.parallel.losses",
     "current_mesh": "crankshaft.engine.parallel.mesh",
 }
 
-__all__ = ["Attention", "Dense", "Dropout", "Embedding", "Mesh", "cross_entropy", "current_mesh"]
+__all__ = ["Attention", "Dense", "Dropout", "Embedding", "Mesh", "RMSNorm", "cross_entropy", "current_mesh"]
 
 
 def __getattr__(name: str):

@@ -33,8 +33,8 @@ def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
     return tf.math.floormod(sums, tf.constant(sizes, tf.int64))
 
 
-def draws(rows: tf.Tensor, width: int, *key: int) -> tf.Tensor:
-    """Draws float32 [n, width] for rows [n], uniform in (0, 1): the middles of 2^23 parts.
+def draws(rows: tf.Tensor, width: int, *key: int, first: int = 0) -> tf.Tensor:
+    """Draws float32 [n, width] for rows [n], columns from `first` on, uniform in (0, 1): the middles of 2^23 parts.
 
     Each depends on its row, its column and the key alone: a hash of a counter (Salmon et al. 2011, Parallel random
     numbers: as easy as 1, 2, 3), here SplitMix64's.
@@ -42,6 +42,6 @@ def draws(rows: tf.Tensor, width: int, *key: int) -> tf.Tensor:
     start = tf.zeros([], tf.uint64)
     for part in (*(tf.constant(part, tf.int64) for part in key), tf.cast(rows, tf.int64)):
         start = mixed(tf.bitcast(tf.bitwise.bitwise_xor(start, tf.bitcast(part, tf.uint64)), tf.int64))
-    counters = tf.bitcast(start, tf.int64)[:, None] + tf.range(width, dtype=tf.int64)
+    counters = tf.bitcast(start, tf.int64)[:, None] + tf.range(first, first + width, dtype=tf.int64)
     parts = tf.bitwise.right_shift(mixed(counters), tf.constant(64 - 23, tf.uint64))
     return (2.0 * tf.cast(tf.bitcast(parts, tf.int64), tf.float32) + 1.0) * 2.0**-24

@@ -1,0 +1,160 @@
+"""Causal attention whose heads are cut over a mesh's axis `model`. Replica code.
+
+Letters: B batch, T positions, K key-value heads of this replica, G query heads to each of them, D size of a head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.parallel import weights
+from crankshaft.engine.parallel.layers import Dense, Dropout
+from crankshaft.engine.parallel.mesh import current_mesh
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions so far, [B, K, positions that there is room for, D] each."""
+
+    keys: tf.Tensor
+    values: tf.Tensor
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Attention(tf.keras.layers.Layer):
+    """Attends from each position to itself and those before it: x [B, T, width] gives [B, T, width].
+
+    Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; grouped key-value heads: Ainslie et al. 2023,
+    https://arxiv.org/abs/2305.13245; rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864.
+
+    Each replica has heads / model of the heads, with their columns of the product that gives queries, keys and values
+    and their rows of the one that joins the heads. So it sends forward a sum of `width` values a token, after that,
+    and backward another, of x's gradient. Scores and softmax are float32 whatever the layer computes in.
+
+    The first product's columns are ordered by key-value head: the G query heads, the key, the value of each. So a cut
+    into equal ranges of columns is one by heads.
+
+    Args:
+      heads: of queries; divides the width, or `head_size` is given.
+      kv_heads: of keys and values, which divide `heads` and by the mesh's `model`; None is as many as heads.
+      head_size: D; None is width / heads.
+      rotary: whether queries and keys are rotated by their positions.
+      dropout: share of the attention's weights that training sets to 0.
+      use_bias: whether the two products have biases.
+      stddev: of the normal distribution that weights are drawn from; None as `Dense`.
+      output_stddev: of those of the product that joins the heads; None is `stddev`.
+      **arguments: as Keras's `Layer`.
+    """
+
+    def __init__(
+        self,
+        heads,
+        kv_heads=None,
+        head_size=None,
+        rotary=True,
+        dropout=0.0,
+        use_bias=False,
+        stddev=None,
+        output_stddev=None,
+        **arguments,
+    ):
+        super().__init__(**arguments)
+        self.mesh = current_mesh()
+        self.heads, self.kv_heads, self.head_size = heads, kv_heads or heads, head_size
+        if heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={heads}; use a divisor")
+        self.own_kv_heads = weights.part_of(self.kv_heads, self.mesh, "kv_heads" if kv_heads else "heads")
+        self.rotary, self.dropout, self.use_bias = rotary, dropout, use_bias
+        self.stddev, self.output_stddev = stddev, output_stddev
+        self._drop = Dropout(dropout, dtype=self.dtype_policy) if dropout else None
+
+    def build(self, input_shape):
+        width, group = input_shape[-1], self.heads // self.kv_heads
+        if not self.head_size and width % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide the width, {width}; use a divisor, or give head_size")
+        self.own_size = self.head_size or width // self.heads
+        if self.rotary and self.own_size % 2:
+            raise ValueError(f"rotary positions turn pairs, and heads are of size {self.own_size}; use an even one")
+        made = {"use_bias": self.use_bias, "dtype": self.dtype_policy}
+        self.qkv = Dense(self.kv_heads * (group + 2) * self.own_size, "columns", stddev=self.stddev, name="qkv", **made)
+        self.join = Dense(width, "rows", stddev=self.output_stddev or self.stddev, name="join", **made)
+        self.qkv.build(input_shape)
+        self.join.build((*input_shape[:-1], self.own_kv_heads * group * self.own_size))
+
+    def empty_cache(self, batch: int, positions: int) -> Cache:
+        """Returns the cache of no position, with room for `positions`, for `batch` rows."""
+        shape = [batch, self.own_kv_heads, positions, self.own_size]
+        return Cache(tf.zeros(shape, self.compute_dtype), tf.zeros(shape, self.compute_dtype))
+
+    def call(self, x, cache=None, position=0, training=None):
+        """Returns the outputs; with a cache (outputs, the cache with the T new positions).
+
+        Args:
+          x: [B, T, width].
+          cache: of the positions before, for generation: what is attended to beside x itself.
+          position: scalar int32, the first of x's positions; how many there are in the cache.
+          training: whether there is dropout.
+        """
+        group, length = self.heads // self.kv_heads, x.shape[1]
+        qkv = tf.reshape(self.qkv(x), [-1, length, self.own_kv_heads, group + 2, self.own_size])
+        queries_keys, values = tf.split(qkv, [group + 1, 1], 3)
+        if self.rotary:
+            queries_keys = _rotated(queries_keys, position)
+        queries, keys = tf.split(queries_keys, [group, 1], 3)
+        queries = tf.transpose(queries, [0, 2, 3, 1, 4])  # [B, K, G, T, D]
+        keys, values = (tf.transpose(each[:, :, :, 0], [0, 2, 1, 3]) for each in (keys, values))  # [B, K, T, D]
+        if cache is not None:
+            cache = Cache(*(_written(old, new, position) for old, new in zip(cache, (keys, values), strict=True)))
+            keys, values = cache
+        heads = self._attend(queries, keys, values, position, training)
+        joined = self.join(tf.reshape(tf.transpose(heads, [0, 3, 1, 2, 4]), [-1, length, self.join_inputs]))
+        return joined if cache is None else (joined, cache)
+
+    @property
+    def join_inputs(self) -> int:
+        return self.own_kv_heads * self.heads // self.kv_heads * self.own_size
+
+    def _attend(self, queries, keys, values, position, training) -> tf.Tensor:
+        """Returns each head's mean of values, [B, K, G, T, D]."""
+        group, length = queries.shape[2:4]
+        # The group's queries are rows of one product with their key-value head: keys are not repeated.
+        rows = tf.reshape(queries, [-1, self.own_kv_heads, group * length, self.own_size])
+        scores = tf.cast(tf.matmul(rows * self.own_size**-0.5, keys, transpose_b=True), tf.float32)
+        scores += _mask(length, keys.shape[2], position, group)
+        shares = tf.cast(tf.nn.softmax(scores), values.dtype)
+        if self._drop:
+            shares = self._drop(shares, training=training)
+        return tf.reshape(tf.matmul(shares, values), [-1, self.own_kv_heads, group, length, self.own_size])
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        names = "heads", "kv_heads", "head_size", "rotary", "dropout", "use_bias", "stddev", "output_stddev"
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _rotated(x: tf.Tensor, position) -> tf.Tensor:
+    """Turns pairs (i, i + D/2) of x [B, T, K, heads, D] by position / 10000^(2i/D)."""
+    length, half = x.shape[1], x.shape[-1] // 2
+    rates = np.float32(10000.0 ** (-np.arange(half) / half))
+    positions = tf.cast(position + tf.range(length), tf.float32)
+    angles = positions[:, tf.newaxis, tf.newaxis, tf.newaxis] * rates
+    cos, sin = tf.cast(tf.cos(angles), x.dtype), tf.cast(tf.sin(angles), x.dtype)
+    first, second = tf.split(x, 2, -1)
+    return tf.concat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _mask(queries: int, keys: int, position, group: int) -> tf.Tensor:
+    """Returns [group x queries, keys]: 0 where a query may look, else what no score makes up for."""
+    may = tf.range(keys) <= position + tf.range(queries)[:, tf.newaxis]
+    return tf.tile(tf.where(may, 0.0, -1e9), [group, 1])
+
+
+def _written(old: tf.Tensor, new: tf.Tensor, position) -> tf.Tensor:
+    """Returns a cache's keys or values with the new ones at `position` and on."""
+    length = new.shape[2]
+    written = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)
+    return tf.ensure_shape(written, old.shape)

@@ -1,0 +1,196 @@
+"""Keras layers that are cut over a mesh's axis `model`; on a mesh of one they are ordinary ones. Replica code.
+
+They take the mesh in whose scope they are made (`current_mesh`), as layers made by a `Trainer.build_model` are. What is
+cut how, and what travels, stands at each layer. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from crankshaft.engine.parallel import weights
+from crankshaft.engine.parallel.mesh import current_mesh
+
+_SPLITS = (None, "columns", "rows")
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Dense(tf.keras.layers.Layer):
+    """Computes activation(x W + b) for x [..., inputs]; W is [inputs, units].
+
+    | split | x | W, b | result | forward sends | backward sends |
+    |---|---|---|---|---|---|
+    | `None` | whole | copies | whole | | |
+    | `"columns"` | whole | W by columns, b cut | cut: [..., units / model] | | a sum of inputs values a row |
+    | `"rows"` | cut, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values a row | |
+
+    A value takes the bytes of the layer's compute dtype, 4 or 2 (on a CPU 4: its kernels add no other); a ring moves
+    2 (model - 1) / model times as many. W is float32, drawn by position, the same on any mesh.
+
+    Args:
+      units: of the whole layer; with `"columns"` they divide by the mesh's `model`.
+      split: how the weights are cut; `"columns"` and then `"rows"` are one block that sends once each way.
+      activation: as Keras's; with `"rows"` it is applied to the sum.
+      use_bias: whether there is b, zeros at first.
+      stddev: of the normal distribution that W is drawn from; None is Glorot's, sqrt(2 / (inputs + units)).
+      **arguments: as Keras's `Layer`.
+    """
+
+    def __init__(self, units, split=None, activation=None, use_bias=True, stddev=None, **arguments):
+        super().__init__(**arguments)
+        if split not in _SPLITS:
+            raise ValueError(f'split={split!r} is unknown; use "columns", "rows" or None')
+        self.mesh = current_mesh()
+        self.units, self.split, self.use_bias, self.stddev = units, split, use_bias, stddev
+        self.activation = tf.keras.activations.get(activation)
+        self.own_units = weights.part_of(units, self.mesh, "units") if split == "columns" else units
+        self._initial = weights.Normal(stddev or 0.0)
+
+    def build(self, input_shape):
+        inputs = input_shape[-1] * (self.mesh.model.size if self.split == "rows" else 1)
+        self._initial.stddev = self.stddev or (2 / (inputs + self.units)) ** 0.5
+        axis = {"columns": 1, "rows": 0}.get(self.split)
+        self.kernel = weights.add(self, "kernel", (inputs, self.units), self._initial, axis)
+        self.bias = None
+        if self.use_bias:
+            self.bias = weights.add(self, "bias", (self.units,), "zeros", 0 if self.split == "columns" else None)
+
+    def call(self, x):
+        if self.split == "columns":
+            x = self.mesh.enter(x)
+        y = product(x, tf.convert_to_tensor(self.kernel))
+        if self.split == "rows":
+            y = self.mesh.leave(y)
+        if self.bias is not None:
+            y = tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
+        return self.activation(y)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], self.own_units)
+
+    def get_config(self):
+        mine = {name: getattr(self, name) for name in ("units", "split", "use_bias", "stddev")}
+        return {**super().get_config(), **mine, "activation": tf.keras.activations.serialize(self.activation)}
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Embedding(tf.keras.layers.Layer):
+    """Looks up rows of a table [vocabulary, size] by ids, int [...]; gives logits by the same table (`logits`).
+
+    With `split="vocabulary"` each replica has vocabulary / model rows, rounded up, the last ones padded with rows of
+    zeros. A look-up sends forward a sum of `size` values an id, and nothing backward. Logits come out cut by
+    vocabulary, [..., rows of a replica], and send nothing forward and a sum of `size` values a row backward:
+    `losses.cross_entropy` takes them so.
+
+    The table's gradient is a dense one, as that of logits is.
+
+    Args:
+      vocabulary: number of ids, from 0 on. Others are an error on a CPU; on a mesh they give zeros.
+      size: of a row.
+      split: `"vocabulary"`, or None for copies.
+      stddev: of the normal distribution that the table is drawn from.
+      **arguments: as Keras's `Layer`.
+    """
+
+    def __init__(self, vocabulary, size, split=None, stddev=0.02, **arguments):
+        super().__init__(**arguments)
+        if split not in (None, "vocabulary"):
+            raise ValueError(f'split={split!r} is unknown; use "vocabulary" or None')
+        self.mesh = current_mesh()
+        self.vocabulary, self.size, self.split, self.stddev = vocabulary, size, split, stddev
+        self._initial = weights.Normal(stddev)
+
+    def build(self, input_shape):
+        axis = 0 if self.split else None
+        self.embeddings = weights.add(self, "embeddings", (self.vocabulary, self.size), self._initial, axis)
+
+    @property
+    def is_cut(self) -> bool:
+        return bool(self.split) and self.mesh.is_cut
+
+    def call(self, inputs, transposed=False):
+        table = tf.convert_to_tensor(self.embeddings)
+        if transposed:
+            return product(self.mesh.enter(inputs) if self.is_cut else inputs, table, transpose_b=True)
+        inputs = tf.cast(inputs, tf.int32)
+        if not self.is_cut:
+            return _rows(table, inputs)
+        own = table.shape[0]
+        rows = inputs - self.mesh.model.rank * own
+        mine = tf.logical_and(rows >= 0, rows < own)
+        found = _rows(table, tf.where(mine, rows, 0))
+        return self.mesh.leave(tf.where(mine[..., tf.newaxis], found, tf.zeros([], found.dtype)))
+
+    def logits(self, hidden):
+        """Returns hidden [..., size] times the table transposed: [..., vocabulary], cut if the table is."""
+        return self(hidden, transposed=True)
+
+    def compute_output_shape(self, input_shape, transposed=False):
+        return (*input_shape[:-1], self.embeddings.shape[0]) if transposed else (*input_shape, self.size)
+
+    def compute_output_spec(self, inputs, transposed=False):
+        shape = self.compute_output_shape(inputs.shape, transposed)
+        return tf.keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def get_config(self):
+        mine = {name: getattr(self, name) for name in ("vocabulary", "size", "split", "stddev")}
+        return {**super().get_config(), **mine}
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Dropout(tf.keras.layers.Dropout):
+    """Keras's Dropout for what is cut over `model`: each replica drops its own part's values, by its own draws.
+
+    Outside of cut parts use Keras's, which draws alike on all replicas that have the same examples.
+    """
+
+    def __init__(self, rate, **arguments):
+        super().__init__(rate, **arguments)
+        if rate > 0 and current_mesh().is_cut:
+            self.seed_generator.within_shard = True  # `step.context.StepRunner` asks
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class RMSNorm(tf.keras.layers.Layer):
+    """Computes gain x / sqrt(mean(x^2) + epsilon) over the last axis, in float32 (Zhang & Sennrich 2019).
+
+    https://arxiv.org/abs/1910.07467. The gain, ones at first, is a copy on each replica; nothing is sent.
+    """
+
+    def __init__(self, epsilon=1e-5, **arguments):
+        super().__init__(**arguments)
+        self.epsilon = epsilon
+
+    def build(self, input_shape):
+        self.gain = self.add_weight(name="gain", shape=(input_shape[-1],), initializer="ones", autocast=False)
+
+    def call(self, x):
+        wide = tf.cast(x, tf.float32)
+        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(wide), -1, keepdims=True) + self.epsilon)
+        return tf.cast(wide * scale * tf.convert_to_tensor(self.gain), x.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "epsilon": self.epsilon}
+
+
+def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
+    """Multiplies x [..., a] by a matrix w [a, b], or [b, a] if it is to be transposed: [..., b]."""
+    flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), w, transpose_b=transpose_b)
+    return _shaped(flat, x.shape[:-1], tf.shape(x)[:-1])
+
+
+def _shaped(flat: tf.Tensor, static: tf.TensorShape, dynamic: tf.Tensor) -> tf.Tensor:
+    """Gives the rows [n, b] the shape [..., b]."""
+    unknown = [place for place, size in enumerate(static) if size is None]
+    if len(unknown) > 1:
+        return tf.reshape(flat, tf.concat([dynamic, [flat.shape[-1]]], 0))
+    return tf.reshape(flat, [*(-1 if size is None else size for size in static), flat.shape[-1]])
+
+
+@tf.custom_gradient
+def _rows(table: tf.Tensor, ids: tf.Tensor):
+    def gradient(dy):
+        rows = tf.reshape(dy, [-1, dy.shape[-1]])
+        return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), None
+
+    return tf.gather(table, ids), gradient
