@@ -136,7 +136,8 @@ class Trainer(tf.Module):
         of `loss` alone, so that training and evaluation compare.
         """
         o = self.given.options
-        gradients, metrics = batches.accumulate(self._gradients_of, batch, o.accumulate_steps, o.batch_parts)
+        loops = not step_context().mesh.is_cut  # layers that are cut sum over replicas
+        gradients, metrics = batches.accumulate(self._gradients_of, batch, o.accumulate_steps, o.batch_parts, loops)
         return Gradients(gradients), metrics
 
     # -- the engine's own ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.build import prepare
@@ -113,11 +114,12 @@ def bench(distribution):
         block_steps: int = 64,
         device: str | None = None,
         vocabulary: dict[str, int] | None = None,
+        model: int = 1,
         **options,
     ) -> Bench:
         options = StepOptions(**options)
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
-        strategy = Replicated("test", on, feed, steps_per_loop=block_steps)
+        strategy = Replicated("test", on, feed, steps_per_loop=block_steps, mesh=Mesh(on, model))
         with strategy.scope():
             state = TrainState(trainer)
             prepare(trainer, options, reduction or Reduction(), _example(source), num_classes, vocabulary)

@@ -21,6 +21,7 @@ from crankshaft.engine.data.order import Order, SharedOrder, replica_part
 from crankshaft.engine.data.streamed import OfDataset, Stream
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.tensorflow import iterator_state, restore_iterator, shuffled
+from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.step.randomness import epoch_seed
 
 _COUNTED_AT_ONCE = 1024  # examples
@@ -138,6 +139,7 @@ class DatasetFeed(Feed):
       order: sizes and seed, `share.order`.
       shuffle_buffer: examples in the shuffle's buffer.
       watch: shown what is read again.
+      mesh: how the strategy's replicas are laid out.
 
     Attributes:
       kept: step -> the state in which `state` has found the iterator there, or b"".
@@ -145,8 +147,18 @@ class DatasetFeed(Feed):
 
     reads_in_loop = True
 
-    def __init__(self, strategy, share: Share, order: Order, *, shuffle_buffer=10_000, watch: Watch = unwatched):
+    def __init__(
+        self,
+        strategy,
+        share: Share,
+        order: Order,
+        *,
+        shuffle_buffer=10_000,
+        watch: Watch = unwatched,
+        mesh: Mesh | None = None,
+    ):
         self.order = order
+        self._mesh = mesh or Mesh()
         self.share = share
         self.kept: Callable[[int], bytes] = lambda step: b""
         self._strategy = strategy
@@ -156,10 +168,9 @@ class DatasetFeed(Feed):
         self._next_step: int | None = None
         self._bytes_taken = 0
         self._never_kept = False
-        # Which replicas of how many divide this process's batches.
-        replicas = strategy.num_replicas_in_sync
-        self._replicas = replicas // len(share.counts)
-        self._first_replica = share.process * self._replicas
+        # How many parts this process's batches have, and which is its first, of all.
+        self._parts = self._mesh.part(0, strategy.num_replicas_in_sync)[1] // len(share.counts)
+        self._first_part = share.process * self._parts
 
     def about(self) -> dict[str, Any]:
         return self.share.about()
@@ -207,11 +218,11 @@ class DatasetFeed(Feed):
         return (next(iterator),)
 
     def batch(self, batch):
-        if self._replicas == 1:
+        if self._parts == 1:
             return batch
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group - self._first_replica
+        part = self._mesh.data.rank - self._first_part
         with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
-            start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], replica, self._replicas)
+            start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], part, self._parts)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def state(self, step: int) -> bytes | None:
@@ -265,7 +276,7 @@ class DatasetFeed(Feed):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
         options = tf.data.Options()
-        if not self.share.by_file and self._replicas > 1:  # processes that read the same have to find the same
+        if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # who reads the same has to find it
             options.deterministic = True
         return untuned(epochs.prefetch(4).with_options(options))
 

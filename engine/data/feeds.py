@@ -15,6 +15,7 @@ from crankshaft.engine.data.order import Order, replica_part
 from crankshaft.engine.data.reading import ArraysReader, SourceReader, reader_of, unmasked
 from crankshaft.engine.data.residency import as_kept, is_on_gpus, on_each_device, take
 from crankshaft.engine.data.source import Source
+from crankshaft.engine.parallel.mesh import Mesh
 
 
 class ResidentFeed(Feed):
@@ -26,14 +27,16 @@ class ResidentFeed(Feed):
       strategy: the `tf.distribute.Strategy`.
       arrays: nest (features, labels) of arrays [examples, ...].
       order: which examples make which step.
+      mesh: how the strategy's replicas are laid out.
     """
 
     compilable = True
     random_access = True
 
-    def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order):
+    def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order, mesh: Mesh | None = None):
         self.order = order
         self._strategy = strategy
+        self._mesh = mesh or Mesh()
         self._arrays = arrays
         self._resident = None
         self._on_gpus = is_on_gpus(strategy)
@@ -66,7 +69,8 @@ class ResidentFeed(Feed):
                 part = mine.shape[0] // context.num_replicas_in_sync
                 mine = tf.slice(mine, [context.replica_id_in_sync_group * part], [part])
             else:
-                mine = mine[slice(*replica_part(mine.shape[0], int(replica), context.num_replicas_in_sync))]
+                part = self._mesh.part(int(replica), context.num_replicas_in_sync)
+                mine = mine[slice(*replica_part(mine.shape[0], *part))]
 
         return tf.nest.map_structure(lambda kept, array: take(kept, mine, array), arrays, self._arrays)
 
@@ -84,14 +88,23 @@ class StreamedFeed(Feed):
       split: nest of arrays [examples, ...], or a `Source`.
       order: which examples make which step.
       read_timeout_seconds: see `FeedOptions`.
+      mesh: how the strategy's replicas are laid out.
     """
 
     compilable = True
     random_access = True
 
-    def __init__(self, strategy: tf.distribute.Strategy, split, order: Order, read_timeout_seconds: float = 0.0):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        split,
+        order: Order,
+        read_timeout_seconds: float = 0.0,
+        mesh: Mesh | None = None,
+    ):
         self.order = order
         self._strategy = strategy
+        self._mesh = mesh or Mesh()
         self._split = split
         self._read_timeout_seconds = read_timeout_seconds
         self._reader: ArraysReader | SourceReader | None = None
@@ -157,7 +170,7 @@ class StreamedFeed(Feed):
             block = first_block + number // len(replicas)
             replica = replicas.start + number % len(replicas)
             indices = self.order.examples(block)
-            start, stop = replica_part(tf.shape(indices, tf.int64)[1], replica, n)
+            start, stop = replica_part(tf.shape(indices, tf.int64)[1], *self._mesh.part(replica, n))
             return self._reader.read(indices[:, start:stop], block)
 
         numbers = tf.data.Dataset.counter()

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local, at_home, path_of, read_local, server_of, tf_variable
+from crankshaft.engine.parallel import cuts
 from crankshaft.engine.reduction import wire
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients, sum_duplicate_rows
@@ -251,6 +252,8 @@ class FusedOptimizer(Optimizer):
                     )
                     for slot, value in self.initial_slots().items()
                 }
+            for slot in slots[target.key].values():
+                cuts.mark(slot, cuts.cut_of(variable))
         self.slots = slots
 
     def _update(self, pairs, learning_rate, iterations):

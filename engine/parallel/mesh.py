@@ -177,6 +177,10 @@ class Mesh:
         """Returns (which, of how many) parts of a batch a replica is given, of `replicas` in all. Host code."""
         return replica // self._model_size, replicas // self._model_size
 
+    def once(self, count: tf.Tensor) -> tf.Tensor:
+        """Returns the count on one replica of each model axis and 0 on the others: sums have it once. Replica code."""
+        return tf.zeros_like(count) if self.is_cut and self.model.rank else count
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[Mesh]:
         """Has layers that are made within be cut over this mesh."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.parallel import collectives
+from crankshaft.engine.parallel.cuts import cut_of
+from crankshaft.engine.parallel.mesh import Axis, Mesh
 from crankshaft.engine.reduction.wire import from_halves, to_halves
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
@@ -28,7 +29,7 @@ class Reduction(tf.Module):
     what it keeps from step to step, and, where replicas differ for some steps, `sync_every_steps`, `begin_period` and
     `sync`. A `tf.Module`, so that what a subclass keeps from step to step is in the trainer's checkpoints.
 
-    With float32 on the wire a pack is summed by `collectives.all_reduce`. With a 16-bit dtype it is all-gathered as it
+    With float32 on the wire a pack is summed by `Axis.all_reduce`. With a 16-bit dtype it is all-gathered as it
     is and summed in float32 by every replica, in the order of the replicas: no rounding but the one before sending, and
     the same bits on each. Values that must not be rounded (counts, moving statistics) ride in the same pack as two
     16-bit halves. An all-gather moves (n-1) x 2 bytes a value where a float32 ring moves 8 (n-1)/n: fewer up to n = 3
@@ -74,7 +75,7 @@ class Reduction(tf.Module):
 
     def alone(self) -> bool:
         """Returns whether an update is made of a replica's own gradients. Replica code."""
-        return tf.distribute.get_replica_context().num_replicas_in_sync == 1
+        return step_context().mesh.everyone.size == 1
 
     def sum(
         self,
@@ -90,30 +91,58 @@ class Reduction(tf.Module):
           count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean over replicas,
             weighted by `count`. None are the moving statistics of the trainer whose step it is.
-          variables: what the gradients are of, where they may be compressed; without it they are summed exactly.
+          variables: what the gradients are of, where they may be compressed, or are of parts of a model that is cut
+            over a mesh; without it they are summed exactly, as those of variables that each replica has a copy of.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
-          replicas' slices, ids repeated where replicas share them.
+          replicas' slices, ids repeated where replicas share them; on a mesh that cuts the model they are made dense.
         """
-        context = tf.distribute.get_replica_context()
-        if context.num_replicas_in_sync == 1:
+        mesh = step_context().mesh
+        if mesh.everyone.size == 1:
             return Gradients(gradients), count
         gradients, averages = list(gradients), of_this_step(averages)
         count = self._counted(count)
         self._watch_norm(gradients, count)
+        if mesh.is_cut:
+            return self._sum_on_mesh(mesh, gradients, count, averages, variables)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
-        sums = self._sum_packed(context, items + weighted(averages, count) + [Item(count, exact=True)])
-        summed = [self._gather_slices(context, g, count) for g in gradients]
+        sums = self._sum_packed(mesh.data, items + weighted(averages, count) + [Item(count, exact=True)])
+        summed = [self._gather_slices(g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
         assign_means(averages, sums[len(dense) : -1], sums[-1])
         return Gradients(summed), sums[-1]
 
-    def sum_exactly(self, gradients: Sequence, count: tf.Tensor):
+    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, averages, variables: Sequence):
+        """Sums gradients of cut variables over `data`; of the others, of which each replica has a copy, over all.
+
+        To those the first replica of each model axis adds its own, the others nothing: copies then get the same bits,
+        though TensorFlow may order the arithmetic of each replica's graph otherwise.
+        """
+        if len(variables) != len(gradients):
+            raise ValueError(
+                "reduction.sum has to know which variables are cut over the mesh; give it variables=..., one for each "
+                "gradient"
+            )
+        cuts = [cut_of(variable) for variable in variables]
+        gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        shared = mesh.once(count)
+        own = [i for i, g in enumerate(gradients) if g is not None and cuts[i]]
+        copied = [i for i, g in enumerate(gradients) if g is not None and not cuts[i]]
+        own_sums = self._sum_packed(mesh.data, [Item(of_examples(gradients[i], count), exact=False) for i in own])
+        items = [Item(of_examples(gradients[i], shared), exact=False) for i in copied]
+        sums = self._sum_packed(mesh.everyone, items + weighted(averages, shared) + [Item(shared, exact=True)])
+        summed = list(gradients)
+        for i, total in [*zip(own, own_sums, strict=True), *zip(copied, sums, strict=False)]:
+            summed[i] = total
+        assign_means(averages, sums[len(copied) : -1], sums[-1])
+        return Gradients(summed, cuts=cuts), sums[-1]
+
+    def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
         """Returns the true sums, for looking at them; what is kept from step to step stays unchanged."""
-        return Reduction.sum(self, gradients, count, averages=())
+        return Reduction.sum(self, gradients, count, averages=(), variables=variables)
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums what a layer has measured of its examples, over the replicas that make an update together.
@@ -126,7 +155,7 @@ class Reduction(tf.Module):
         Args:
           values: float32.
         """
-        if self.alone():
+        if self.alone() or step_context().mesh.data.size == 1:
             return values
         context, step = tf.distribute.get_replica_context(), step_context()
         present = step.present
@@ -134,7 +163,7 @@ class Reduction(tf.Module):
         step.summed_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
         def total(x):
-            return collectives.all_reduce(context, x if present is None else tf.where(present, x, 0.0))
+            return step.mesh.data.all_reduce(x if present is None else tf.where(present, x, 0.0))
 
         return tf.custom_gradient(lambda x: (total(x), total))(values)
 
@@ -154,12 +183,12 @@ class Reduction(tf.Module):
         present = step_context().present
         return count if present is None else tf.where(present, count, 0.0)
 
-    def _sum_packed(self, context, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
-        """Returns the items' sums over replicas, in the items' order: one collective a pack.
+    def _sum_packed(self, axis: Axis, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Returns the items' sums over an axis, in the items' order: one collective a pack.
 
         `meanwhile` is what this replica still computes while they travel: until then nothing waits for them.
         """
-        if context.num_replicas_in_sync == 1:
+        if axis.size == 1:
             return [item.value for item in items]
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
         step = step_context()
@@ -167,38 +196,37 @@ class Reduction(tf.Module):
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
         reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.wire_dtype.size)
         if self.wire_dtype != tf.float32:
-            most = _most_gathered(context)
+            most = _most_gathered(axis)
             reduce_pack, pack_size = self._all_gather, min(pack_size or most, most)
         sums = [None] * len(items)
         for pack in _packs(items, pack_size):
-            for place, total in zip(pack, reduce_pack(context, [items[place] for place in pack]), strict=True):
+            for place, total in zip(pack, reduce_pack(axis, [items[place] for place in pack]), strict=True):
                 sums[place] = total
         if times_it:
             waited, before = tf.maximum(_time_after(sums) - started, 0.0), step.found.get("reduce_seconds")
             step.found["reduce_seconds"] = waited if before is None else before + waited
         return sums[::-1]
 
-    def _all_reduce(self, context, pack: list[Item]) -> list[tf.Tensor]:
+    def _all_reduce(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack], 0)
-        return _unpack(collectives.all_reduce(context, flat), pack)
+        return _unpack(axis.all_reduce(flat), pack)
 
-    def _all_gather(self, context, pack: list[Item]) -> list[tf.Tensor]:
-        most = _most_gathered(context)
+    def _all_gather(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
+        most = _most_gathered(axis)
         if len(pack) == 1 and pack[0].value.shape.num_elements() > most:
-            return [self._all_gather_in_pieces(context, pack[0], most)]
+            return [self._all_gather_in_pieces(axis, pack[0], most)]
         halves = [to_halves(item.value, self._dtype_of(item)) for item in pack]
         sizes = [half.shape.num_elements() for half in halves]
         flat = tf.concat(halves, 0)
         odd = sum(sizes) % 2
         # int32 words: the collective kernels take no bfloat16, and words are moved, never computed with.
         words = tf.bitcast(tf.reshape(tf.pad(flat, [[0, odd]]), [-1, 2]), tf.int32)
-        gathered = collectives.all_gather(context, words)
-        replicas = context.num_replicas_in_sync
-        lanes = tf.reshape(tf.bitcast(gathered, tf.uint16), [replicas, sum(sizes) + odd])
+        gathered = axis.all_gather(words)
+        lanes = tf.reshape(tf.bitcast(gathered, tf.uint16), [axis.size, sum(sizes) + odd])
         pieces = tf.split(lanes, sizes + [1] * odd, axis=1)
         return [self._sum_halves(piece, item) for piece, item in zip(pieces, pack, strict=False)]
 
-    def _all_gather_in_pieces(self, context, item: Item, most: int) -> tf.Tensor:
+    def _all_gather_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
         """Sums one large item, of which `most` values are gathered at once.
 
         Each replica's piece is summed before the next travels.
@@ -209,7 +237,7 @@ class Reduction(tf.Module):
         for first in range(0, size, most):
             with tf.control_dependencies(sums[-1:]):
                 piece = Item(tf.identity(flat[first : first + most]), item.exact)
-            sums += self._all_gather(context, [piece])
+            sums += self._all_gather(axis, [piece])
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
     def _dtype_of(self, item: Item) -> tf.DType:
@@ -219,7 +247,8 @@ class Reduction(tf.Module):
         values = from_halves(halves, self._dtype_of(item))
         return tf.reshape(tf.reduce_sum(values, axis=0), item.value.shape)
 
-    def _gather_slices(self, context, gradient, count):
+    def _gather_slices(self, gradient, count):
+        context = tf.distribute.get_replica_context()
         if not isinstance(gradient, tf.IndexedSlices) or context.num_replicas_in_sync == 1:
             return gradient
         values, indices, present = gradient.values, gradient.indices, step_context().present
@@ -234,9 +263,9 @@ class Reduction(tf.Module):
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _most_gathered(context) -> int:
+def _most_gathered(axis: Axis) -> int:
     """Returns how many values, of 16 bits, a replica may send at once."""
-    return max(1, GATHERED_BYTES // (2 * context.num_replicas_in_sync))
+    return max(1, GATHERED_BYTES // (2 * axis.size))
 
 
 def of_this_step(averages: Sequence[tf.Variable] | None) -> Sequence[tf.Variable]:

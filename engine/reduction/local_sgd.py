@@ -90,7 +90,7 @@ class LocalSgd(Reduction):
         weight = tf.convert_to_tensor(now.examples)
         moved = [Item((start - target.read()) * weight, exact=False) for start, target in now.pairs()]
         items = moved + weighted(now.averages, weight) + [Item(weight, exact=True)]
-        sums = self._sum_packed(tf.distribute.get_replica_context(), items)
+        sums = self._sum_packed(step_context().mesh.data, items)
         self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
         assign_means(now.averages, sums[len(moved) : -1], sums[-1])
         now.go_on()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local, tf_variable
 from crankshaft.engine.optimizers.base import Target
+from crankshaft.engine.parallel.mesh import Axis
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, of_this_step, weighted
 from crankshaft.engine.step.context import step_context
@@ -79,14 +80,14 @@ class PowerSgd(Reduction):
         keys = self._keys_of(gradients, variables)
         if not keys:
             return super().sum(gradients, count, averages)
-        context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync
+        axis = step_context().mesh.data
+        replicas = axis.size
         own_count, scale = self._counted(count), step_context().loss_scale
         if replicas > 1:
             gradients = [of_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
             self._watch_norm(gradients, own_count)
             meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
-            (count,) = self._sum_packed(context, [Item(own_count, exact=True)], meanwhile)
+            (count,) = self._sum_packed(axis, [Item(own_count, exact=True)], meanwhile)
             averages = of_this_step(averages)
         else:
             averages = ()
@@ -98,27 +99,26 @@ class PowerSgd(Reduction):
         }
         rest = [place for place, g in enumerate(given.values) if isinstance(g, tf.Tensor) and place not in keys]
         others = [Item(given.values[place], exact=False) for place in rest] + weighted(averages, own_count)
-        products, others = self._sum_products(context, matrices, keys, others)
+        products, others = self._sum_products(axis, matrices, keys, others)
 
-        summed = [self._gather_slices(context, g, own_count) for g in given.values]
+        summed = [self._gather_slices(g, own_count) for g in given.values]
         for place, total in zip(rest, others, strict=False):
             summed[place] = total
         assign_means(averages, others[len(rest) :], count)
         return self._finish(matrices, keys, products, given.with_values(summed), count), count
 
-    def _sum_products(self, context, matrices: dict, keys: dict, others: list[Item]):
+    def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):
         """Runs algorithm 1. Returns ({place: products}, the sums of `others`, which travel with the first of them)."""
         p = [Item(tf.matmul(m, self.q[keys[place]], transpose_b=True), exact=False) for place, m in matrices.items()]
-        sums = self._sum_packed(context, p + others)
+        sums = self._sum_packed(axis, p + others)
         # Householder's: orthonormal even where P has a lower rank (a batch of few examples), as Gram-Schmidt is not.
         bases = [tf.linalg.qr(total).q for total in sums[: len(p)]]
         own = [
             self._as_it_travels(tf.matmul(basis, m, transpose_a=True))
             for basis, m in zip(bases, matrices.values(), strict=True)
         ]
-        q = self._sum_packed(context, [Item(value, exact=False) for value in own])
-        replicas = context.num_replicas_in_sync
-        means = [total / replicas for total in q] if replicas > 1 else q
+        q = self._sum_packed(axis, [Item(value, exact=False) for value in own])
+        means = [total / axis.size for total in q] if axis.size > 1 else q
         return dict(zip(matrices, map(_Products, bases, own, means), strict=True)), sums[len(p) :]
 
     def _finish(self, matrices: dict, keys: dict, products: dict, summed: Gradients, count: tf.Tensor) -> Gradients:

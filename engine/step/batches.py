@@ -162,7 +162,7 @@ def _named(name: str, part) -> Iterator[tuple[str, Any]]:
         yield name, part
 
 
-def accumulate(compute: Callable, batch, steps: int, parts: int = 1):
+def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool = True):
     """Runs `compute` on up to `steps` micro-batches of a batch, one after the other, and adds up what it returns.
 
     Replica code. The batch is cut along its first axis into micro-batches that differ by one example at most; a batch
@@ -174,6 +174,7 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1):
       batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
       parts: that each micro-batch is cut into, see `side_by_side`.
+      loops: whether `compute` may stand in a loop; replicas' sums may not.
 
     Returns:
       (gradients, metrics) of the whole batch. Slices stay slices: a row is there once for each part that has it.
@@ -191,9 +192,9 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1):
     size = _size(batch)
     if steps == 1:
         return sums(batch)
-    if isinstance(size, int) and size % min(steps, size or 1):
+    if not loops or (isinstance(size, int) and size % min(steps, size or 1)):
         # XLA takes no lengths that differ within a loop, so there is none.
-        return side_by_side(sums, batch, steps)
+        return side_by_side(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
 
     def micro_batch_sums(i):
@@ -203,7 +204,7 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1):
     return _restored(first_sums, _looped(micro_batch_sums, _present(first_sums), micro_batches))
 
 
-def side_by_side(compute: Callable, batch, parts: int):
+def side_by_side(compute: Callable, batch, parts: int, in_turn: bool = False):
     """Runs `compute` on up to `parts` parts of a batch, none of which waits for another, and adds up what it returns.
 
     Replica code. Where each part has a thread (`engine.strategies.devices.a_thread_each`), that is less work than to
@@ -214,6 +215,7 @@ def side_by_side(compute: Callable, batch, parts: int):
       batch: nest of tensors whose first axis is examples.
       parts: that differ by one example at most. Of fewer examples there are as many parts, or where it is not known
         when they are traced how many there are, one: kernels do not bear empty batches.
+      in_turn: has each wait for the one before it after all, for memory's sake.
     """
     size = _size(batch)
     if isinstance(size, int):
@@ -223,11 +225,18 @@ def side_by_side(compute: Callable, batch, parts: int):
     traced: list[Any] = []
 
     def sums():
-        traced[:] = [compute(_cut(batch, size, i, parts)) for i in range(parts)]
+        traced.clear()
+        for i in range(parts):
+            with tf.control_dependencies(_tensors(traced[-1]) if traced and in_turn else []):
+                traced.append(compute(_cut(batch, size, i, parts)))
         return [_sum(column) for column in zip(*map(_present, traced), strict=True)]
 
     flat = sums() if isinstance(size, int) else tf.cond(size < parts, lambda: _present(compute(batch)), sums)
     return _restored(traced[0], flat)
+
+
+def _tensors(sums) -> list[tf.Tensor]:
+    return list(tf.nest.flatten(_present(sums), expand_composites=True))
 
 
 def _looped(part_sums: Callable, firsts: list, parts) -> list:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local
+from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.step import randomness
 from crankshaft.engine.step.batches import check_weighed, only_if, with_stand_in
 from crankshaft.engine.step.options import StepOptions
@@ -86,11 +87,12 @@ class StepContext:
 
     Attributes:
       step: scalar int64, steps of training done before this one.
-      replica: scalar int32, this replica's id in the whole strategy.
+      replica: scalar int32, by which this replica draws: its id in the whole strategy; on a mesh its data coordinate.
       present: scalar bool, whether this replica has examples; None if it always has.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
       options: what the run asks of a step.
+      mesh: how the strategy's replicas are laid out.
       holdings: what the trainer holds; None where the step is not a trainer's.
       values: what to compute with in place of reading variables.
       wire_dtype: what rows of tables travel as from other hosts.
@@ -112,6 +114,7 @@ class StepContext:
     observed: tf.Tensor | None = None
     batch_number: tf.Tensor | None = None
     options: StepOptions = StepOptions()  # noqa: RUF009 - it is frozen
+    mesh: Mesh = dataclasses.field(default_factory=Mesh)
     holdings: Holdings | None = None
     values: Values = dataclasses.field(default_factory=Values)
     wire_dtype: tf.DType = tf.float32
@@ -159,11 +162,13 @@ class StepRunner:
 
     Args:
       holdings: of a `Trainer`, which is prepared.
+      mesh: how the strategy's replicas are laid out.
     """
 
-    def __init__(self, holdings: Holdings):
+    def __init__(self, holdings: Holdings, mesh: Mesh | None = None):
         self._trainer = holdings.trainer
         self._holdings = holdings
+        self._mesh = mesh or Mesh()
         self._generators = holdings.seed_generators
 
     def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, **known) -> tuple[dict, StepContext]:
@@ -180,13 +185,19 @@ class StepRunner:
         """
         batch, present = with_stand_in(batch)
         with self.training(step, observed, present, **known) as context:
-            return only_if(present, check_weighed(self._trainer.train_step(batch), batch, self._trainer)), context
+            metrics = check_weighed(self._trainer.train_step(batch), batch, self._trainer)
+            return only_if(self._counted(present), metrics), context
 
     def eval_step(self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, **known) -> dict:
         """Runs `Trainer.eval_step` as `train_step` runs its own, and returns the metrics."""
         batch, present = with_stand_in(batch)
         with self.evaluation(batch_number, step, observed, present, **known):
-            return only_if(present, check_weighed(self._trainer.eval_step(batch), batch, self._trainer))
+            metrics = check_weighed(self._trainer.eval_step(batch), batch, self._trainer)
+            return only_if(self._counted(present), metrics)
+
+    def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
+        """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
+        return tf.constant(False) if self._mesh.is_cut and self._mesh.model.rank else present
 
     @contextlib.contextmanager
     def training(self, step: tf.Tensor, observed: tf.Tensor, present=None, **known) -> Iterator[StepContext]:
@@ -198,12 +209,14 @@ class StepRunner:
           present: see `StepContext`.
           **known: more of its attributes.
         """
-        options, replica, scale = self._trainer.given.options, this_replica(), self._holdings.loss_scale
-        known |= {"options": options, "holdings": self._holdings, "loss_scale": scale and scale.read()}
+        options, replica, scale = self._trainer.given.options, self._draws_by(), self._holdings.loss_scale
+        known |= {"options": options, "mesh": self._mesh, "holdings": self._holdings}
+        known["loss_scale"] = scale and scale.read()
         with StepContext(step, replica, present, observed, **known) as context:
             # Keras's layers draw by generators of their own, which differ by their place in the list.
             for salt, generator in enumerate(self._generators, start=1):
-                drawn = randomness.step_seed(options.seed, step, replica, salt)
+                own = this_replica() if getattr(generator, "within_shard", False) else replica
+                drawn = randomness.step_seed(options.seed, step, own, salt)
                 assign_local(generator.state.value, drawn)
             if options.may_skip or (present is not None and self._trainer.reduction.restores_statistics):
                 context.remember(self._holdings.moving_statistics)
@@ -214,10 +227,14 @@ class StepRunner:
         self, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, present=None, **known
     ) -> Iterator[StepContext]:
         """Sets what `eval_step` needs while it is traced within. See `StepContext`."""
-        known |= {"options": self._trainer.given.options, "holdings": self._holdings}
-        context = StepContext(step, this_replica(), present, observed, batch_number, **known)
+        known |= {"options": self._trainer.given.options, "mesh": self._mesh, "holdings": self._holdings}
+        context = StepContext(step, self._draws_by(), present, observed, batch_number, **known)
         with context, context.values.in_use():
             yield context
+
+    def _draws_by(self) -> tf.Tensor:
+        """Returns what this replica draws by: those that see the same examples draw the same."""
+        return tf.convert_to_tensor(self._mesh.data.rank, tf.int32)
 
 
 def this_replica() -> tf.Tensor:

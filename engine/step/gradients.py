@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.parallel.cuts import Cut
 from crankshaft.engine.step.context import step_context
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
@@ -27,25 +28,33 @@ class Gradients(Sequence):
       values: the gradients before the factors.
       factors: positive scalar float32 tensors.
       divided_by: scalar float32, a count that `values` were divided by; None if they were not.
+      cuts: for each gradient how it is cut over the step's mesh, None of one that each replica has whole; () if none
+        is cut.
     """
 
-    def __init__(self, values: Sequence, factors: tuple[tf.Tensor, ...] = (), divided_by: tf.Tensor | None = None):
-        self.values, self.factors, self.divided_by = values, factors, divided_by
+    def __init__(
+        self,
+        values: Sequence,
+        factors: tuple[tf.Tensor, ...] = (),
+        divided_by: tf.Tensor | None = None,
+        cuts: Sequence[Cut | None] = (),
+    ):
+        self.values, self.factors, self.divided_by, self.cuts = values, factors, divided_by, cuts
         if isinstance(values, Gradients):
-            self.values, self.divided_by = values.values, values.divided_by
+            self.values, self.divided_by, self.cuts = values.values, values.divided_by, values.cuts
             self.factors = (*values.factors, *factors)
 
     def with_values(self, values: Sequence) -> Gradients:
         """Returns other gradients, which the same is yet to be done to."""
-        return Gradients(values, self.factors, self.divided_by)
+        return Gradients(values, self.factors, self.divided_by, self.cuts)
 
     def times(self, factor: tf.Tensor) -> Gradients:
-        return Gradients(self.values, (*self.factors, factor), self.divided_by)
+        return Gradients(self.values, (*self.factors, factor), self.divided_by, self.cuts)
 
     def over(self, count: tf.Tensor) -> Gradients:
         """Divides by a count, giving zeros where it is 0."""
         if self.divided_by is count:
-            return Gradients(self.values, self.factors)
+            return Gradients(self.values, self.factors, cuts=self.cuts)
         return self.times(tf.math.divide_no_nan(1.0, count))
 
     def unscaled(self) -> Gradients:
@@ -70,11 +79,14 @@ class Gradients(Sequence):
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
         """Returns (the gradients before the factors, the factors' product)."""
-        return Gradients(self.values), self._product(tf.constant(1.0))
+        return Gradients(self.values, cuts=self.cuts), self._product(tf.constant(1.0))
 
     def norm(self) -> tf.Tensor:
         """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are one row."""
-        return self._product(tf.linalg.global_norm([_unique(gradient) for gradient in self.values]))
+        unique = [_unique(gradient) for gradient in self.values]
+        if not self.cuts:
+            return self._product(tf.linalg.global_norm(unique))
+        return self._product(_norms_on_mesh([[*zip(unique, self.cuts, strict=True)]])[0])
 
     def clipped_by_value(self, limit: float) -> Gradients:
         """Clips each value to [-limit, limit]; of a row that occurs more than once, those of its sum."""
@@ -89,9 +101,13 @@ class Gradients(Sequence):
         """
         parts: dict[int, list] = {}
         summed = self.with_values([_unique(gradient) for gradient in self.values])
-        for whole, gradient in zip(wholes, summed.values, strict=True):
-            parts.setdefault(whole, []).append(gradient)
-        norms = {whole: self.with_values(part).norm() for whole, part in parts.items()}
+        for whole, *part in zip(wholes, summed.values, self.cuts or [None] * len(wholes), strict=True):
+            parts.setdefault(whole, []).append(part)
+        if self.cuts:
+            found = [self._product(norm) for norm in _norms_on_mesh(parts.values())]
+        else:
+            found = [self.with_values([gradient for gradient, _ in part]).norm() for part in parts.values()]
+        norms = dict(zip(parts, found, strict=True))
         return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
     def _changed(self, change) -> Gradients:
@@ -103,7 +119,7 @@ class Gradients(Sequence):
             return None if gradient is None else change(gradient, i)
 
         summed = self.with_values([_unique(gradient) for gradient in self.values])
-        return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)])
+        return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)], cuts=self.cuts)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -127,6 +143,24 @@ class Gradients(Sequence):
     @property
     def _all_factors(self) -> tuple[tf.Tensor, ...]:
         return self.factors if self.divided_by is None else (self.divided_by, *self.factors)
+
+
+def _norms_on_mesh(groups) -> list[tf.Tensor]:
+    """Returns the norm of each group of (gradient, cut), the same bits on all replicas.
+
+    The squares of a part, or of a whole of which several replicas have a copy, are counted by the first that has it.
+    """
+    mesh = step_context().mesh
+    replica = mesh.everyone.rank
+
+    def counts(cut: Cut | None) -> bool:
+        return cut.is_first_holder(replica) if cut else replica == 0
+
+    def squares(group) -> tf.Tensor:
+        own = [2.0 * tf.nn.l2_loss(g) for g, cut in group if g is not None and counts(cut)]
+        return tf.add_n(own) if own else tf.constant(0.0)
+
+    return tf.unstack(tf.sqrt(mesh.everyone.all_reduce(tf.stack([squares(group) for group in groups]))))
 
 
 class Norm(NamedTuple):
@@ -160,6 +194,8 @@ class Update:
             self.norm = Norm(gradients.norm(), tf.constant(1.0))
         elif context.observed is None:
             self.norm = Norm(tf.constant(0.0), tf.constant(0.0))
+        elif gradients.cuts:  # a sum over replicas may not stand in a condition
+            self.norm = Norm(gradients.norm(), tf.constant(1.0))
         else:  # it is one more pass over all gradients
             self.norm = Norm(
                 tf.cond(context.observed, gradients.norm, lambda: 0.0), tf.cast(context.observed, tf.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from crankshaft.engine.data.base import Feed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.state import TrainState
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class Strategy(Processes, abc.ABC):
     Attributes:
       name: what the user calls it.
       distribution: the `tf.distribute.Strategy` in which variables are made and replica code runs.
-      num_replicas: that have to be in step; a global batch is divided over them.
+      num_replicas: that have to be in step.
+      mesh: how they are laid out; a global batch is divided along its data axis.
       batch_parts: of a replica's batch that are computed side by side, a thread each.
       num_servers: that hold parts of the variables.
       updates_here: whether the devices that compute gradients apply them too.
@@ -118,6 +120,7 @@ class Strategy(Processes, abc.ABC):
     computing_tasks: Sequence[str] = ()
     train_feed: Feed | None = None
     without_jit: bool = False
+    mesh: Mesh = Mesh()
 
     # What a run begins with.
 
@@ -126,9 +129,11 @@ class Strategy(Processes, abc.ABC):
         with self.scope():
             return make()
 
-    def scope(self) -> contextlib.AbstractContextManager:
-        """Returns the context in which variables are made."""
-        return self.distribution.scope()
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Enters the context in which variables are made: that of `distribution`, and of the mesh."""
+        with self.distribution.scope(), self.mesh.scope():
+            yield
 
     @abc.abstractmethod
     def feed(self, source, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:

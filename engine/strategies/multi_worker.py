@@ -14,6 +14,7 @@ from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
 from crankshaft.engine.internals.tensorflow import receive_in_chunks
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.parallel import collectives
+from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.strategies.base import Stop
@@ -54,6 +55,7 @@ class MultiWorker(Replicated):
       feed_options, steps_per_loop: see `Replicated`.
       step_timeout_seconds: without progress, until this process names who is stuck and ends; 0 waits for ever.
       end_process: how it ends, see `StrategyOptions`.
+      mesh: see `Replicated`.
     """
 
     def __init__(
@@ -64,8 +66,9 @@ class MultiWorker(Replicated):
         steps_per_loop: int = 0,
         step_timeout_seconds: float = 0.0,
         end_process: Callable[[str], None] | None = None,
+        mesh: Mesh | None = None,
     ):
-        super().__init__("multi_worker", distribution, feed_options, steps_per_loop)
+        super().__init__("multi_worker", distribution, feed_options, steps_per_loop, mesh=mesh)
         self.host, self.host_names = place.worker, place.names
         self._stop: Stop | None = None
         self._stop_reason = ""  # why this worker wants to stop

@@ -18,6 +18,7 @@ from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, order_of
 from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import text_parts
 from crankshaft.engine.step.context import StepContext, StepRunner
@@ -43,6 +44,7 @@ class Replicated(Measured):
       feed_options: how data reaches the devices.
       steps_per_loop: steps in one compiled call; 0 fits them to about a quarter of a second.
       batch_parts: of a replica's batch that are computed side by side, a thread each.
+      mesh: how the replicas are laid out; None lays them along data alone.
     """
 
     _watched: tuple[str, ...] = ()  # see `StepContext`
@@ -55,9 +57,11 @@ class Replicated(Measured):
         feed_options: FeedOptions | None = None,
         steps_per_loop: int = 0,
         batch_parts: int = 1,
+        mesh: Mesh | None = None,
     ):
         self.name = name
         self.distribution = distribution
+        self.mesh = mesh or Mesh()
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
         self.batch_parts = batch_parts
@@ -76,11 +80,11 @@ class Replicated(Measured):
             steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
             order = self._order_of(source, global_batch_size, steps, seed)
             kept = whole(source, options.read_timeout_seconds) if isinstance(source, Source) else source
-            return ResidentFeed(self.distribution, kept, order)
+            return ResidentFeed(self.distribution, kept, order, self.mesh)
         block_bytes = _BLOCK_BYTES["GPU" if is_on_gpus(self.distribution) else "CPU"]
         steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, block_bytes // max(1, batch_bytes)))
         order = self._order_of(source, global_batch_size, steps, seed)
-        return StreamedFeed(self.distribution, source, order, options.read_timeout_seconds)
+        return StreamedFeed(self.distribution, source, order, options.read_timeout_seconds, self.mesh)
 
     def about(self) -> list[str]:
         """Describes how datasets are divided among workers, a line each."""
@@ -88,7 +92,10 @@ class Replicated(Measured):
 
     def _dataset_feed(self, source, global_batch_size: int, seed: int | None, known) -> DatasetFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
-        share = divide(source, self, options.auto_shard.upper(), known, watch)
+        here = len(self.distribution.extended.worker_devices)
+        # Processes that hold parts of one copy of the model read the same examples, so they divide no files.
+        alike = here % self.mesh.model.size > 0
+        share = divide(source, self, "DATA" if alike else options.auto_shard.upper(), known, watch)
         examples = sum(share.counts)
         if self.num_hosts > 1:
             self._divided.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
@@ -96,7 +103,8 @@ class Replicated(Measured):
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         kind = DistributedFeed if self._static_shapes else DatasetFeed
         order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes)
-        return kind(self.distribution, share, order, shuffle_buffer=options.shuffle_buffer, watch=watch)
+        buffer = options.shuffle_buffer
+        return kind(self.distribution, share, order, shuffle_buffer=buffer, watch=watch, mesh=self.mesh)
 
     def _order_of(self, split, batch_size: int, block_steps: int, seed: int | None) -> Order:
         examples = num_examples(split)
@@ -112,12 +120,13 @@ class Replicated(Measured):
         self._evaluations = 0
         self._train_loop = None
         self._holdings = Holdings(state.trainer)
-        self._runner = runner = StepRunner(self._holdings)
+        self._runner = runner = StepRunner(self._holdings, self.mesh)
         reduction = state.trainer.reduction
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
         if train_feed and self.num_replicas > 1 and self._holdings.loss_scale:  # one alone takes the mean
-            examples = train_feed.order.batch_size / self.num_replicas / state.trainer.given.options.accumulate_steps
+            replicas = self.mesh.part(0, self.num_replicas)[1]
+            examples = train_feed.order.batch_size / replicas / state.trainer.given.options.accumulate_steps
             self._holdings.loss_scale.expect_sums(examples)
 
         def eval_step(batch, place, observed):
@@ -151,7 +160,7 @@ class Replicated(Measured):
 
     def loop(self, step, jit: bool = False) -> InnerLoop:
         def step_alone(*batch_and_place):
-            with StepContext(watched=self._watched) as context:
+            with StepContext(watched=self._watched, mesh=self.mesh) as context:
                 metrics = step(*batch_and_place)
             return {**metrics, **self._own_figures(context)}
 

@@ -80,7 +80,8 @@ class Probe:
         batch, present = batches.with_stand_in(batch)
         with self._runner.training(step, tf.constant(True), present, admits=False):
             gradients, metrics = trainer.compute_gradients(batch)
-            gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count)
+            variables = trainer.trainable_variables
+            gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count, variables)
             gradients = gradients.over(count).unscaled()
         for variable, value in zip(moved, kept, strict=True):
             assign_local(variable, value)
