@@ -165,6 +165,11 @@ class Mesh:
         self.everyone = _Group("everyone", replicas, lambda r: r, groups(replicas, 1, lambda r: 0))
 
     @property
+    def shape(self) -> dict[str, int]:
+        """The axes' sizes, by name."""
+        return {DATA: self.data.size, MODEL: self.model.size}
+
+    @property
     def is_cut(self) -> bool:
         """Whether the model is cut at all."""
         return self._model_size > 1

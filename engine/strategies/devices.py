@@ -15,6 +15,7 @@ from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.machine import cpus
 from crankshaft.engine.machine import gpus as graphics
 from crankshaft.engine.machine.gpus import DeviceError
+from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.strategies import registry
 from crankshaft.engine.strategies.base import Strategy
 from crankshaft.engine.strategies.multi_worker import MultiWorker, connect
@@ -43,14 +44,27 @@ def create(name: str, **asked: Any) -> Strategy:
     return made
 
 
+def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mesh:
+    """Lays replicas out as asked."""
+    sizes, replicas = options.mesh, distribution.num_replicas_in_sync
+    model = sizes.get("model") or (replicas // sizes["data"] if sizes.get("data", replicas + 1) <= replicas else 1)
+    if sizes.get("data", replicas // model) * model != replicas:
+        asked = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
+        fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
+        raise DeviceError(f"`mesh`={asked} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
+    return Mesh(distribution, model)
+
+
 def _multi_worker(options: StrategyOptions) -> Strategy:
+    distribution = connect(options.place, options.communication)
     return MultiWorker(
-        connect(options.place, options.communication),
+        distribution,
         options.place,
         options.feed_options,
         options.steps_per_loop,
         options.step_timeout_seconds,
         options.end_process,
+        _mesh(distribution, options),
     )
 
 
@@ -101,7 +115,8 @@ def _mirrored(options: StrategyOptions) -> Strategy:
 
 
 def _replicated(name: str, distribution: tf.distribute.Strategy, options: StrategyOptions, parts: int = 1) -> Strategy:
-    return Replicated(name, distribution, options.feed_options, options.steps_per_loop, parts)
+    mesh = _mesh(distribution, options)
+    return Replicated(name, distribution, options.feed_options, options.steps_per_loop, parts, mesh)
 
 
 def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:

@@ -8,7 +8,7 @@ import re
 from crankshaft.launch.benchmark import baseline
 from crankshaft.launch.cluster import tf_config
 from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.command_line import paths
+from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.command_line.config import KERAS_FILES, Config
 from crankshaft.launch.command_line.values import differences
 from crankshaft.launch.errors import UsageError
@@ -84,17 +84,30 @@ def _check_strategy(config: Config) -> None:
         )
     if config.strategy == "tpu" and config.model_entry.has_tables:
         raise no_tables_on_tpus(config.model_entry.name)
-    if config.strategy == "multi_worker":
+    mesh = rules.mesh_shape(config.mesh)
+    if config.strategy == "multi_worker" and not mesh:
         check_batch(config.global_batch_size, config.cluster.num_workers)
     if config.strategy == "parameter_server":
         _check_servers(config)
     virtual = config.num_virtual_devices
     if virtual:
-        check_batch(config.global_batch_size, virtual)
+        check_batch(config.global_batch_size, mesh.get("data") or max(1, virtual // mesh.get("model", 1)))
         if virtual > 1 and config.jit == "on":
             raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
+    if mesh.get("model", 1) > 1:
+        _check_model_axis(config)
     if config.jit == "on" and config.why_no_jit:
         raise UsageError(f"--jit=on: {config.why_no_jit}; use --jit=auto or off")
+
+
+def _check_model_axis(config: Config) -> None:
+    """Raises `UsageError` for what does not go with a model that is cut over replicas."""
+    for name, unlike, why in (
+        ("powersgd_rank", 0, "compresses the gradients of whole matrices"),
+        ("sync_every_steps", 1, "lets replicas train by themselves, and those of one model can't"),
+    ):
+        if (value := config.values[name]) > unlike:
+            raise UsageError(f"--mesh={config.mesh} does not go with --{name}={value}, which {why}; leave one out")
 
 
 def _check_servers(config: Config) -> None:

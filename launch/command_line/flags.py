@@ -87,6 +87,16 @@ def _define_where() -> None:
     )
     where(
         _string,
+        "mesh",
+        "",
+        "Replicas as data:D,model:M: layers of engine.parallel are cut over M of them; empty: each has all.",
+        wants="data:D,model:M",
+        rule=rules.mesh,
+        may_be_empty=True,
+        only=("strategy", "mirrored", "multi_worker"),
+    )
+    where(
+        _string,
         "tpu_address",
         "",
         "The TPU's name or grpc:// address; empty finds the local one.",

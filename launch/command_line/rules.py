@@ -148,6 +148,18 @@ def matching(pattern: str, otherwise: str) -> Rule:
     return rule
 
 
+def mesh(text: str) -> None:
+    """Checks, as a rule, that the text is a mesh: sizes of its axes by name, each once."""
+    sizes = re.findall(r"(?:^|,)(data|model):([1-9][0-9]{0,3})(?=,|$)", text)
+    if ",".join(f"{name}:{size}" for name, size in sizes) != text or len({name for name, _ in sizes}) < len(sizes):
+        raise ValueError("it is no mesh; use e.g. data:2,model:2")
+
+
+def mesh_shape(text: str) -> dict[str, int]:
+    """Returns the sizes of a mesh's axes that text gives, by name."""
+    return {name: int(size) for name, size in (axis.split(":") for axis in text.split(",") if axis)}
+
+
 def whole(name, default, help, *, lower: int, upper: int = INT32, flag_values=flags.FLAGS) -> None:
     """Defines a flag of an integer; see `absl.flags.DEFINE`, also for the others."""
     _define(Number(Interval(lower=lower, upper=upper, whole=True)), name, default, help, flag_values)

@@ -35,7 +35,7 @@ from crankshaft.engine.strategies.multi_worker import Place
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
 from crankshaft.engine.strategies.parameter_server.placement import Rule
 from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
-from crankshaft.launch.command_line import checks
+from crankshaft.launch.command_line import checks, rules
 from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_periods
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import threads
@@ -105,6 +105,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
     strategy = devices.create(
         "one_device" if config.is_evaluator else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
+        mesh=rules.mesh_shape(config.mesh),
         tpu_address=config.tpu_address,
         place=_place(config),
         servers=_servers(config),
@@ -125,7 +126,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         gpus=config.gpu_numbers,
         gpu_memory_growth=config.gpu_memory_growth,
     )
-    checks.check_batch(config.global_batch_size, strategy.num_replicas)
+    checks.check_batch(config.global_batch_size, strategy.mesh.part(0, strategy.num_replicas)[1])
     if config.batch_parts > strategy.batch_parts:
         raise UsageError(
             f"--batch_parts={config.batch_parts} is for a CPU whose threads are not started yet; this process has a "
