@@ -21,7 +21,10 @@ _AUC_EVEN, _AUC_LAST = 0.25, 256.0
 SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums: `engine.step.example_counts` looks for it
 
 
-class Pair(NamedTuple):
+_Pair = NamedTuple("_Pair", [("total", tf.Tensor), ("count", tf.Tensor)])
+
+
+class Pair(_Pair):
     """The common part of all kinds of pairs: a sum and a count.
 
     Attributes:
@@ -30,31 +33,29 @@ class Pair(NamedTuple):
       has_weights: whether it was made with weights, which are multiplied by the examples'.
     """
 
-    total: tf.Tensor
-    count: tf.Tensor
+    weigh: Callable[[tf.Tensor], Pair] | None = None
+    has_weights = False
 
 
 class Mean(Pair):
     """A sum and the number of things summed, both scalar float32 tensors. Its value is total / count."""
 
-    weigh: Callable[[tf.Tensor], Pair] | None = None
-    has_weights = False
-
     def value(self) -> float | None:
-        """Returns the value of a pair that was read; None where nothing was counted."""
         return self.total / self.count if self.count else None
 
 
-class RootMean(Pair):
-    """A pair like `Mean`, of squares: its value is the root of their mean."""
-
-    weigh: Callable[[tf.Tensor], Pair] | None = None
-    has_weights = False
+class RootMean(Mean):
+    """A pair of squares: its value is the root of their mean."""
 
     def value(self) -> float | None:
-        """Returns the value of a pair that was read; None where nothing was counted."""
-        # math.sqrt refuses what is negative, which a sum of squares never is, and gives nan for nan.
         return math.sqrt(self.total / self.count) if self.count else None
+
+
+class ExpMean(Mean):
+    """A pair whose value is e to the mean, e^709 at most: of losses in nats, the perplexity."""
+
+    def value(self) -> float | None:
+        return float(np.exp(np.minimum(self.total / self.count, 709.0))) if self.count else None
 
 
 class Auc(Pair):
@@ -66,11 +67,7 @@ class Auc(Pair):
     is a tenth of their mean or more.
     """
 
-    weigh: Callable[[tf.Tensor], Pair] | None = None
-    has_weights = False
-
     def value(self) -> float | None:
-        """Returns the value of a pair that was read; None where there is only one class."""
         positives = np.asarray(self.total, np.float64)
         negatives = np.asarray(self.count, np.float64) - positives
         pairs = positives.sum() * negatives.sum()
@@ -86,16 +83,12 @@ class KerasSums(Pair):
     It is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
     """
 
-    weigh: Callable[[tf.Tensor], Pair] | None = None
-    has_weights = False
-
     def value(self) -> None:
-        """Returns None: the metric is not known any more."""
-        return
+        return None  # the metric is not known any more
 
 
 # Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
-_KINDS = {"root_mean": RootMean, "auc": Auc, "keras": KerasSums}
+_KINDS = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
 _VECTORS = (Auc, KerasSums)
 _ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics that are the engine's
 _ONE_NUMBER = (
@@ -137,8 +130,16 @@ def mean(values, weights=None) -> Mean:
 
 def root_mean_square(values, weights=None) -> RootMean:
     """Makes the pair for the root of the mean of squares. Arguments as `mean`'s."""
-    squares = mean(tf.square(tf.cast(values, tf.float32)), weights)
-    return weighable(RootMean(*squares), lambda examples: RootMean(*squares.weigh(examples)), squares.has_weights)
+    return _of_kind(RootMean, mean(tf.square(tf.cast(values, tf.float32)), weights))
+
+
+def exp_mean(values, weights=None) -> ExpMean:
+    """Makes the pair for e to the mean, such as the perplexity of losses. Arguments as `mean`'s."""
+    return _of_kind(ExpMean, mean(values, weights))
+
+
+def _of_kind(kind: type[Mean], pair: Mean):
+    return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
 
 
 def auc(logits, labels, weights=None) -> Auc:
@@ -227,7 +228,7 @@ def as_pair(pair, where: str, weights=None) -> Pair:
             raise TypeError(
                 f"{where}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
             )
-    return RootMean(total, count) if isinstance(pair, RootMean) else Mean(total, count)
+    return (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
 
 
 def _instead(found) -> str:

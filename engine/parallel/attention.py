@@ -78,12 +78,14 @@ class Attention(tf.keras.layers.Layer):
         if self.rotary and self.own_size % 2:
             raise ValueError(f"rotary positions turn pairs, and heads are of size {self.own_size}; use an even one")
         made = {"use_bias": self.use_bias, "dtype": self.dtype_policy}
-        self.qkv = Dense(self.kv_heads * (group + 2) * self.own_size, "columns", stddev=self.stddev, name="qkv", **made)
-        self.join = Dense(width, "rows", stddev=self.output_stddev or self.stddev, name="join", **made)
+        columns = self.kv_heads * (group + 2) * self.own_size
+        with self.mesh.scope():
+            self.qkv = Dense(columns, "columns", stddev=self.stddev, name="qkv", **made)
+            self.join = Dense(width, "rows", stddev=self.output_stddev or self.stddev, name="join", **made)
         self.qkv.build(input_shape)
         self.join.build((*input_shape[:-1], self.own_kv_heads * group * self.own_size))
 
-    def empty_cache(self, batch: int, positions: int) -> Cache:
+    def empty_cache(self, batch: int | tf.Tensor, positions: int) -> Cache:
         """Returns the cache of no position, with room for `positions`, for `batch` rows."""
         shape = [batch, self.own_kv_heads, positions, self.own_size]
         return Cache(tf.zeros(shape, self.compute_dtype), tf.zeros(shape, self.compute_dtype))
@@ -92,13 +94,13 @@ class Attention(tf.keras.layers.Layer):
         """Returns the outputs; with a cache (outputs, the cache with the T new positions).
 
         Args:
-          x: [B, T, width].
+          x: [B, T, width]; T may be unknown when it is traced.
           cache: of the positions before, for generation: what is attended to beside x itself.
           position: scalar int32, the first of x's positions; how many there are in the cache.
           training: whether there is dropout.
         """
-        group, length = self.heads // self.kv_heads, x.shape[1]
-        qkv = tf.reshape(self.qkv(x), [-1, length, self.own_kv_heads, group + 2, self.own_size])
+        group, length = self.heads // self.kv_heads, _size(x, 1)
+        qkv = tf.reshape(self.qkv(x), [_size(x, 0), length, self.own_kv_heads, group + 2, self.own_size])
         queries_keys, values = tf.split(qkv, [group + 1, 1], 3)
         if self.rotary:
             queries_keys = _rotated(queries_keys, position)
@@ -107,26 +109,23 @@ class Attention(tf.keras.layers.Layer):
         keys, values = (tf.transpose(each[:, :, :, 0], [0, 2, 1, 3]) for each in (keys, values))  # [B, K, T, D]
         if cache is not None:
             cache = Cache(*(_written(old, new, position) for old, new in zip(cache, (keys, values), strict=True)))
-            keys, values = cache
+            keys, values = (each[:, :, : position + length] for each in cache)
         heads = self._attend(queries, keys, values, position, training)
-        joined = self.join(tf.reshape(tf.transpose(heads, [0, 3, 1, 2, 4]), [-1, length, self.join_inputs]))
-        return joined if cache is None else (joined, cache)
-
-    @property
-    def join_inputs(self) -> int:
-        return self.own_kv_heads * self.heads // self.kv_heads * self.own_size
+        inputs = self.own_kv_heads * group * self.own_size
+        outputs = self.join(tf.reshape(tf.transpose(heads, [0, 3, 1, 2, 4]), [_size(x, 0), length, inputs]))
+        return outputs if cache is None else (outputs, cache)
 
     def _attend(self, queries, keys, values, position, training) -> tf.Tensor:
         """Returns each head's mean of values, [B, K, G, T, D]."""
-        group, length = queries.shape[2:4]
+        group, length, shape = queries.shape[2], _size(queries, 3), tf.shape(queries)
         # The group's queries are rows of one product with their key-value head: keys are not repeated.
-        rows = tf.reshape(queries, [-1, self.own_kv_heads, group * length, self.own_size])
+        rows = tf.reshape(queries, [_size(queries, 0), self.own_kv_heads, group * length, self.own_size])
         scores = tf.cast(tf.matmul(rows * self.own_size**-0.5, keys, transpose_b=True), tf.float32)
-        scores += _mask(length, keys.shape[2], position, group)
+        scores += _mask(length, _size(keys, 2), position, group)
         shares = tf.cast(tf.nn.softmax(scores), values.dtype)
         if self._drop:
             shares = self._drop(shares, training=training)
-        return tf.reshape(tf.matmul(shares, values), [-1, self.own_kv_heads, group, length, self.own_size])
+        return tf.reshape(tf.matmul(shares, values), shape)
 
     def compute_output_shape(self, input_shape):
         return input_shape
@@ -138,7 +137,7 @@ class Attention(tf.keras.layers.Layer):
 
 def _rotated(x: tf.Tensor, position) -> tf.Tensor:
     """Turns pairs (i, i + D/2) of x [B, T, K, heads, D] by position / 10000^(2i/D)."""
-    length, half = x.shape[1], x.shape[-1] // 2
+    length, half = _size(x, 1), x.shape[-1] // 2
     rates = np.float32(10000.0 ** (-np.arange(half) / half))
     positions = tf.cast(position + tf.range(length), tf.float32)
     angles = positions[:, tf.newaxis, tf.newaxis, tf.newaxis] * rates
@@ -147,7 +146,7 @@ def _rotated(x: tf.Tensor, position) -> tf.Tensor:
     return tf.concat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def _mask(queries: int, keys: int, position, group: int) -> tf.Tensor:
+def _mask(queries, keys, position, group: int) -> tf.Tensor:
     """Returns [group x queries, keys]: 0 where a query may look, else what no score makes up for."""
     may = tf.range(keys) <= position + tf.range(queries)[:, tf.newaxis]
     return tf.tile(tf.where(may, 0.0, -1e9), [group, 1])
@@ -155,6 +154,11 @@ def _mask(queries: int, keys: int, position, group: int) -> tf.Tensor:
 
 def _written(old: tf.Tensor, new: tf.Tensor, position) -> tf.Tensor:
     """Returns a cache's keys or values with the new ones at `position` and on."""
-    length = new.shape[2]
+    length = _size(new, 2)
     written = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)
     return tf.ensure_shape(written, old.shape)
+
+
+def _size(x: tf.Tensor, axis: int) -> int | tf.Tensor:
+    """Returns the size along an axis: an int if it is known when it is traced, else a scalar int32."""
+    return tf.shape(x)[axis] if x.shape[axis] is None else x.shape[axis]

@@ -176,15 +176,8 @@ class RMSNorm(tf.keras.layers.Layer):
 def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
     """Multiplies x [..., a] by a matrix w [a, b], or [b, a] if it is to be transposed: [..., b]."""
     flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), w, transpose_b=transpose_b)
-    return _shaped(flat, x.shape[:-1], tf.shape(x)[:-1])
-
-
-def _shaped(flat: tf.Tensor, static: tf.TensorShape, dynamic: tf.Tensor) -> tf.Tensor:
-    """Gives the rows [n, b] the shape [..., b]."""
-    unknown = [place for place, size in enumerate(static) if size is None]
-    if len(unknown) > 1:
-        return tf.reshape(flat, tf.concat([dynamic, [flat.shape[-1]]], 0))
-    return tf.reshape(flat, [*(-1 if size is None else size for size in static), flat.shape[-1]])
+    sizes = [known or size for known, size in zip(x.shape[:-1], tf.unstack(tf.shape(x)[:-1]), strict=True)]
+    return tf.reshape(flat, [*sizes, flat.shape[-1]])
 
 
 @tf.custom_gradient

@@ -1,0 +1,232 @@
+"""A decoder-only transformer for text, whose weights may be cut over a mesh: GPT-2's, or LLaMA's, by its arguments.
+
+Radford et al. 2019, "Language models are unsupervised multitask learners"; Touvron et al. 2023,
+https://arxiv.org/abs/2302.13971. Pre-norm: each block adds attention, then two or three products, to what it is given.
+
+On a mesh data x model, which of a block's weights is cut how over `model`, and which sums travel (values a token, in
+the forward pass, and as many in the backward one):
+
+| weights | cut by | what is sent over `model` |
+|---|---|---|
+| embedding [vocabulary, width] | vocabulary | width, of the look-up; backward width, of the logits |
+| positions (if learned), norms, biases of the products that join | copies | |
+| queries, keys, values [width, heads + 2 kv_heads] | columns, by heads | backward width |
+| joining the heads [width, width] | rows, by heads | width |
+| up, gate [width, hidden] | columns | backward width; with a gate once more |
+| down [hidden, width] | rows | width |
+| the loss's logits [vocabulary] | vocabulary | 3 (largest, sum, the label's), once |
+
+Over `data` travel the gradients, as of any model.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine.metrics.means import exp_mean
+from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
+
+_STDDEV = 0.02  # GPT-2's
+_EPSILON = 1e-5
+_BYTES = 257  # tokens of text that is read as bytes: these, and the border of documents
+_CHOICES = {"positions": ("rotary", "learned"), "norm": ("rms", "layer"), "activation": ("gelu", "swiglu")}
+
+
+class Model(Trainer):
+    """Tells each token from those before it.
+
+    Features are tokens, int [batch, context], and labels the tokens that follow, of which -1 does not count. Metrics:
+    `perplexity`, e to the loss, and where the text is bytes `bits_per_byte`; the border of documents counts as a byte.
+
+    Args:
+      layers: number of blocks.
+      width: of what goes from block to block.
+      heads: of attention; they divide the width, and by the mesh's `model`.
+      kv_heads: of keys and values, shared by as many heads each; 0 is as many as heads.
+      hidden: width between up and down; 0 is 4 widths, and with swiglu 8/3, a multiple of 64.
+      context: the most tokens that it looks at; 0 is the data's.
+      vocabulary: number of tokens; 0 is the data's.
+      positions: rotary, or learned.
+      norm: rms, or layer.
+      activation: gelu, or swiglu.
+      tied: whether logits are products with the embedding, or with a table of their own.
+      bias: whether products and layer norms have biases.
+      dropout: share of the embedding, of the attention's weights and of what each block adds, that training sets to 0.
+    """
+
+    def __init__(
+        self,
+        layers: int = 6,
+        width: int = 384,
+        heads: int = 6,
+        kv_heads: int = 0,
+        hidden: int = 0,
+        context: int = 0,
+        vocabulary: int = 0,
+        positions: str = "rotary",
+        norm: str = "rms",
+        activation: str = "gelu",
+        tied: bool = True,
+        bias: bool = False,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        for name, given in (("positions", positions), ("norm", norm), ("activation", activation)):
+            if given not in _CHOICES[name]:
+                raise ValueError(f"{name}={given} is unknown; use {' or '.join(_CHOICES[name])}")
+        for name, number in (("layers", layers), ("width", width), ("heads", heads)):
+            if number < 1:
+                raise ValueError(f"{name}={number} is none; use 1 or more")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} is no share; use 0 up to, not including, 1")
+        self.context, self.vocabulary = context, vocabulary
+        self.shape = {
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "hidden": hidden or (4 * width if activation == "gelu" else -(-8 * width // 3 // 64) * 64),
+            "positions": positions,
+            "norm": norm,
+            "activation": activation,
+            "tied": tied,
+            "bias": bias,
+            "dropout": dropout,
+        }
+
+    def build_model(self) -> tf.keras.Model:
+        features, tokens = self.given.example[0], self.given.num_classes
+        context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens
+        if context < features.shape[1]:
+            raise ValueError(f"context={context} is less than the data's {features.shape[1]} tokens; use as many or 0")
+        if tokens and vocabulary < tokens:
+            raise ValueError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
+        return Decoder(context, vocabulary, **self.shape, name="decoder")
+
+    def losses(self, outputs, batch) -> tf.Tensor:
+        """Returns each token's loss in nats, float32 [batch, context]; of labels of -1 any number."""
+        return cross_entropy(outputs, batch[1], self.model.vocabulary, self.model.mesh)
+
+    def loss(self, outputs, batch) -> Mean:
+        return mean(self.losses(outputs, batch), weights=batch[1] >= 0)
+
+    def metrics(self, outputs, batch) -> dict[str, Mean]:
+        losses, counted = self.losses(outputs, batch), batch[1] >= 0
+        found = {"perplexity": exp_mean(losses, weights=counted)}
+        if self.given.num_classes == _BYTES:
+            found["bits_per_byte"] = mean(losses / math.log(2), weights=counted)
+        return found
+
+
+class Decoder(tf.keras.Model):
+    """Maps tokens, int [batch, positions], to logits [batch, positions, vocabulary]; on a mesh each replica has a part.
+
+    Args:
+      context: the most positions.
+      vocabulary: number of tokens.
+      **shape: the others of `Model`'s arguments.
+    """
+
+    def __init__(self, context: int, vocabulary: int, *, name: str | None = None, **shape: Any):
+        super().__init__(name=name)
+        self.mesh = current_mesh()
+        self.context, self.vocabulary = context, vocabulary
+        width = shape["width"]
+        self.embedding = Embedding(vocabulary, width, split="vocabulary", stddev=_STDDEV, name="embedding")
+        learned = shape["positions"] == "learned"
+        self.positions = Embedding(context, width, stddev=_STDDEV, name="positions") if learned else None
+        self.drop = tf.keras.layers.Dropout(shape["dropout"], name="dropout")
+        self.blocks = [Block(shape, name=f"block_{i}") for i in range(shape["layers"])]
+        self.norm = _norm(shape, "norm")
+        own = {"stddev": _STDDEV, "name": "logits"}
+        self.logits = self.embedding if shape["tied"] else Embedding(vocabulary, width, split="vocabulary", **own)
+
+    def build(self, input_shape):
+        inner = (*input_shape, self.embedding.size)
+        for layer in {id(x): x for x in (self.embedding, self.positions, self.logits) if x is not None}.values():
+            layer.build(input_shape)
+        for layer in (*self.blocks, self.norm):
+            layer.build(inner)
+
+    def call(self, tokens, training=None):
+        x = self._embedded(tokens, 0, training)
+        for block in self.blocks:
+            x = block(x, training=training)
+        return self.logits.logits(self.norm(x))
+
+    def empty_cache(self, batch: int | tf.Tensor) -> list:
+        """See `engine.generation.Generates`."""
+        return [block.attention.empty_cache(batch, self.context) for block in self.blocks]
+
+    def next_logits(self, tokens: tf.Tensor, cache: list, place: tf.Tensor) -> tuple[tf.Tensor, list]:
+        """See `engine.generation.Generates`."""
+        x, written = self._embedded(tokens, place, training=False), []
+        for block, kept in zip(self.blocks, cache, strict=True):
+            x, kept = block(x, cache=kept, place=place, training=False)
+            written.append(kept)
+        logits = self.logits.logits(self.norm(x[:, -1:]))[:, 0]
+        if self.mesh.is_cut:
+            logits = tf.concat(tf.unstack(self.mesh.model.all_gather(logits)), -1)[:, : self.vocabulary]
+        return logits, written
+
+    def _embedded(self, tokens, place, training):
+        x = self.embedding(tokens)
+        if self.positions:
+            x += self.positions(place + tf.range(tf.shape(tokens)[1]))
+        return self.drop(x, training=training)
+
+
+class Block(tf.keras.layers.Layer):
+    """Adds attention, and then a product up, an activation and a product down, each of the normalised input."""
+
+    def __init__(self, shape: dict[str, Any], **arguments):
+        super().__init__(**arguments)
+        width, bias, rate = shape["width"], shape["bias"], shape["dropout"]
+        # What is added up over the blocks is drawn the smaller, the more there are (GPT-2, section 2.3).
+        added = _STDDEV / (2 * shape["layers"]) ** 0.5
+        self.norm_1, self.norm_2 = _norm(shape, "norm_1"), _norm(shape, "norm_2")
+        self.attention = Attention(
+            shape["heads"],
+            shape["kv_heads"] or None,
+            rotary=shape["positions"] == "rotary",
+            dropout=rate,
+            use_bias=bias,
+            stddev=_STDDEV,
+            output_stddev=added,
+            name="attention",
+        )
+        gated, columns = shape["activation"] == "swiglu", {"split": "columns", "use_bias": bias, "stddev": _STDDEV}
+        self.up = Dense(shape["hidden"], activation=None if gated else _gelu, name="up", **columns)
+        self.gate = Dense(shape["hidden"], activation="silu", name="gate", **columns) if gated else None
+        self.down = Dense(width, "rows", use_bias=bias, stddev=added, name="down")
+        self.drop_1, self.drop_2 = (tf.keras.layers.Dropout(rate, name=f"dropout_{i}") for i in (1, 2))
+
+    def build(self, input_shape):
+        for layer in (self.norm_1, self.attention, self.norm_2, self.up, self.gate):
+            if layer:
+                layer.build(input_shape)
+        self.down.build((*input_shape[:-1], self.up.own_units))
+
+    def call(self, x, cache=None, place=0, training=None):
+        attended = self.attention(self.norm_1(x), cache=cache, position=place, training=training)
+        if cache is not None:
+            attended, cache = attended
+        x += self.drop_1(attended, training=training)
+        y = self.norm_2(x)
+        y = self.up(y) * self.gate(y) if self.gate else self.up(y)
+        x += self.drop_2(self.down(y), training=training)
+        return x if cache is None else (x, cache)
+
+
+def _gelu(x: tf.Tensor) -> tf.Tensor:
+    return tf.nn.gelu(x, approximate=True)  # by tanh, as GPT-2
+
+
+def _norm(shape: dict[str, Any], name: str) -> tf.keras.layers.Layer:
+    if shape["norm"] == "rms":
+        return RMSNorm(_EPSILON, name=name)
+    return tf.keras.layers.LayerNormalization(epsilon=_EPSILON, center=shape["bias"], name=name)

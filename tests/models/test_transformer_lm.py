@@ -1,0 +1,91 @@
+"""The language model: what it is at first, that it learns, that it generates what it tells, and each of its parts."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import StepOptions, generation
+from crankshaft.engine.step.options import Given
+from crankshaft.input.text import load
+from crankshaft.models.transformer_lm import Model
+from tests.bench import Bench  # noqa: F401  (devices first)
+
+SMALL = {"layers": 2, "width": 32, "heads": 4}
+LLAMA = {**SMALL, "kv_heads": 2, "activation": "swiglu"}
+GPT2 = {**SMALL, "positions": "learned", "norm": "layer", "bias": True}
+UNTIED = {**SMALL, "tied": False, "norm": "layer"}
+TOKENS = np.random.default_rng(0).integers(0, 50, (4, 17)).astype(np.int32)
+
+
+def made(**arguments):
+    tf.keras.utils.set_random_seed(0)
+    trainer = Model(**arguments)
+    trainer.given = Given(StepOptions(), 50, None, 1, (TOKENS[:1, :-1], TOKENS[:1, 1:]))
+    trainer.model = trainer.build_model()
+    return trainer
+
+
+def loss(trainer, tokens=TOKENS, training=False):
+    batch = tokens[:, :-1], tokens[:, 1:]
+    return trainer.loss(trainer.forward(batch[0], training), batch)
+
+
+@pytest.mark.parametrize("arguments", [SMALL, LLAMA, GPT2, UNTIED])
+def test_at_first_each_token_is_as_likely_as_any_other(arguments):
+    trainer = made(**arguments)
+    found = loss(trainer)
+    assert float(found.total / found.count) == pytest.approx(math.log(50), rel=0.03)
+    residual = [v for v in trainer.model.trainable_variables if "join/kernel" in v.path or "down/kernel" in v.path]
+    assert len(residual) == 4
+    for variable in residual:
+        assert variable.numpy().std() == pytest.approx(0.02 / math.sqrt(4), rel=0.1)  # a thousand draws
+
+
+@pytest.mark.parametrize("arguments", [LLAMA, GPT2, UNTIED])
+def test_what_follows_is_told_alike_with_a_cache_and_without(arguments):
+    trainer = made(**arguments)
+    model = trainer.model
+    expected = model(TOKENS[:, :-1])
+    assert isinstance(model, generation.Generates)
+    read = tf.function(model.next_logits, autograph=False, reduce_retracing=True)
+    cache = model.empty_cache(4)
+    for first, end in ((0, 5), (5, 6), (6, 7), (7, 16)):
+        logits, cache = read(tf.constant(TOKENS[:, first:end]), cache, tf.constant(first))
+        np.testing.assert_allclose(logits, expected[:, end - 1], atol=1e-6)
+
+
+def test_labels_of_less_than_0_count_for_nothing():
+    trainer = made(**SMALL)
+    tokens, labels = TOKENS[:, :-1], TOKENS[:, 1:].copy()
+    labels[2:] = -1
+    outputs = trainer.forward(tokens, False)
+    found, expected = trainer.loss(outputs, (tokens, labels)), loss(trainer, TOKENS[:2])
+    assert float(found.count) == float(expected.count) == 32
+    assert float(found.total) == pytest.approx(float(expected.total), rel=1e-6)
+    metrics = trainer.metrics(outputs, (tokens, labels))
+    assert metrics["perplexity"].value() == pytest.approx(math.exp(expected.total / expected.count))
+    assert "bits_per_byte" not in metrics  # 50 tokens are no bytes
+
+
+def test_dropout_is_of_training_alone():
+    trainer = made(**SMALL, dropout=0.5)
+    assert float(loss(trainer).total) == float(loss(trainer).total)
+    assert float(loss(trainer, training=True).total) != float(loss(trainer, training=True).total)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"positions": "sinus"}, "positions=sinus is unknown; use rotary or learned"),
+        ({"layers": 0}, "layers=0 is none"),
+        ({"dropout": 1.0}, "dropout=1.0 is no share"),
+        ({"context": 8}, "context=8 is less than the data's 16 tokens"),
+        ({"vocabulary": 49}, "vocabulary=49 is less than the data's 50 tokens"),
+        ({"heads": 5}, "heads=5 does not divide the width, 32"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        loss(made(**{**SMALL, **arguments}))
