@@ -21,10 +21,7 @@ _AUC_EVEN, _AUC_LAST = 0.25, 256.0
 SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums: `engine.step.example_counts` looks for it
 
 
-_Pair = NamedTuple("_Pair", [("total", tf.Tensor), ("count", tf.Tensor)])
-
-
-class Pair(_Pair):
+class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
     """The common part of all kinds of pairs: a sum and a count.
 
     Attributes:

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions, generation
 from crankshaft.engine.step.options import Given
-from crankshaft.input.text import load
 from crankshaft.models.transformer_lm import Model
 from tests.bench import Bench  # noqa: F401  (devices first)
 
