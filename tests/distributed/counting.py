@@ -1,6 +1,6 @@
 """A small run that counts, on the servers, how often each example was trained on. --poison: one example is refused.
 --enough: a hook that is never due ends the run after so many steps. --files: the examples are read from so many files
-in --folder; --chunk, by chunks; --wrong: with them, or some.
+in --folder; --chunk, by chunks; --wrong: with them, or some. --stream: the examples are a dataset, or gzip files.
 """
 
 import itertools
@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import flags
 
 import crankshaft
+from crankshaft.engine.data import streamed
 from crankshaft.engine.data.source import BadRecordError
 from crankshaft.engine.hooks import Hook
 from crankshaft.launch import train
@@ -27,6 +28,7 @@ flags.DEFINE_string("folder", None, "Of the files.")
 flags.DEFINE_string(
     "wrong", None, "What is wrong with the files of worker 0 (fewer, other, missing), or of all (bad, undecodable)."
 )
+flags.DEFINE_enum("stream", None, ["dataset", "gzip"], "What the examples are a stream of.")
 
 
 BAD, UNDECODABLE = -1, -2
@@ -108,6 +110,25 @@ def in_files(features, labels):
     return InFiles(folder, (features, labels))
 
 
+def in_gzip_files(features, labels):
+    """The same examples, as the coordinator alone has them: in seven files."""
+    folder = pathlib.Path(flags.FLAGS.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [str(folder / f"part-{number}.gz") for number in range(7)]
+    for number, path in enumerate(paths):
+        with tf.io.TFRecordWriter(path, "GZIP") as writer:
+            for x, y in zip(features[number::7], labels[number::7], strict=True):
+                writer.write(x.tobytes() + y.tobytes())
+
+    def parse(records):
+        cut = features[0].nbytes
+        x = tf.io.decode_raw(tf.strings.substr(records, 0, cut), tf.float32)
+        y = tf.io.decode_raw(tf.strings.substr(records, cut, labels[0].nbytes), tf.int64)
+        return tf.ensure_shape(x, [None, features.shape[1]]), tf.ensure_shape(y, [None, 2])
+
+    return streamed.records(paths, parse)
+
+
 class Counting(crankshaft.Trainer):
     def build_model(self):
         return tf.keras.Sequential([tf.keras.layers.Dense(32, activation="relu"), tf.keras.layers.Dense(3)])
@@ -147,6 +168,10 @@ def data():
         features[432, 3] = 99
     if flags.FLAGS.files:
         return in_files(features, labels), None, 3
+    if flags.FLAGS.stream:
+        found = tf.data.Dataset.from_tensor_slices((features, labels))
+        train = found if flags.FLAGS.stream == "dataset" else in_gzip_files(features, labels)
+        return train, found.skip(900), 3
     return (features, labels), (features[:200] % 50, labels[:200]), 3
 
 

@@ -160,6 +160,9 @@ class ClosureLoop(InnerLoop):
     def __init__(self, strategy, step, feed, pull: Pull):
         super().__init__(strategy, step, feed)
         self._pull = pull
+        # Leases have examples of any number of steps with them, for which one graph is enough.
+        lease = tf.TensorSpec([len(Lease._fields)], tf.int64)
+        self._compiled = tf.function(self._loop, autograph=False, input_signature=(feed.lease_specs, lease))
 
     @property
     def function(self) -> tf.function:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from crankshaft.engine.data.base import Run
 from crankshaft.engine.data.source import SourceError
 from crankshaft.engine.health import answers
 from crankshaft.engine.health.peers import is_gone
@@ -134,13 +135,13 @@ class Closures:
     def has_room(self) -> bool:
         return bool(self._slots)
 
-    def hand_out(self, loop: ClosureLoop, operands, first: int, stop: int) -> None:
-        """Schedules steps [first, stop). There has to be room."""
+    def hand_out(self, loop: ClosureLoop, run: Run) -> None:
+        """Schedules the steps of a feed's lease. There has to be room."""
         slot = self._slots.pop(0)
         self._numbers += 1
-        lease = Lease(self._numbers, slot, self._steps[slot], self._starts[slot], first, stop)
+        lease = Lease(self._numbers, slot, self._steps[slot], self._starts[slot], run.start, run.stop)
         self.ledger.scheduled += 1
-        self._schedule(loop, operands, lease)
+        self._schedule(loop, run.operands, lease)
 
     def _schedule(self, loop: ClosureLoop, operands, lease: Lease) -> None:
         self._open[lease.number] = (loop, operands, lease)

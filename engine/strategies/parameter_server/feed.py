@@ -1,6 +1,6 @@
-"""What workers around parameter servers train on: arrays that each has, or files that each reads. Coordinator code.
+"""What workers around parameter servers train on: arrays that each has, files that each reads, streams that are sent.
 
-But for `through`, `next_operands` and `batch`, which are graph code of workers.
+Coordinator code, but for `through`, `next_operands` and `batch`, which are graph code of workers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.base import Feed, Run
+from crankshaft.engine.data.dataset_feed import DatasetFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.reading import example_seeds
-from crankshaft.engine.data.source import Source, Spec
+from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.split import example_bytes
 from crankshaft.engine.internals.tensorflow import on_each_worker, wait_for_operations
 from crankshaft.engine.strategies.parameter_server import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
-_READ_BYTES = 8 << 20  # of examples at once, at most
+_READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a closure
 _PIECES = 8  # of a lease: its first steps wait for the first one
 
 
@@ -28,9 +29,13 @@ class WorkersFeed(Feed):
     """Arrays that each worker has whole; a step's batch is a gather by index, computed by the worker from the step.
 
     They travel once to each worker, and again to one that comes back.
+
+    Attributes:
+      stream: whose place a checkpoint keeps; None where the step says all.
     """
 
     random_access = True
+    stream: DatasetFeed | None = None
 
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, arrays, order: Order):
         self.order = order
@@ -38,22 +43,27 @@ class WorkersFeed(Feed):
         self._arrays = arrays
         self._resident: Any = None
 
-    @property
-    def operands(self):
+    def lease(self, step: int, limit: int) -> Run:
+        """Returns what a closure of at most `limit` steps is given, which may be run again, and those steps."""
         if self._resident is None:
             self._resident = on_each_worker(self._coordinator, self._send, *self.operand_specs)
-        return (self._resident,)
+        return Run((self._resident,), step, step + limit)
 
     @property
     def operand_specs(self):
-        """What `operands` look like to a worker."""
+        """What `next_operands` takes looks like to a worker."""
         return (tf.nest.map_structure(_spec, self._arrays),)
+
+    @property
+    def lease_specs(self):
+        """What `lease` gives looks like to a worker."""
+        return self.operand_specs
 
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
         """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a closure's graph.
 
         Args:
-          operands: of the closure.
+          operands: of the lease.
           first: step.
           stop: step.
           run: (operands as `next_operands` takes them, stop, state) -> state, runs steps up to there.
@@ -88,7 +98,39 @@ class WorkersFeed(Feed):
         return tf.nest.map_structure(lambda array: tf.gather(array, examples), arrays)
 
 
-class ReadByWorkersFeed(WorkersFeed):
+class _PiecesFeed(WorkersFeed):
+    """Examples of some steps, one after the other, of which each step takes its own."""
+
+    @property
+    def _element_spec(self) -> Any:
+        """Nest of what has the shape and dtype of an example's part."""
+        raise NotImplementedError
+
+    @property
+    def operand_specs(self):
+        def spec(part) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *part.shape], tf.string if part.dtype == object else part.dtype)
+
+        return tf.nest.map_structure(spec, self._element_spec), tf.TensorSpec([], tf.int64)
+
+    def next_operands(self, operands, step: tf.Tensor):
+        piece, first = operands
+        start = self._examples_before(first)
+        place, end = self._examples_before(step) - start, self._examples_before(step + 1) - start
+        size = None if self.order.remainder else self.order.batch_size
+        return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[place:end], [size, *x.shape[1:]]), piece),)
+
+    def batch(self, *operands):
+        return operands[0]
+
+    def _examples_before(self, step: tf.Tensor) -> tf.Tensor:
+        """Computes `Order.examples_before` in a graph."""
+        order = self.order
+        in_epoch = tf.minimum(step % order.steps_per_epoch * order.batch_size, order.num_examples)
+        return step // order.steps_per_epoch * order.num_examples + in_epoch
+
+
+class ReadByWorkersFeed(_PiecesFeed):
     """A source that each worker reads by itself: a lease's steps in pieces, the next one while steps of one run.
 
     Args:
@@ -103,16 +145,16 @@ class ReadByWorkersFeed(WorkersFeed):
         self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
         self._read_here = tf.function(self._read, autograph=False)
 
+    def lease(self, step: int, limit: int) -> Run:
+        return Run((), step, step + limit)
+
     @property
-    def operands(self):
+    def lease_specs(self):
         return ()
 
     @property
-    def operand_specs(self):
-        def spec(part: Spec) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *part.shape], tf.string if part.dtype == object else part.dtype)
-
-        return tf.nest.map_structure(spec, self.source.element_spec), tf.TensorSpec([], tf.int64)
+    def _element_spec(self) -> Any:
+        return self.source.element_spec
 
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
         steps = tf.clip_by_value((stop - first) // _PIECES, 1, self._most_steps)
@@ -140,18 +182,6 @@ class ReadByWorkersFeed(WorkersFeed):
             first = tf.constant(step, tf.int64)
             return Run((self._read_here(first, first + 1), first), step, step + 1)
 
-    def next_operands(self, operands, step: tf.Tensor):
-        piece, first = operands
-        place, size = (step - first) * self.order.batch_size, self.order.batch_size
-
-        def part(x):
-            return tf.ensure_shape(x[place : place + size], [None if self.order.remainder else size, *x.shape[1:]])
-
-        return (tf.nest.map_structure(part, piece),)
-
-    def batch(self, *operands):
-        return operands[0]
-
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
         """Returns the examples of steps [first, stop), all of one epoch, one after the other."""
         indices, epoch = self.order.examples_of(first, stop)
@@ -162,6 +192,57 @@ class ReadByWorkersFeed(WorkersFeed):
             self.source.decode(stored, seeds),
             self.source.element_spec,
         )
+
+
+class SentFeed(_PiecesFeed):
+    """A stream, which the coordinator reads, in order: each lease has the examples of its steps with it.
+
+    So a lease that is run again has the same ones, no more are in memory than leases are out, and where the stream
+    stands when none is out is the step.
+
+    Args:
+      stream: the coordinator's own feed of it, of one replica.
+    """
+
+    random_access = False
+
+    def __init__(self, stream: DatasetFeed):
+        self.order, self.stream = stream.order, stream
+
+    @property
+    def bytes_read(self) -> int | None:
+        return self.stream.bytes_read
+
+    def about(self) -> dict[str, Any]:
+        return self.stream.about()
+
+    def lease(self, step: int, limit: int) -> Run:
+        batches: list[list[tf.Tensor]] = []
+        size = 0
+        with tf.device("CPU:0"):
+            while len(batches) < limit and size < _READ_BYTES:
+                batches.append(self._batch_of(self.stream.take(step + len(batches), 1)))
+                size += sum(map(_bytes, batches[-1]))
+            return self._piece(batches, step)
+
+    def take(self, step: int, limit: int) -> Run:
+        return self.lease(step, limit)
+
+    def look(self, step: int) -> Run:
+        with tf.device("CPU:0"):
+            return self._piece([self._batch_of(self.stream.look(step))], step)
+
+    @property
+    def _element_spec(self) -> Any:
+        return self.stream.share.stream.element_spec
+
+    def _batch_of(self, run: Run) -> list[tf.Tensor]:
+        return tf.nest.flatten(self.stream.next_operands(run.operands, tf.constant(run.start)))
+
+    def _piece(self, batches: list[list[tf.Tensor]], step: int) -> Run:
+        whole = [tf.concat(parts, 0) for parts in zip(*batches, strict=True)]
+        piece = tf.nest.pack_sequence_as(self._element_spec, whole)
+        return Run((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
 
 class RepeatedWorkersFeed(WorkersFeed):
@@ -191,3 +272,9 @@ def _sent(array) -> tf.Tensor:
             tf.raw_ops.InplaceUpdate(x=whole, i=tf.range(first, first + len(piece)), v=piece)
             wait_for_operations()  # or all pieces would be on their way at once
     return tf.raw_ops.Identity(input=whole)  # on the device that computes
+
+
+def _bytes(batch: tf.Tensor) -> int:
+    if batch.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(batch)))
+    return batch.shape.num_elements() * batch.dtype.size

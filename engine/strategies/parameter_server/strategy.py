@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from crankshaft.engine.data.dataset_feed import DatasetFeed, divide, unwatched
 from crankshaft.engine.data.source import Source, SourceError, WithoutBadRecords
 from crankshaft.engine.data.split import order_of
 from crankshaft.engine.data.streamed import is_stream
@@ -30,7 +31,12 @@ from crankshaft.engine.strategies.pacing import Pace
 from crankshaft.engine.strategies.parameter_server import sources
 from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, UpdateLoop
 from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from crankshaft.engine.strategies.parameter_server.feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed
+from crankshaft.engine.strategies.parameter_server.feed import (
+    ReadByWorkersFeed,
+    RepeatedWorkersFeed,
+    SentFeed,
+    WorkersFeed,
+)
 from crankshaft.engine.strategies.parameter_server.placement import Placement, Rule
 from crankshaft.engine.strategies.parameter_server.pull import Pull
 from crankshaft.engine.strategies.parameter_server.staleness import Staleness
@@ -42,6 +48,7 @@ _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _CLOSURE_SECONDS = 0.25
 _WORKERS_AT_THAT = 8
 _WAIT_SECONDS = 1.0
+_SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +119,7 @@ class ParameterServer(Measured):
         self._read_here: list[Source] = []
         self._sources: sources.Sources | None = None  # for what the coordinator looks at by itself
         self._ending = False
+        self._said: list[str] = []
 
     @property
     def num_servers(self) -> int:  # type: ignore[override]
@@ -131,8 +139,8 @@ class ParameterServer(Measured):
         }
 
     def about(self) -> list[str]:
-        """Describes where the variables are, a line each."""
-        return self.placement.lines()
+        """Describes how streams reach workers, and where the variables are, a line each."""
+        return self._said + self.placement.lines()
 
     def figures(self) -> dict[str, float]:
         """Returns figures for TensorBoard: the counts of closures, and the staleness of updates, so far."""
@@ -187,18 +195,19 @@ class ParameterServer(Measured):
             return make()
 
     def feed(self, source, global_batch_size: int, seed: int | None, known=None) -> WorkersFeed:
+        options, watch = self.feed_options, self.feed_options.watch or unwatched
         if is_stream(source):
-            raise ValueError(
-                "`strategy`=parameter_server takes arrays and sources, whose order its leases are made of, and the "
-                "data is a stream, a tf.data.Dataset or compressed files; give those, or use another `strategy`"
-            )
-        order = order_of(source, global_batch_size, 1, seed, self.feed_options.shuffle_window)
+            share = divide(source, self, known=known, watch=watch)
+            order, buffer = share.order(global_batch_size, seed, drop_remainder=False), options.shuffle_buffer
+            self._said.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
+            return SentFeed(DatasetFeed(self.distribution, share, order, shuffle_buffer=buffer, watch=watch))
+        order = order_of(source, global_batch_size, 1, seed, options.shuffle_window)
         if not isinstance(source, Source):
             return WorkersFeed(self.coordinator, source, order)
         place = next((place for place, each in enumerate(self._read_here) if each is source), len(self._read_here))
         self._read_here[place:] = self._read_here[place:] or [source]
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
-        return ReadByWorkersFeed(source, place, order, self.feed_options.read_timeout_seconds)
+        return ReadByWorkersFeed(source, place, order, options.read_timeout_seconds)
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -216,7 +225,7 @@ class ParameterServer(Measured):
 
     def repeated_batch(self) -> RepeatedWorkersFeed:
         """Makes a feed that gives each step the first batch, which is of full size."""
-        operands, first, _ = self.train_feed.take(0, 1)
+        operands, first, _ = self.train_feed.look(0)
         operands = self.train_feed.next_operands(operands, tf.constant(first, tf.int64))
         batch = tf.nest.map_structure(np.asarray, self.train_feed.batch(*operands))
         return self.repeated(batch, self.train_order.batch_size)
@@ -224,6 +233,7 @@ class ParameterServer(Measured):
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
         self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
+        state.input.follow(train_feed and train_feed.stream, self)
         if read := [each.source for each in (train_feed, eval_feed) if isinstance(each, ReadByWorkersFeed)]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
         self._train_loop: Any = None
@@ -246,9 +256,10 @@ class ParameterServer(Measured):
         self._runner = runner = StepRunner(held)
 
         def eval_step(batch, step, observed, pulled):
-            done = tf.identity(state.step_variable)
-            return runner.eval_step(batch, step, done, observed, values=exact_pull.values(*pulled))
+            place, done = step % eval_feed.order.steps_per_epoch, tf.identity(state.step_variable)
+            return runner.eval_step(batch, place, done, observed, values=exact_pull.values(*pulled))
 
+        self._evaluations = 0
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
@@ -322,9 +333,9 @@ class ParameterServer(Measured):
         while self._closures.has_room and self._next_step < end:
             # Towards the end in smaller parts, so that nobody is waited for long.
             part = -(-(end - self._next_step) // len(self.cluster.workers))
-            stop = self._next_step + min(self._pace.steps, part)
-            self._closures.hand_out(self._train_loop, self.train_feed.operands, self._next_step, stop)
-            self._next_step = stop
+            run = self.train_feed.lease(self._next_step, min(self._pace.steps, part))
+            self._closures.hand_out(self._train_loop, run)
+            self._next_step = run.stop
 
     def trace_evaluation(self) -> None:
         """Traces a step of the evaluation: mistakes in it show now."""
@@ -332,15 +343,18 @@ class ParameterServer(Measured):
 
     def evaluate(self) -> Sums:
         """Sums the metrics over the whole evaluation set, each example once, by all workers."""
-        steps, sums, first = self._eval_feed.order.steps_per_epoch, Sums(), 0
-        part = max(1, -(-steps // (2 * len(self.cluster.workers))))
-        while first < steps or not self.in_step:
-            while first < steps and self._closures.has_room:
-                stop = min(steps, first + part)
-                self._closures.hand_out(self._eval_loop, self._eval_feed.operands, first, stop)
-                first = stop
+        sums, feed, steps = Sums(), self._eval_feed, self._eval_feed.order.steps_per_epoch
+        # Evaluations follow one another as epochs do, so that a stream goes on and need not be opened again.
+        step = self._evaluations * steps
+        end, part = step + steps, max(1, -(-steps // (2 * len(self.cluster.workers))))
+        while step < end or not self.in_step:
+            while step < end and self._closures.has_room:
+                run = feed.lease(step, min(end - step, part))
+                self._closures.hand_out(self._eval_loop, run)
+                step = run.stop
             if done := self._closures.collect(_WAIT_SECONDS):
                 sums.add(_summed(self._eval_loop.names, done))
+        self._evaluations += 1
         return sums
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
 from crankshaft.engine.checkpoints import CheckpointError
+from crankshaft.engine.data.base import Run
 from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.strategies.parameter_server import coordinator
 from crankshaft.engine.strategies.parameter_server.closures import Counters, Returned
@@ -72,16 +73,16 @@ def closures(monkeypatch):
 def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_built(closures):
     closures, may_return = closures
     loops = [Loop() for _ in range(2)]
-    closures.hand_out(loops[0], (), 0, 1)
+    closures.hand_out(loops[0], Run((), 0, 1))
     assert closures.collect(2 * TIMEOUT_SECONDS) == []
     may_return[0].set()
     assert len(closures.collect(30)) == 1
-    closures.hand_out(loops[0], (), 1, 2)
+    closures.hand_out(loops[0], Run((), 1, 2))
     with pytest.raises(LostPeerError, match="no update for `step_timeout_seconds`=1: no worker has taken"):
         closures.collect(30)
     may_return[1].set()
     assert len(closures.collect(30)) == 1
-    closures.hand_out(loops[1], (), 2, 3)
+    closures.hand_out(loops[1], Run((), 2, 3))
     with pytest.raises(LostPeerError, match="no update for 5 times `step_timeout_seconds`=1: no worker has taken"):
         closures.collect(30)
 

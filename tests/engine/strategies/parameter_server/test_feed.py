@@ -1,12 +1,16 @@
-"""Arrays on their way to workers: what arrives is what was sent, in pieces or whole."""
+"""Arrays and streams on their way to workers: what arrives is what was sent, in pieces or whole."""
+
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
+from crankshaft.engine.data.base import Run
+from crankshaft.engine.data.dataset_feed import DatasetFeed, divide
+from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.parameter_server import feed
-from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "object"])
@@ -33,7 +37,58 @@ def test_of_a_map_what_is_sent_is_read_piece_by_piece(monkeypatch, tmp_path):
     assert max(len(range(*at.indices(10))) for at in asked) == 4
 
 
-def test_streams_are_refused_in_one_line():
-    """Before anything of the strategy is looked at."""
-    with pytest.raises(ValueError, match=r"takes arrays and sources.* and the data is a stream"):
-        ParameterServer.feed(None, tf.data.Dataset.range(3), 1, None)
+EXAMPLES, BATCH, STEPS = 46, 6, 8  # an epoch; the last batch is of four
+
+
+def sent(examples: int = EXAMPLES) -> feed.SentFeed:
+    names = tf.data.Dataset.range(examples).map(lambda number: {"number": number, "name": tf.strings.as_string(number)})
+    share = divide(names, Processes())
+    order = share.order(BATCH, 7, drop_remainder=False)
+    return feed.SentFeed(DatasetFeed(tf.distribute.get_strategy(), share, order, shuffle_buffer=9))
+
+
+def batches_of(made: feed.SentFeed, run: Run) -> list[list[int]]:
+    """The numbers of a lease's steps, as a worker computes them from what it is sent."""
+    step_spec, given = tf.TensorSpec([], tf.int64), (made.lease_specs, run.operands)
+    assert all(tf.nest.flatten(tf.nest.map_structure(lambda spec, x: spec.is_compatible_with(x), *given)))
+    compute = tf.function(
+        lambda operands, step: made.batch(*made.next_operands(operands, step)),
+        input_signature=(made.operand_specs, step_spec),
+    )
+    found = [compute(run.operands, tf.constant(step, tf.int64)) for step in range(run.start, run.stop)]
+    assert all([int(name) for name in each["name"].numpy()] == each["number"].numpy().tolist() for each in found)
+    return [each["number"].numpy().tolist() for each in found]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20])
+def test_leases_of_a_stream_have_each_example_of_an_epoch_once_and_the_batches_of_one_device(steps):
+    made, alone = sent(), sent().stream
+    found, step = [], 0
+    while step < 3 * STEPS:
+        run = made.lease(step, min(steps, 3 * STEPS - step))
+        assert (run.start, run.stop) == (step, min(step + steps, 3 * STEPS))
+        found += batches_of(made, run)
+        step = run.stop
+    expected = [alone.next_operands(*alone.take(step, 1)[:2])[0]["number"].numpy().tolist() for step in range(step)]
+    assert found == expected
+    for epoch in range(3):
+        assert sorted(itertools.chain(*found[epoch * STEPS : (epoch + 1) * STEPS])) == list(range(EXAMPLES))
+    assert found[:STEPS] != found[STEPS : 2 * STEPS]
+
+
+def test_a_lease_of_large_examples_has_fewer_steps_than_were_asked_for(monkeypatch):
+    expected = batches_of(sent(), sent().lease(0, 4))
+    monkeypatch.setattr(feed, "_READ_BYTES", 2 * 6 * (8 + 1))  # two batches of numbers and their digits
+    made = sent()
+    run = made.lease(0, 100)
+    assert run.stop in (2, 3)  # digits are one or two
+    assert batches_of(made, run) + batches_of(made, made.lease(run.stop, 1)) == expected[: run.stop + 1]
+
+
+def test_to_look_at_a_streams_batch_leaves_its_place():
+    made, expected = sent(), batches_of(sent(), sent().lease(0, 6))
+    found = batches_of(made, made.lease(0, 3))
+    assert batches_of(made, made.look(1)) == expected[1:2]
+    assert found + batches_of(made, made.lease(3, 3)) == expected
+    assert made.stream.state(6)
+    assert made.stream.state(5) is None

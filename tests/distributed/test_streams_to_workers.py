@@ -1,0 +1,48 @@
+"""A stream around parameter servers: the coordinator reads it and sends workers their steps; counted by example."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests import runs
+from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start
+
+_ = start  # the fixture
+
+
+def test_a_killed_worker_is_replaced_and_its_leases_are_done_with_the_same_examples(start):
+    """Each example once an epoch, but for those that the killed worker had applied and not yet counted."""
+    steps = 60 * STEPS_PER_EPOCH
+    flags = ("--stream=dataset", "--shuffle_buffer=100", "--steps_per_loop=10", "--checkpoint_every_steps=100")
+    job = start("run", f"--train_steps={steps}", "--eval_every_steps=320", *flags)
+    job.until(lambda: runs.newest(job.run_dir) >= 100)
+    job.kill("worker 0")
+    job.ok()
+    seen = check_updates(job, steps)
+    assert seen.min() >= 60
+    assert seen.sum() - 60 * len(seen) <= 2 * 64
+    assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
+    assert job.result["eval"]["example"] == 949.5  # the mean of 900 to 999, each once
+    said = "a dataset of 1,000 examples: the coordinator reads it, and sends each worker the examples of its steps"
+    assert said in job.output
+
+
+@pytest.mark.parametrize("stream", ["gzip", pytest.param("dataset", marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_with_the_example_after_the_last(start, tmp_path, stream):
+    steps = 30 * STEPS_PER_EPOCH + 5
+    flags = (f"--stream={stream}", f"--folder={tmp_path / 'files'}", "--shuffle_buffer=100", "--mode=train")
+    flags += (f"--train_steps={steps}", "--checkpoint_every_steps=50")
+    job = start("run", *flags, local=("--ps=1",))
+    job.until(lambda: runs.newest(job.run_dir) >= 50)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert 0 < runs.newest(job.run_dir) < steps
+    again = start("run", *flags, local=("--ps=1",)).ok()
+    seen = check_updates(again, steps)
+    assert seen.min() == 30
+    assert seen.sum() == 30 * 1000 + 5 * 64
+    assert ("counting examples" in job.output) == (stream == "gzip")
+    assert "counting examples" not in again.output
+    assert "reading the epoch again" not in again.output
