@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pathlib
+import time
 import zlib
 
 import numpy as np
@@ -25,6 +26,7 @@ flags.DEFINE_integer("enough", None, "Steps after which a hook ends the run.")
 flags.DEFINE_integer("files", 0, "Files in which the examples are.")
 flags.DEFINE_integer("chunk", 1, "Examples that are read at once.")
 flags.DEFINE_string("folder", None, "Of the files.")
+flags.DEFINE_float("read_seconds", 0.0, "That each read takes, at least.")
 flags.DEFINE_string(
     "wrong", None, "What is wrong with the files of worker 0 (fewer, other, missing), or of all (bad, undecodable)."
 )
@@ -53,6 +55,7 @@ class InFiles(crankshaft.Source):
         return int(self._starts[-1])
 
     def read(self, indices):
+        time.sleep(flags.FLAGS.read_seconds)
         files = np.searchsorted(self._starts, indices, side="right") - 1
         found = []
         for example, file in zip(indices.tolist(), files.tolist(), strict=True):

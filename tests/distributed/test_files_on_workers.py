@@ -80,9 +80,9 @@ def test_files_that_a_worker_cannot_train_on_are_one_line_that_names_it(start, t
     assert re.match(says, line), line
 
 
-def test_bad_records_are_left_out_by_each_worker_up_to_their_number(start, tmp_path):
+def test_bad_records_are_left_out_up_to_their_number_and_what_reading_took_is_told(start, tmp_path):
     steps = 2 * STEPS_PER_EPOCH
-    wrong = files(tmp_path, 2, "--wrong=bad", "--max_bad_records=1")
+    wrong = files(tmp_path, 2, "--wrong=bad", "--max_bad_records=1", "--read_seconds=0.1")
     job = start("run", *FLAGS, f"--train_steps={steps}", *wrong, local=("--workers=1", "--ps=1")).ok()
     seen = check_updates(job, steps)
     assert (seen[432], seen[433]) == (0, 4)  # the next one in its place
@@ -92,3 +92,8 @@ def test_bad_records_are_left_out_by_each_worker_up_to_their_number(start, tmp_p
         "part-1 has a bad record 432; write it anew; left out, as 1 of the 1 that --max_bad_records allows"
         in job.output
     )
+    # Nearly all of the time, as steps are far faster than reads.
+    assert job.result["input_wait_fraction"] > 0.2
+    assert job.result["input_wait_ms"] > 20
+    rate = job.result["input_bytes_per_sec"] / job.result["examples_per_sec"]
+    assert rate == pytest.approx(20 * 4 + 2 * 8)  # of each example

@@ -15,6 +15,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.tensorflow import sleep
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.parameter_server import staleness
+from crankshaft.engine.strategies.parameter_server.feed import timestamp_after
 from crankshaft.engine.strategies.parameter_server.pull import Pull
 
 _PAUSES = (1_000, 50_000)  # microseconds, the shortest and the longest between two looks of a worker that waits
@@ -47,18 +48,21 @@ class Returned(NamedTuple):
       sums: [rows, 2], the metrics' sums over the steps that this run of it did.
       staleness: [rows], see `staleness.bucketed`.
       row: the worker; the first of these steps; how often the lease was begun, and its steps, by the counters.
-      seconds: that it took.
+      took: [2], the seconds for which it waited for input, the bytes that it read.
+      seconds: that it took in all.
     """
 
     sums: Any
     staleness: Any
     row: Any
+    took: Any = (0.0, 0.0)
     seconds: Any = 0.0
 
     @classmethod
     def unpacked(cls, vector: np.ndarray) -> Returned:
-        sums, seen, row, seconds = np.split(vector, np.cumsum([len(vector) - staleness.ROWS - 5, staleness.ROWS, 4]))
-        return cls(sums.reshape(-1, 2), seen.astype(np.int64), row.astype(np.int64).tolist(), float(seconds[0]))
+        sizes = [len(vector) - staleness.ROWS - 7, staleness.ROWS, 4, 2]
+        sums, seen, row, took, seconds = np.split(vector, np.cumsum(sizes))
+        return cls(sums.reshape(-1, 2), seen.astype(np.int64), row.astype(np.int64).tolist(), took, float(seconds[0]))
 
 
 class Pulled(NamedTuple):
@@ -205,17 +209,21 @@ class ClosureLoop(InnerLoop):
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
             return step + 1, self._added(sums, result)
 
-        _, sums = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
+        (_, sums), took = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         row = tf.stack([worker, lease.first, 0, 0])
-        return Returned(tf.add_n(sums), tf.zeros([staleness.ROWS], tf.int64), row)
+        return Returned(tf.add_n(sums), tf.zeros([staleness.ROWS], tf.int64), row, took)
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
-        """Runs body(operands, *state) -> state up to step `stop`; the first of the state is the step."""
+        """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
 
         def run(operands, stop, state):
-            return tf.while_loop(
-                lambda step, *_: step < stop, lambda *state: body(operands, *state), state, parallel_iterations=1
-            )
+            def one_step(_, *state):
+                state = body(operands, *state)
+                return (timestamp_after(state[0]), *state)
+
+            start = (tf.zeros([], tf.float64), *state)
+            ended, *state = tf.while_loop(lambda _, step, *__: step < stop, one_step, start, parallel_iterations=1)
+            return tuple(state), ended
 
         return self._feed.through(operands, state[0], stop, run, state)
 
@@ -268,13 +276,13 @@ class UpdateLoop(ClosureLoop):
             return step, self._added(sums, result), seen, _here(pulled), pulled_at
 
         start = (first, zeros, tf.zeros([staleness.ROWS], tf.int64), pulled, counts)
-        last, sums, seen, _, pulled_at = self._run_steps(operands, lease.stop, body, start)
+        (last, sums, seen, _, pulled_at), took = self._run_steps(operands, lease.stop, body, start)
         counts = counters.add(marks * tf.cast(last > first, tf.int64))
         seen += self._staleness_if(last > first, worker, counts, pulled_at)
         with tf.control_dependencies([counts]):
             counters.release(worker)
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
-        return Returned(tf.add_n(sums), seen, row)
+        return Returned(tf.add_n(sums), seen, row, took)
 
     def _more_operands(self) -> tuple:
         marks, one = self._counters.ones_at(0), tf.constant(True)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.base import Feed, Run
-from crankshaft.engine.data.dataset_feed import DatasetFeed
+from crankshaft.engine.data.dataset_feed import DatasetFeed, divide, unwatched
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.reading import example_seeds
 from crankshaft.engine.data.source import Source
@@ -49,6 +49,9 @@ class WorkersFeed(Feed):
             self._resident = on_each_worker(self._coordinator, self._send, *self.operand_specs)
         return Run((self._resident,), step, step + limit)
 
+    def count_bytes(self, number: int) -> None:
+        """Counts bytes that a worker says it has read for a lease."""
+
     @property
     def operand_specs(self):
         """What `next_operands` takes looks like to a worker."""
@@ -66,13 +69,13 @@ class WorkersFeed(Feed):
           operands: of the lease.
           first: step.
           stop: step.
-          run: (operands as `next_operands` takes them, stop, state) -> state, runs steps up to there.
+          run: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
           state: what the steps carry.
 
         Returns:
-          The state after the last one.
+          (the state after the last one; [2] float64, seconds for which steps waited for input, and bytes read).
         """
-        return run(operands, stop, state)
+        return run(operands, stop, state)[0], tf.zeros([2], tf.float64)
 
     def _send(self):
         """Sends the arrays to the worker whose devices are in scope, in the thread that serves it."""
@@ -143,7 +146,15 @@ class ReadByWorkersFeed(_PiecesFeed):
     def __init__(self, source: Source, place: int, order: Order, read_timeout_seconds: float = 0.0):
         self.order, self.source, self._place, self._timeout_seconds = order, source, place, read_timeout_seconds
         self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
+        self._bytes_read = 0
         self._read_here = tf.function(self._read, autograph=False)
+
+    @property
+    def bytes_read(self) -> int | None:
+        return self._bytes_read
+
+    def count_bytes(self, number: int) -> None:
+        self._bytes_read += number
 
     def lease(self, step: int, limit: int) -> Run:
         return Run((), step, step + limit)
@@ -167,31 +178,35 @@ class ReadByWorkersFeed(_PiecesFeed):
             with tf.device("/job:worker/device:CPU:0"):
                 return self._read(first, end)
 
-        def one_piece(first, end, piece, state):
+        def one_piece(first, end, piece, took, state):
             next_end = end_of(end)
             # Nothing here depends on the steps, so TensorFlow does both side by side.
-            next_piece = tf.cond(end < stop, lambda: read(end, next_end), lambda: piece)
-            return end, next_end, next_piece, run((piece, first), end, state)
+            next_piece, size = tf.cond(end < stop, lambda: read(end, next_end), lambda: (piece, tf.zeros([], tf.int64)))
+            state, done = run((piece, first), end, state)
+            return end, next_end, next_piece, took + _took(done, next_piece, size), state
 
-        end = end_of(first)
-        start = (first, end, read(first, end), state)
-        return tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)[-1]
+        began, end = timestamp_after(first), end_of(first)
+        piece, size = read(first, end)
+        start = (first, end, piece, _took(began, piece, size), state)
+        *_, took, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
+        return state, took
 
     def take(self, step: int, limit: int) -> Run:
         with tf.device("CPU:0"):
             first = tf.constant(step, tf.int64)
-            return Run((self._read_here(first, first + 1), first), step, step + 1)
+            return Run((self._read_here(first, first + 1)[0], first), step, step + 1)
 
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
-        """Returns the examples of steps [first, stop), all of one epoch, one after the other."""
+        """Returns (the examples of steps [first, stop), all of one epoch, one after the other; bytes read)."""
         indices, epoch = self.order.examples_of(first, stop)
-        stored = sources.read(self.source, self._place, self.order, self._timeout_seconds, indices, first)
+        stored, size = sources.read(self.source, self._place, self.order, self._timeout_seconds, indices, first)
         seeds = example_seeds(self.order, tf.fill(tf.shape(indices), epoch), indices)
-        return tf.nest.map_structure(
+        examples = tf.nest.map_structure(
             lambda x, spec: tf.ensure_shape(x, [None, *spec.shape]),
             self.source.decode(stored, seeds),
             self.source.element_spec,
         )
+        return examples, size
 
 
 class SentFeed(_PiecesFeed):
@@ -245,6 +260,23 @@ class SentFeed(_PiecesFeed):
         return Run((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
 
+def sent(stream, processes, batch_size: int, seed: int | None, options, known=None) -> SentFeed:
+    """Makes the feed of a stream.
+
+    Args:
+      stream: a `Stream` or a `tf.data.Dataset`.
+      processes: the coordinator's strategy.
+      batch_size: see `Order`.
+      seed: see `Order`.
+      options: `FeedOptions`.
+      known: see `divide`.
+    """
+    watch = options.watch or unwatched
+    share = divide(stream, processes, known=known, watch=watch)
+    order, buffer = share.order(batch_size, seed, drop_remainder=False), options.shuffle_buffer
+    return SentFeed(DatasetFeed(processes.distribution, share, order, shuffle_buffer=buffer, watch=watch))
+
+
 class RepeatedWorkersFeed(WorkersFeed):
     """The same arrays for every step, as `engine.data.feeds.RepeatedFeed`; each worker has them."""
 
@@ -253,6 +285,22 @@ class RepeatedWorkersFeed(WorkersFeed):
 
     def batch(self, *operands):
         return operands[0]
+
+
+def _took(since: tf.Tensor, piece, size: tf.Tensor) -> tf.Tensor:
+    """Returns for how long a piece was waited for since a time, at which the steps before it were done; and its bytes.
+
+    That time is taken by the steps: in a function TensorFlow orders what has state and no variables, so that here it
+    would be taken after the piece was read.
+    """
+    there = timestamp_after(*tf.nest.flatten(piece))
+    return tf.stack([tf.maximum(there - since, 0.0), tf.cast(size, tf.float64)])
+
+
+def timestamp_after(*tensors: tf.Tensor) -> tf.Tensor:
+    """Returns the time, in seconds, at which tensors are there on this worker."""
+    with tf.device("/job:worker/device:CPU:0"), tf.control_dependencies(tensors):
+        return tf.timestamp()
 
 
 def _spec(array) -> tf.TensorSpec:

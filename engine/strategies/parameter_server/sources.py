@@ -47,6 +47,7 @@ class Sources:
         self._lock = threading.Lock()
         self._loaded: Sequence[Source] | None = None
         self._readers: dict[bytes, SourceReader] = {}
+        self._bytes_told: dict[bytes, int] = {}  # of what each has read
         self._answers: list[Callable] = []
 
     def answer(self) -> Sources:
@@ -80,7 +81,11 @@ class Sources:
             if wanted not in self._readers:
                 self._readers[wanted] = self._reader(json.loads(wanted))
             reader = self._readers[wanted]
-        return as_stored(reader.fetch(indices, ahead), reader.source.stored_spec)
+        found = as_stored(reader.fetch(indices, ahead), reader.source.stored_spec)
+        with self._lock:
+            now = reader.bytes_read
+            size, self._bytes_told[wanted] = now - self._bytes_told.get(wanted, 0), now
+        return [*found, np.int64(size)]
 
     def _describe(self) -> list[np.ndarray]:
         with self._lock:
@@ -145,7 +150,7 @@ def failure(error: Any) -> SourceError | None:
 
 
 def read(source: Source, place: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):
-    """Reads examples in the process that runs this: nest of tensors [n, ...] as `source.stored_spec` says. In a graph.
+    """Reads examples in the process that runs this. In a graph.
 
     Args:
       source: the coordinator's.
@@ -154,13 +159,16 @@ def read(source: Source, place: int, order: Order, timeout_seconds: float, indic
       timeout_seconds: see `SourceReader`.
       indices: [n] int64.
       step: the first one's that they are for, by which chunks are read ahead.
+
+    Returns:
+      (nest of tensors [n, ...] as `source.stored_spec` says; int64, bytes that the process has read since it last said)
     """
     wanted = {"source": describe(source), "place": place, "order": dataclasses.asdict(order)}
     wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
     ahead = order.chunks_ahead(step) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
-    return packed(
-        called_by_name(_READ, (wanted_text, indices, ahead), stored_dtypes(source.stored_spec)), source.stored_spec
-    )
+    dtypes = [*stored_dtypes(source.stored_spec), tf.int64]
+    *stored, size = called_by_name(_READ, (wanted_text, indices, ahead), dtypes)
+    return packed(stored, source.stored_spec), tf.ensure_shape(size, [])
 
 
 def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: float) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.dataset_feed import DatasetFeed, divide, unwatched
 from crankshaft.engine.data.source import Source, SourceError, WithoutBadRecords
 from crankshaft.engine.data.split import order_of
 from crankshaft.engine.data.streamed import is_stream
@@ -31,12 +30,7 @@ from crankshaft.engine.strategies.pacing import Pace
 from crankshaft.engine.strategies.parameter_server import sources
 from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, UpdateLoop
 from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from crankshaft.engine.strategies.parameter_server.feed import (
-    ReadByWorkersFeed,
-    RepeatedWorkersFeed,
-    SentFeed,
-    WorkersFeed,
-)
+from crankshaft.engine.strategies.parameter_server.feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
 from crankshaft.engine.strategies.parameter_server.placement import Placement, Rule
 from crankshaft.engine.strategies.parameter_server.pull import Pull
 from crankshaft.engine.strategies.parameter_server.staleness import Staleness
@@ -116,6 +110,7 @@ class ParameterServer(Measured):
         self._steps_per_loop = steps_per_loop
         self._pace = self._new_pace()
         self._next_step = 0  # the first that is not handed out
+        self._lease_seconds = 0.0  # for which workers wait: where a stream is read, of this process
         self._read_here: list[Source] = []
         self._sources: sources.Sources | None = None  # for what the coordinator looks at by itself
         self._ending = False
@@ -195,12 +190,11 @@ class ParameterServer(Measured):
             return make()
 
     def feed(self, source, global_batch_size: int, seed: int | None, known=None) -> WorkersFeed:
-        options, watch = self.feed_options, self.feed_options.watch or unwatched
+        options = self.feed_options
         if is_stream(source):
-            share = divide(source, self, known=known, watch=watch)
-            order, buffer = share.order(global_batch_size, seed, drop_remainder=False), options.shuffle_buffer
-            self._said.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
-            return SentFeed(DatasetFeed(self.distribution, share, order, shuffle_buffer=buffer, watch=watch))
+            found = sent(source, self, global_batch_size, seed, options, known)
+            self._said.append(f"a dataset of {found.order.num_examples:,} examples: {_SENT}")
+            return found
         order = order_of(source, global_batch_size, 1, seed, options.shuffle_window)
         if not isinstance(source, Source):
             return WorkersFeed(self.coordinator, source, order)
@@ -312,10 +306,13 @@ class ParameterServer(Measured):
                 break
         for each in done:
             self.staleness.add(each.returned.staleness)
+            self.train_feed.count_bytes(int(each.returned.took[1]))
             self._fit_closures(each)
         steps = sum(each.lease.stop - each.lease.first for each in done)
         self._state.advance(steps)
-        return LoopResult(_summed(self._train_loop.names, done), steps, 0.0)
+        waited = sum(each.returned.took[0] for each in done) / len(self.cluster.workers) + self._lease_seconds
+        self._lease_seconds = 0.0
+        return LoopResult(_summed(self._train_loop.names, done), steps, waited)
 
     def _new_pace(self) -> Pace:
         seconds = _CLOSURE_SECONDS * max(1.0, len(self.cluster.workers) / _WORKERS_AT_THAT)
@@ -333,7 +330,9 @@ class ParameterServer(Measured):
         while self._closures.has_room and self._next_step < end:
             # Towards the end in smaller parts, so that nobody is waited for long.
             part = -(-(end - self._next_step) // len(self.cluster.workers))
+            before = time.perf_counter()
             run = self.train_feed.lease(self._next_step, min(self._pace.steps, part))
+            self._lease_seconds += time.perf_counter() - before
             self._closures.hand_out(self._train_loop, run)
             self._next_step = run.stop
 

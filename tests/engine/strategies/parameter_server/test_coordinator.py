@@ -51,7 +51,7 @@ def closures(monkeypatch):
 
             def fetch(back=may_return[-1]):
                 back.wait()
-                return np.zeros([len(Returned.unpacked(np.zeros(500)).staleness) + 5])
+                return np.zeros([len(Returned.unpacked(np.zeros(500)).staleness) + 7])
 
             return types.SimpleNamespace(fetch=fetch)
 
