@@ -170,7 +170,8 @@ class StreamedFeed(Feed):
             block = first_block + number // len(replicas)
             replica = replicas.start + number % len(replicas)
             indices = self.order.examples(block)
-            start, stop = replica_part(tf.shape(indices, tf.int64)[1], *self._mesh.part(replica, n))
+            part, parts = self._mesh.part(replica, n)
+            start, stop = replica_part(tf.shape(indices, tf.int64)[1], part, parts)
             return self._reader.read(indices[:, start:stop], block)
 
         numbers = tf.data.Dataset.counter()
