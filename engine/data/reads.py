@@ -74,7 +74,7 @@ class Reads:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_place(thread)}, from example {first} "
-            "on; see whether its files' disk or host answers, or raise `step_timeout_seconds`"
+            f"on{_of_files(self.source)}; see whether its files' disk or host answers, or raise `step_timeout_seconds`"
         )
 
 
@@ -174,6 +174,13 @@ def _name(source: Source) -> str:
     while isinstance(source, Around):
         source = source.source
     return type(source).__name__
+
+
+def _of_files(source: Source) -> str:
+    """Returns which files a source reads, in a few words; "" where it does not say."""
+    files = source.files()
+    others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+    return f" of {files[0]}{others}" if files else ""
 
 
 def _place(thread: int) -> str:

@@ -85,6 +85,9 @@ class InFiles(crankshaft.Source):
             if _label(record.tobytes()) == UNDECODABLE:
                 raise BadRecordError(example, f"record {example} does not decode; write it anew")
 
+    def files(self):
+        return [*map(str, self._paths)]
+
     def identity(self):
         return " ".join(f"{path.name} {path.stat().st_size} {zlib.crc32(path.read_bytes())}" for path in self._paths)
 

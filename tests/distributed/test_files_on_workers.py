@@ -80,6 +80,20 @@ def test_files_that_a_worker_cannot_train_on_are_one_line_that_names_it(start, t
     assert re.match(says, line), line
 
 
+@pytest.mark.slow
+def test_a_read_that_hangs_names_the_worker_and_the_files(start, tmp_path):
+    hangs = files(tmp_path, 2, "--read_seconds=100000", "--step_timeout_seconds=6")
+    job = start("run", *FLAGS, "--train_steps=40", *hangs, local=("--ps=1", "--max_restarts=0"))
+    assert job.wait() == 1
+    (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
+    assert re.match(
+        r"worker [01] \(127\.0\.0\.1:\d+\): InFiles\.read has not returned for \d\S* s, at \S+counting", line
+    ), line
+    assert re.search(
+        r" from example \d+ on of \S+worker-[01]/part-0 and 1 more; see whether its files' disk or", line
+    ), line
+
+
 def test_bad_records_are_left_out_up_to_their_number_and_what_reading_took_is_told(start, tmp_path):
     steps = 2 * STEPS_PER_EPOCH
     wrong = files(tmp_path, 2, "--wrong=bad", "--max_bad_records=1", "--read_seconds=0.1")
