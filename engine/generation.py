@@ -135,11 +135,11 @@ def generate(
         tokens, reading = distribution.run(lambda *args: _next(model, *args), args=(row, reading, *scalars))
         return distribution.experimental_local_results(tokens)[0][0], reading
 
-    row = list(row)
-    reading = begin(tf.constant([row], tf.int32))
-    compiled = step.get_concrete_function(tf.TensorSpec([1, None], tf.int32), reading, *scalars)
+    row, spec = list(row), tf.TensorSpec([1, None], tf.int32)
+    reading = begin.get_concrete_function(spec)(tf.constant([row], tf.int32))
+    next_of = step.get_concrete_function(spec, reading, *scalars)  # one for any length
     while True:
-        token, reading = compiled(tf.constant([row], tf.int32), reading, *scalars)
+        token, reading = next_of(tf.constant([row], tf.int32), reading, *scalars)
         row.append(int(token))
         yield row[-1]
 

@@ -19,6 +19,8 @@ class Splits(NamedTuple):
 
     `ids` tells one numbering of ids from another, where the training data decides it: a digest of which id has which
     number.
+
+    `tokens` says what text was cut into, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
     """
 
     train: Any
@@ -26,6 +28,7 @@ class Splits(NamedTuple):
     num_classes: int | None  # None: labels are not classes
     vocabulary: dict[str, int] | None = None  # None: no feature is an id
     ids: int | None = None  # None: the training data does not decide it
+    tokens: Any = None  # None: it is no text that was cut
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:

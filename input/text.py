@@ -1,10 +1,11 @@
-"""Plain text as windows of tokens for language models; bytes, or a vocabulary of `tokenizers`.
+"""Plain text as windows of tokens for language models; bytes, or a vocabulary of `tokenizers`. A text is bundled.
 
 Host code, NumPy only, and the library `tokenizers` where a vocabulary is asked for.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
@@ -13,10 +14,11 @@ import numpy as np
 
 from crankshaft.engine.data.source import BadRecordError, Source, Spec
 from crankshaft.input.files import storage, tokens
-from crankshaft.input.files.prepared import Prepared, Writer, prepared, progress
+from crankshaft.input.files.prepared import BUNDLED, Prepared, Writer, prepared, progress
 from crankshaft.input.files.storage import Files
 from crankshaft.input.splits import InputError, Splits, check_at_least
 
+_BUNDLED = {split: os.path.join(BUNDLED, f"constitution.{split}.txt") for split in ("train", "eval")}
 _PATTERNS = ("*.txt", "*.md")
 _EXPECTED = "plain text (*.txt, else *.md)"
 _BORDERS = {"paragraph": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"), "line": re.compile(rb"\r?\n")}
@@ -47,7 +49,8 @@ def load(
     The tokens are made once and kept, see `input.files.prepared`.
 
     Args:
-      data_dir: a folder, whose *.txt are read (*.md where there are none), files or globs, with commas between.
+      data_dir: a folder, whose *.txt are read (*.md where there are none), files or globs, with commas between. None is
+        the text that comes with Crankshaft (input/data/README.md), of which every tenth paragraph is for evaluation.
       seed: not used.
       context: tokens in a window.
       tokenizer: `bytes`, of 256 tokens and the separator; or a JSON file that the library `tokenizers` has saved.
@@ -69,6 +72,8 @@ def load(
         raise InputError(f"documents={documents} is unknown; use file, {' or '.join(_BORDERS)}")
     if vocabulary_size and (tokenizer != "bytes" or separator):
         raise InputError(f"vocabulary_size={vocabulary_size} makes a vocabulary; leave tokenizer and separator out")
+    if not data_dir:
+        data_dir, eval_data_dir = _BUNDLED["train"], eval_data_dir or _BUNDLED["eval"]
     files = _files(data_dir, "data_dir")
     if vocabulary_size:
         pieces = _pieces(files, documents)
@@ -85,7 +90,7 @@ def load(
         return Windows(prepared(files, "text", made_by, write, prepared_dir))
 
     evaluation = windows(_files(eval_data_dir, "eval_data_dir")) if eval_data_dir else None
-    return Splits(windows(files), evaluation, made.count, None, zlib.crc32(made.says.encode()))
+    return Splits(windows(files), evaluation, made.count, None, made.ids, made)
 
 
 class Windows(Source):
@@ -130,7 +135,7 @@ class Windows(Source):
         return features, labels
 
     def files(self) -> list[str]:
-        return [self._prepared.path]
+        return self._prepared.files()
 
     def identity(self) -> str:
         return f"{len(self)} windows of {self._prepared.about['digest']}"

@@ -136,6 +136,35 @@ class Run:
             self._forward = predictions.forward(self._session)
         return self._forward(features)
 
+    def generate(
+        self,
+        prompt: str | Sequence[int] = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        seed: int | None = None,
+    ) -> str | list[int]:
+        """Returns what a language model says after a prompt, up to a document's end, with evaluation's weights.
+
+        Args:
+          prompt: text, of a run on text, which the model reads as a document's beginning; then text is returned. Or
+            tokens, one or more, read as they are; then tokens are.
+          tokens: how many, at most.
+          temperature: 0 always takes the likeliest.
+          top_k: of how many of the likeliest to draw; 0 is all.
+          seed: decides what is drawn; None is the run's.
+
+        Raises:
+          UsageError: the model tells no next token (`engine.generation.Generates`), or the prompt is none.
+        """
+        from crankshaft.launch.run import generation
+
+        drawn = {} if seed is None else {"seed": seed}
+        how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **drawn}
+        with self._session.strategy.watch():
+            return generation.text_after(self._session, prompt, **how)
+
     def evaluate(self, data) -> dict[str, float]:
         """Computes the metrics' means over a split, (features, labels) or a `tf.data.Dataset` of single examples."""
         from crankshaft.launch.run import predictions

@@ -50,12 +50,14 @@ def main(
     Args:
       trainer_class: your `crankshaft.Trainer`; None takes the one that --model names.
       data: what, or a function without arguments that returns what, is (train, eval[, num_classes[, vocabulary[,
-        ids]]]); train and eval are each (features, labels), (features, labels, weights) or (features,), of arrays whose
-        first axis is examples (float64 is taken as float32, as Keras does), or of dicts and tuples of such arrays; a
-        dict, which is features; or a `tf.data.Dataset` of such examples. eval may be None, or left out with all after
-        it: no evaluation, unless --validation_split takes a part of train. vocabulary has, by the name of each feature
-        that is an id, how many ids there are; None: no feature is. ids tells numberings of them apart where the
-        training data decides them, a number or text; None: it does not say. None takes what --input names.
+        ids[, tokens]]]]); train and eval are each (features, labels), (features, labels, weights) or (features,),
+        of arrays whose first axis is examples (float64 is taken as float32, as Keras does), or of dicts and
+        tuples of such arrays; a dict, which is features; or a `tf.data.Dataset` of such examples. eval may be
+        None, or left out with all after it: no evaluation, unless --validation_split takes a part of train.
+        vocabulary has, by the name of each feature that is an id, how many ids there are; None: no feature is.
+        ids tells numberings of them apart where the training data decides them, a number or text; None: it does
+        not say. tokens is what text was cut into, for --mode=generate, an `input.files.tokens.Bytes` or
+        `Vocabulary`. None takes what --input names.
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.
       may_change: names of your own absl flags that do not decide a run's numbers: with other values of the others,
@@ -179,9 +181,13 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         if asked.remote and (asked.writes_run or asked.mode == "export"):
             stack.enter_context(asked.remote.pushing())
         held = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
-        splits = datas.load(asked) if asked.input_entry and not asked.input_entry.path else None
+        early = asked.input_entry and not asked.input_entry.path and asked.mode != "generate"
+        splits = datas.load(asked) if early else None
         strategy = _start(asked, trainer_class, stack)
         get = functools.partial(datas.load, asked) if asked.input_entry else functools.partial(datas.call, data)
+        if asked.mode == "generate":
+            with strategy.watch():
+                return _generate(asked, trainer_class, strategy)
         if asked.is_evaluator:
             return Done(_evaluate_checkpoints(asked, trainer_class, splits or get(), strategy))
         with strategy.watch():
@@ -227,6 +233,15 @@ def _create(asked: config.Config, trainer_class, splits, strategy):
     from crankshaft.launch.run import session as sessions
 
     return sessions.create(asked, trainer_class, splits, strategy)
+
+
+def _generate(asked: config.Config, trainer_class, strategy) -> Done:
+    from crankshaft.launch.run import generation
+
+    session = generation.create(asked, trainer_class, strategy)
+    result, code = generation.generate(session)
+    _write_result(asked, result)
+    return Done(code, result, session)
 
 
 def _evaluate_checkpoints(asked: config.Config, trainer_class, splits, strategy) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ from crankshaft.input.files.storage import Files, is_remote
 from crankshaft.input.splits import InputError
 
 FOLDER = ".crankshaft"
+BUNDLED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data")
 _RULE = 1  # another number, another name: for changes of how anything is prepared
 _END = struct.Struct("<QI8s")  # bytes of what it says of itself, their CRC-32, this mark
 _MARK = b"crankpr\x01"
@@ -69,11 +71,39 @@ class Prepared:
         """Returns as many bytes from each offset on; raises as `read` does."""
         return self._files.pread_each(0, offsets, [length] * len(offsets))
 
+    def files(self) -> list[str]:
+        """Returns the paths of what is read."""
+        return [self.path]
+
     def damaged(self, what: str) -> SourceError:
         """Makes the error of bytes that are not what was written."""
         return SourceError(
             f"{self.path}: {what} is damaged (its checksum is another); remove the file, it is made anew"
         )
+
+
+class Held(Prepared):
+    """What was prepared of files that come with Crankshaft, whose folder may not be written to: held in memory.
+
+    Args:
+      name: of what it is made of, for messages.
+      write: writes it.
+    """
+
+    def __init__(self, name: str, write: Callable[[Writer], None]):
+        content = io.BytesIO()
+        write(writer := Writer(content))
+        self.path, self._content = name, content.getvalue()
+        self.about = writer.end()
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._content[offset : offset + length]
+
+    def read_each(self, offsets: list[int], length: int) -> list[bytes]:
+        return [self.read(offset, length) for offset in offsets]
+
+    def files(self) -> list[str]:
+        return []
 
 
 class Writer:
@@ -99,16 +129,20 @@ class Writer:
         self._digest.update(data)
         self.offset += len(data)
 
-    def end(self) -> None:
-        """Appends what the file says of itself; `digest` of its bytes is among that."""
-        about = json.dumps({**self.about, "digest": self._digest.hexdigest()}).encode()
+    def end(self) -> dict[str, Any]:
+        """Appends what the file says of itself, and returns it; `digest` of its bytes is among that."""
+        said = {**self.about, "digest": self._digest.hexdigest()}
+        about = json.dumps(said).encode()
         self._file.write(about + _END.pack(len(about), zlib.crc32(about), _MARK))
+        return said
 
 
 def prepared(
     files: Files, kind: str, made_by: dict[str, Any], write: Callable[[Writer], None], folder: str | None = None
 ) -> Prepared:
     """Returns the file that was prepared of `files`, which is made where it isn't there; others wait for who makes it.
+
+    What is made of files that come with Crankshaft is held in memory.
 
     Args:
       files: what it is made of.
@@ -120,6 +154,8 @@ def prepared(
     Raises:
       InputError: it can't be written; and what `write` raises.
     """
+    if is_bundled(files.paths[0]):
+        return Held(files.paths[0], write)
     folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
     path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, made_by)}")
 
@@ -135,6 +171,11 @@ def prepared(
             f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
             "by --input_arg=prepared_dir=FOLDER"
         ) from None
+
+
+def is_bundled(path: str) -> bool:
+    """Returns whether a file comes with Crankshaft."""
+    return os.path.dirname(path) == BUNDLED
 
 
 def progress(what: str, total: int) -> Callable[[int], None]:

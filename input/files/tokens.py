@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from crankshaft.input.files.prepared import Writer, prepared
 from crankshaft.input.files.storage import Files
 from crankshaft.input.splits import InputError
 
+FILE_NAME = "tokens.json"  # where a run keeps what cut its text
 _BYTES = 256
 _LEARN_BYTES = 64 << 20  # of text, from its beginning, that a vocabulary is made of
 
@@ -37,22 +40,44 @@ class Piece(NamedTuple):
             ) from None
 
 
+class Decoder(NamedTuple):
+    """Makes text of tokens. `text(token)` returns what is whole by then; `rest()`, in the end, what was held back."""
+
+    text: Callable[[int], str]
+    rest: Callable[[], str]
+
+
 class Bytes:
     """A token for each byte, and one for the border of documents.
+
+    What stands for text in a run's files is `kept`, of which `of_kept` makes the same again.
 
     Attributes:
       count: of all tokens.
       separator: the token that stands for the border of documents.
       says: what tells one numbering of tokens from another.
+      ids: the same as a number.
     """
 
     count = _BYTES + 1
     separator = _BYTES
     says = "bytes"
+    ids = zlib.crc32(says.encode())
 
     def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text."""
         return [np.frombuffer(piece.text, np.uint8) for piece in pieces]
+
+    def kept(self) -> dict[str, str]:
+        """Returns all that `of_kept` needs, plain JSON."""
+        return {"kind": "bytes"}
+
+    def decoder(self) -> Decoder:
+        """Returns what makes text of tokens, one after the other."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return Decoder(
+            lambda token: decoder.decode(bytes([token]) if token < _BYTES else b""), lambda: decoder.decode(b"", True)
+        )
 
 
 class Vocabulary:
@@ -76,6 +101,7 @@ class Vocabulary:
                 f"tokenizer={path} is no vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of the "
                 "library tokenizers has written, or tokenizer=bytes"
             ) from None
+        self._kept = {"kind": "vocabulary", "tokenizer": text, "separator": separator}
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         known = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -87,11 +113,29 @@ class Vocabulary:
         self.separator: int = found
         self.count = max(known, found + 1)
         self.says = f"{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()} {self.separator}"
+        self.ids = zlib.crc32(self.says.encode())
 
     def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text. Raises `InputError` where one is no UTF-8."""
         found = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
         return [np.array(each.ids, np.uint32) for each in found]
+
+    def kept(self) -> dict[str, str]:
+        """Returns all that `of_kept` needs, plain JSON."""
+        return self._kept
+
+    def decoder(self) -> Decoder:
+        """Returns what makes text of tokens, one after the other."""
+        stream = _library().decoders.DecodeStream(skip_special_tokens=False)
+        held: list[int] = []  # tokens that are no whole character yet
+
+        def text(token: int) -> str:
+            held.append(token)
+            if (found := stream.step(self._tokenizer, token)) is not None:
+                held.clear()
+            return found or ""
+
+        return Decoder(text, lambda: self._tokenizer.decode(held, skip_special_tokens=False))
 
 
 def of(name: str, separator: str) -> Bytes | Vocabulary:
@@ -106,6 +150,13 @@ def of(name: str, separator: str) -> Bytes | Vocabulary:
         return Vocabulary(files.read(0).decode(), path, separator)
     except UnicodeDecodeError:
         raise InputError(f"tokenizer={path} is no text, and so no JSON of a vocabulary; give one") from None
+
+
+def of_kept(kept: dict[str, str]) -> Bytes | Vocabulary:
+    """Returns what cut a run's text, by what it has kept. Raises KeyError or `InputError` where that is another's."""
+    if kept["kind"] == "bytes":
+        return Bytes()
+    return Vocabulary(kept["tokenizer"], FILE_NAME, kept["separator"])
 
 
 def learned(size: int, files: Files, pieces: Iterable[Piece], folder: str | None) -> Vocabulary:

@@ -22,7 +22,7 @@ def check(config: Config) -> None:
     _check_monitor(config)
     if config.mode == "benchmark":
         _check_benchmark(config)
-    if config.mode in ("eval", "export"):
+    if config.mode in configs.READING:
         _check_checkpoints(config)
     if config.run_dir:
         _check_run_dir(config)
@@ -30,7 +30,10 @@ def check(config: Config) -> None:
     if config.mode == "export":
         _check_export(config)
     _check_init_from(config)
-    _check_data_dirs(config)
+    if config.mode == "generate":
+        check_generation(config)
+    else:
+        _check_data_dirs(config)
 
 
 def _check_data_dirs(config: Config) -> None:
@@ -53,6 +56,15 @@ def _check_export(config: Config) -> None:
             "crankshaft train without TF_CONFIG"
         )
     paths.check_writable("export_dir", config.export_folder)
+
+
+def check_generation(config: Config) -> None:
+    """Raises `UsageError` where a run's replicas can't generate."""
+    if config.strategy in ("tpu", "parameter_server"):
+        raise UsageError(
+            f"rows of tokens that grow can't be read with --strategy={config.strategy}; generate with --mode=generate "
+            "--strategy=one_device"
+        )
 
 
 def check_batch(global_batch_size: int, replicas: int) -> None:
@@ -304,6 +316,8 @@ def _check_run_dir(config: Config) -> None:
     now = config.deciding()
     if "script_flags" not in before["deciding"]:
         now.pop("script_flags", None)  # of a run before they were kept
+    if config.mode == "generate":
+        now["seed"] = before["deciding"]["seed"]  # here it decides what is drawn, and nothing that is the run's
     if changed := differences(before["deciding"], now):
         raise UsageError(
             f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "

@@ -32,6 +32,7 @@ DECIDING = (
     "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer shuffle_window "
     "auto_shard_policy validation_split"
 ).split()
+READING = ("eval", "export", "generate")  # modes that read a run, and change nothing of it
 # Flags of NAME=VALUE, which a run's configuration holds as objects.
 ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
 # Python types by absl's type of flag; all other flags are strings.
@@ -48,7 +49,8 @@ PERIODS = (
 _OF_THIS_CALL = (
     "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
     "allow_changed_config gpus gpu_memory_growth"
-).split() + GROUPS["Benchmark mode"]
+).split()
+_OF_THIS_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 # Flags that mean nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
     "input": ("input_arg", "data_dir", "eval_data_dir"),
@@ -220,7 +222,7 @@ def from_flags(
         values["run_dir"] = remote.folder
     paths.check(values)
     values |= {kind: own_files.absolute(values[kind]) for kind in own_files.NEEDED}
-    if values["mode"] in ("eval", "export"):
+    if values["mode"] in READING:
         _fill_from_run(values, environment, script_flags)
         if trainer_class is None and values["model"] is None and not read(values["run_dir"]):
             raise UsageError(f"--run_dir={values['run_dir']} holds no run (no {FILE_NAME}); give the folder of a run")

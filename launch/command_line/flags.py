@@ -7,12 +7,12 @@ from absl import flags
 from crankshaft.engine.step.ranges import HUGE
 from crankshaft.engine.strategies import registry
 from crankshaft.launch.benchmark import flags as benchmark_flags
-from crankshaft.launch.command_line import gpu_flags, input_flags, rules
+from crankshaft.launch.command_line import generation_flags, gpu_flags, input_flags, rules
 from crankshaft.launch.command_line.groups import GROUPS, HELP, USES, group
 
 __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
 
-MODES = ("train_and_eval", "train", "eval", "benchmark", "export")
+MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 EXPORT_FORMATS = ("saved_model", "keras")
@@ -362,10 +362,10 @@ def _define_what_is_shown() -> None:
         _string,
         "eval_checkpoint",
         "latest",
-        "eval: latest, best, all, or a step.",
+        "eval, export, generate: latest, best, all, or a step.",
         wants="latest, best, all, or a step",
         rule=rules.matching(r"latest|best|all|\d+", "it is no step either"),
-        only=("mode", "eval", "export"),
+        only=("mode", "eval", "export", "generate"),
     )
     modes(
         _path,
@@ -392,6 +392,7 @@ _define_rule()
 _define_what_else_an_update_is()
 _define_when()
 _define_what_is_shown()
+generation_flags.define(group("Generation", for_all=("mode", "generate")))
 benchmark_flags.define()
 
 

@@ -15,7 +15,8 @@ from crankshaft.launch.errors import UsageError
 
 _CONFIG = "config"
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
-_OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config".split() + GROUPS["Benchmark mode"]
+_OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config".split()
+_OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 _OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
 
 

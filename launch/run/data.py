@@ -15,9 +15,11 @@ from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import explanations
 
+_MOST = 6  # values that a data function may return
+
 
 def load(config: Config) -> tuple:
-    """Loads (train, eval, num_classes, vocabulary, ids) of --input; see `input.splits.Splits`."""
+    """Loads (train, eval, num_classes, vocabulary, ids, tokens) of --input; see `input.splits.Splits`."""
     found = own_files.module("input", config.input)
     arguments = dict(config.input_arg)
     if config.input_entry.reads_eval_data:
@@ -47,11 +49,11 @@ def call(data: Callable | Sequence) -> tuple:
     splits = data() if callable(data) else data
     if splits is not None and not isinstance(splits, (tuple, list)):
         splits = (splits,)
-    if splits is None or not 1 <= len(splits) <= 5:
+    if splits is None or not 1 <= len(splits) <= _MOST:
         found = "None" if splits is None else f"{len(splits)} values"
         raise UsageError(
             f"the data function gave {found}; return (train, eval), (train, eval, num_classes) or (..., vocabulary)"
         )
     if len(splits) == 1 and hasattr(splits[0], "shape"):  # an array alone is features, which no other form can be
         splits = ((splits[0],),)
-    return (*splits, None, None, None, None)[:5]
+    return (*splits, *[None] * _MOST)[:_MOST]

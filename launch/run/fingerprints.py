@@ -44,7 +44,12 @@ def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
     elif not isinstance(split, tf.data.Dataset):
         for array in tf.nest.flatten(split):
             digest = zlib.crc32(_content(array), digest)
-    return {"examples": examples, "digest": digest, **({} if ids is None else {"ids": zlib.crc32(repr(ids).encode())})}
+    return {"examples": examples, "digest": digest, **({} if ids is None else {"ids": of_ids(ids)})}
+
+
+def of_ids(ids: Any) -> int:
+    """Returns the digest of what tells one numbering of ids from another."""
+    return zlib.crc32(repr(ids).encode())
 
 
 def layout(split: Any) -> str:

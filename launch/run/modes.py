@@ -22,6 +22,7 @@ from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.hooks.tensorboard.probe import Probe
 from crankshaft.engine.state import RULES
 from crankshaft.engine.step.holdings import Holdings
+from crankshaft.input.files import tokens
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
@@ -103,6 +104,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if config.writes_run:  # not before: a run that cannot be resumed stays what it is
         write_of_run(config.run_dir, configs.FILE_NAME, config.about())
         weights.write(session, config.run_dir)
+        if session.tokens is not None:
+            write_of_run(config.run_dir, tokens.FILE_NAME, session.tokens.kept())
     if config.is_chief:
         held = Holdings(session.trainer)
         print_model_summary(held.models, tables=list(held.tables.values()))

@@ -66,6 +66,7 @@ class Session:
       faster_input: what to change where steps wait for input, for people.
       bad_records: by split, the sources whose bad records are left out.
       files: paths of those that the training data is read from, as steps go, where a source names them.
+      tokens: what text was cut into (`input.files.tokens`); None of other data.
     """
 
     config: Config
@@ -79,6 +80,7 @@ class Session:
     faster_input: str = ""
     bad_records: Mapping[str, WithoutBadRecords] = dataclasses.field(default_factory=dict)
     files: Sequence[str] = ()
+    tokens: Any = None
 
     @property
     def trainer(self) -> Trainer:
@@ -139,7 +141,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
 
 def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Strategy) -> Session:
     """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
-    train, evaluation, num_classes, vocabulary, ids = splits
+    train, evaluation, num_classes, vocabulary, ids, tokens = splits
     trainer_class = trainer_class or config.named_class
     train, evaluation, said = datasplits.of(config, train, evaluation)
     _check_data(config, trainer_class, train, evaluation, num_classes)
@@ -160,33 +162,44 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         train_steps = math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)  # as written: 1.1 is 11/10
     train_steps = max(1, train_steps)
     example = datasplits.example(train)
-
-    def make() -> TrainState:
-        trainer = trainer_class(**config.model_arg)
-        state = TrainState(trainer)
-        options = _step_options(config, train_steps, strategy.batch_parts)
-        servers = _num_servers(config, strategy)
-        prepare(trainer, options, _reduction(config), example, num_classes, vocabulary, servers)
-        state.build()
-        return state
-
-    state = strategy.build(make)
+    state = build_state(config, trainer_class, strategy, train_steps, (example, num_classes, vocabulary))
     if strategy.name == "tpu" and Holdings(state.trainer).tables:
         raise checks.no_tables_on_tpus(trainer_class.__name__)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}
     inputs = {split: about for split, feed in feeds.items() if (about := feed.about())}
-    checkpoints, best = _checkpoints(config, state, strategy, data, inputs)
+    checkpoints, best = checkpoints_of(config, state, strategy, data, inputs)
     session = Session(
         *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
         {name: split for name, split in found.items() if isinstance(split, WithoutBadRecords)},
         train.files() if isinstance(train, Source) and not isinstance(train_feed, ResidentFeed) else (),
+        tokens,
     )
     for line in said:
         session.say(line)
     return session
+
+
+def build_state(
+    config: Config,
+    trainer_class: type[Trainer],
+    strategy: Strategy,
+    train_steps: int,
+    given: tuple[Any, int | None, Any],
+) -> TrainState:
+    """Makes the trainer, where the strategy has its variables; `given` are the example, num_classes, vocabulary."""
+
+    def make() -> TrainState:
+        trainer = trainer_class(**config.model_arg)
+        state = TrainState(trainer)
+        options = _step_options(config, train_steps, strategy.batch_parts)
+        prepare(trainer, options, _reduction(config), *given, _num_servers(config, strategy))
+        state.build()
+        return state
+
+    return strategy.build(make)
 
 
 def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:
@@ -365,7 +378,10 @@ def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str
     return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}
 
 
-def _checkpoints(config: Config, state: TrainState, strategy: Strategy, data: dict[str, dict[str, int]], inputs: dict):
+def checkpoints_of(
+    config: Config, state: TrainState, strategy: Strategy, data: dict[str, dict[str, int]], inputs: dict
+) -> tuple[Checkpoints | None, Checkpoints | None]:
+    """Returns those of the run, and that of its best evaluation; of a run without a folder None."""
     if not config.run_dir:
         return None, None
     about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}

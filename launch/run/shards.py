@@ -92,7 +92,7 @@ def _count(planned: list[Shard], split: str) -> str:
 def load(asked: Asked) -> Loaded:
     """Loads the input and checks that it can be written."""
     found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
-    train, evaluation, num_classes, vocabulary, ids = data.call([*found])
+    train, evaluation, num_classes, vocabulary, ids, _ = data.call([*found])
     for name, split in (("train", train), ("eval", evaluation)):
         if is_stream(split):
             raise UsageError(

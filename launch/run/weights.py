@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -38,27 +38,40 @@ def write(session: Session, run_dir: str) -> None:
     except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
         architecture = None
     given = session.trainer.given
-    about = {
+    described = {
         "keras": architecture,
         "features": _described(batches.features(session.example)),
         "num_classes": given.num_classes,
         "vocabulary": given.vocabulary,
     }
-    write_of_run(run_dir, FILE_NAME, about)
+    write_of_run(run_dir, FILE_NAME, described)
 
 
 def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.keras.Model:
     """Makes the Keras model of a run's checkpoint; see `crankshaft.load_model`."""
-    manifest = _find(run_dir, which)
+    manifest, found = _find(run_dir, which), about(run_dir)
+    with isolation.isolated():
+        if trainer_class is None and found.architecture is not None:
+            return _of_architecture(found.architecture, manifest)
+        return _of_trainer(trainer_class, manifest, found)
+
+
+class About(NamedTuple):
+    """What `write` has written: Keras's configuration if there is one, features of one example, what data gives."""
+
+    architecture: dict[str, Any] | None
+    features: Any
+    num_classes: int | None
+    vocabulary: dict[str, int] | None
+
+
+def about(run_dir: str) -> About:
+    """Reads what a run has written of its model. Raises `UsageError`."""
     try:
-        about = read_json(os.path.join(run_dir, FILE_NAME))
-        architecture, features = about["keras"], _zeros(about["features"])
+        found = read_json(os.path.join(run_dir, FILE_NAME))
+        return About(found["keras"], _zeros(found["features"]), found["num_classes"], found["vocabulary"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
-    with isolation.isolated():
-        if trainer_class is None and architecture is not None:
-            return _of_architecture(architecture, manifest)
-        return _of_trainer(trainer_class, manifest, features, about)
 
 
 def trained(session: Session) -> tf.keras.Model:
@@ -123,16 +136,14 @@ def _of_architecture(architecture: dict[str, Any], manifest: Manifest) -> tf.ker
     return model
 
 
-def _of_trainer(
-    trainer_class: type[Trainer] | None, manifest: Manifest, features, about: dict[str, Any]
-) -> tf.keras.Model:
+def _of_trainer(trainer_class: type[Trainer] | None, manifest: Manifest, found: About) -> tf.keras.Model:
     flags, name = manifest.about.get("flags", {}), manifest.about.get("deciding", {}).get("model")
     if trainer_class is None and not flags.get("model"):
         raise UsageError(f"this run's model is {name}'s; give load_model(..., trainer_class={name})")
-    found = trainer_class or own_files.model_class(flags["model"])
-    trainer = found(**manifest.about["deciding"]["model_arg"])
+    trainer_class = trainer_class or own_files.model_class(flags["model"])
+    trainer = trainer_class(**manifest.about["deciding"]["model_arg"])
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
-    prepare(trainer, options, Reduction(), (features, None), about["num_classes"], about["vocabulary"])
+    prepare(trainer, options, Reduction(), (found.features, None), found.num_classes, found.vocabulary)
     _take(trainer, manifest.prefix)
     return trainer.model
 

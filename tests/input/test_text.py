@@ -1,5 +1,6 @@
 """Text as windows of tokens: each token a label once, borders of documents kept, damage found."""
 
+import json
 import os
 import pathlib
 
@@ -8,6 +9,7 @@ import pytest
 
 from crankshaft.engine.data.source import BadRecordError, SourceError
 from crankshaft.input import text
+from crankshaft.input.files import tokens
 from crankshaft.input.splits import InputError
 
 SEPARATOR = 256
@@ -212,3 +214,42 @@ def test_remote_text_is_read_by_chunks(tmp_path):
     assert source.chunk_examples > 1
     assert documents_of(row_of(source)) == [bytes(range(100))]
     assert source.identity() == text.load(written(tmp_path, bytes(range(100))), 0, context=8).train.identity()
+
+
+def test_without_a_folder_it_is_the_bundled_text_which_is_not_written_to(tmp_path):
+    folder = pathlib.Path(text.__file__).parent / "data"
+    before = sorted(path.name for path in folder.rglob("*"))
+    for more in ({}, {"vocabulary_size": 300}):
+        found = text.load(None, 0, context=64, **more)
+        for name, source in (("train", found.train), ("eval", found.eval)):
+            decoder, row = found.tokens.decoder(), row_of(source)[1:-1]
+            decoded = "".join(map(decoder.text, row)) + decoder.rest()
+            assert decoded == (folder / f"constitution.{name}.txt").read_text()
+            assert source.files() == []
+    assert sorted(path.name for path in folder.rglob("*")) == before
+    (tmp_path / "a.txt").write_text("abc")
+    assert text.load(None, 0, eval_data_dir=str(tmp_path)).eval.labels == 4
+
+
+def test_what_cut_the_text_is_kept_and_tells_tokens_back(tmp_path):
+    pytest.importorskip("tokenizers")
+    said = "naïve € 🎈 end"
+    folder = written(tmp_path, said.encode())
+    for arguments in ({}, {"vocabulary_size": 258}):
+        made = text.load(folder, 0, context=4, **arguments).tokens
+        again = tokens.of_kept(json.loads(json.dumps(made.kept())))
+        assert (again.count, again.separator, again.says, again.ids) == (
+            made.count,
+            made.separator,
+            made.says,
+            made.ids,
+        )
+        (row,) = again.tokens([tokens.Piece(said.encode(), "", 0, True)])
+        decoder = again.decoder()
+        pieces = [decoder.text(int(token)) for token in row]
+        assert "".join(pieces) == said
+        assert decoder.rest() == ""
+        assert "" in pieces  # nothing is told of a character before it is whole
+        decoder = again.decoder()
+        cut = "".join(decoder.text(int(token)) for token in row[: len(row) - len(" end") - 1])
+        assert cut + decoder.rest() in ("naïve € \ufffd", "naïve € \ufffd\ufffd\ufffd")

@@ -53,6 +53,7 @@ ACCEPTED = {
     **{name: {"huge"} for name in LARGE},
     # A regular expression may find nothing; an empty one finds all.
     "weight_decay_exclude": set(HOSTILE),
+    "prompt": set(HOSTILE),  # any text may be gone on with
     # A command is any; one that is not there is said to be when it is its turn.
     "baseline_cmd": set(HOSTILE) - {"empty"},
 }
@@ -72,7 +73,8 @@ NEEDED = {
     ("strategy", "multi_worker", "parameter_server"): ("--strategy=multi_worker",),
     ("strategy", "parameter_server"): ("--strategy=parameter_server",),
     ("mode", "benchmark"): ("--mode=benchmark",),
-    ("mode", "eval", "export"): ("--mode=eval", "--run_dir=run"),
+    ("mode", "eval", "export", "generate"): ("--mode=eval", "--run_dir=run"),
+    ("mode", "generate"): ("--mode=generate", "--run_dir=run"),
     ("mode", "export"): ("--mode=export", "--run_dir=run"),
 }
 

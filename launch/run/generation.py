@@ -1,0 +1,178 @@
+"""Goes on with a text by a run's language model: `--mode=generate`, and `Run.generate`. Host code."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from crankshaft.engine.checkpoints import Manifest
+from crankshaft.engine.generation import Generates
+from crankshaft.engine.generation import generate as tokens_after
+from crankshaft.engine.hooks import numerics
+from crankshaft.engine.hooks.evaluation import averaged_weights
+from crankshaft.engine.machine.files import read_json
+from crankshaft.engine.strategies.base import Strategy
+from crankshaft.input.files import tokens as kinds
+from crankshaft.input.splits import InputError
+from crankshaft.launch.command_line import checks
+from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.run import agreement, fingerprints, modes, reading, weights
+from crankshaft.launch.run.session import Session, build_state, checkpoints_of
+
+
+def create(config: Config, trainer_class: type | None, strategy: Strategy) -> Session:
+    """Builds a run's model as `session.create` does, by what the run says of its data, which is not read."""
+    agreement.check_asked(config, {}, strategy)
+    about = weights.about(config.run_dir)
+    example, steps = (about.features, None), config.train_steps or 1
+    given = (example, about.num_classes, about.vocabulary)
+    state = build_state(config, trainer_class or config.named_class, strategy, steps, given)
+    strategy.bind(state)
+    checkpoints, best = checkpoints_of(config, state, strategy, {}, {})
+    session = Session(config, strategy, state, steps, example, False, checkpoints, best, tokens=_tokens(config.run_dir))
+    _model(session)
+    return session
+
+
+def generate(session: Session) -> tuple[dict[str, Any], int]:
+    """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
+    config, strategy = session.config, session.strategy
+    for manifest in reading.restored(session):
+        taken = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
+    _check_tokens(session, manifest)
+    numerics.check_weights(session.trainer, f"step {session.state.step}")
+    row = row_of(session, config.prompt)
+    write = _Writer(session) if strategy.is_chief else None
+    if strategy.is_chief:
+        print(_first_line(session, taken, len(row)), file=sys.stderr, flush=True)
+    times, found = [], []
+    for token in itertools.chain(row[1:], follow(session, row)):
+        if write:
+            write.token(token)
+        found.append(token)
+        times.append(time.monotonic())
+    made = found[len(row) - 1 :]
+    text = write.end() if write else ""
+    ended = "; the document ends here" if len(made) < config.tokens else ""
+    first = len(row) - 1  # which compiles
+    rate = (len(made) - 1) / (times[-1] - times[first]) if len(made) > 1 else None
+    if strategy.is_chief:
+        speed = f", {rate:,.0f} tokens/s" if rate else ""
+        print(f"{len(made):,} tokens{speed}{ended}", file=sys.stderr)
+    generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
+    return {**modes.result_of(session), "checkpoint": taken, "generated": generated}, 0
+
+
+def follow(session: Session, row: Sequence[int], **how: Any) -> Iterator[int]:
+    """Yields the tokens that follow a row, with the weights that evaluations use, up to a document's end.
+
+    Args:
+      session: the one that the model was trained in, or restored.
+      row: one token or more.
+      **how: tokens, temperature, top_k, seed, in place of the configuration's.
+    """
+    asked = {name: how.get(name, session.config.values[name]) for name in ("tokens", "temperature", "top_k", "seed")}
+    count = asked.pop("tokens")
+    end = session.tokens.separator if session.tokens else None
+    with averaged_weights(session.trainer):
+        found = tokens_after(session.strategy.distribution, _model(session), row, **asked)
+        yield from itertools.takewhile(lambda token: token != end, itertools.islice(found, count))
+
+
+def row_of(session: Session, prompt: str) -> list[int]:
+    """Returns the tokens of a prompt, after the separator that stands before each document. Raises `UsageError`."""
+    if session.tokens is None:
+        raise UsageError(
+            f"this run has no {kinds.FILE_NAME}, which says what text is cut into: its data was no text, or it is "
+            "older; train on --input=text"
+        )
+    text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
+    try:
+        (found,) = session.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
+    except InputError:
+        raise UsageError("--prompt is no text in UTF-8, which this run's vocabulary is of; give it as such") from None
+    return [session.tokens.separator, *found.tolist()]
+
+
+def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
+    """Returns what follows a prompt: text after text, tokens after tokens. See `follow`."""
+    checks.check_generation(session.config)
+    if isinstance(prompt, str):
+        decoder = session.tokens.decoder() if session.tokens else None
+        row = row_of(session, prompt)
+        return "".join(decoder.text(token) for token in follow(session, row, **how)) + decoder.rest()
+    row, known = [int(token) for token in prompt], session.trainer.given.num_classes
+    if not row or not all(0 <= token < (known or token + 1) for token in row):
+        raise UsageError(f"prompt={row} is no row of tokens; give one or more, each from 0 to {(known or 0) - 1}")
+    return list(follow(session, row, **how))
+
+
+class _Writer:
+    """Prints text as its tokens come."""
+
+    def __init__(self, session: Session):
+        self._decoder = session.tokens.decoder()
+        self._encoding = sys.stdout.encoding or "utf-8"
+        self._text: list[str] = []
+
+    def token(self, token: int) -> None:
+        self._print(self._decoder.text(token))
+
+    def end(self) -> str:
+        """Ends the text, and returns all of it."""
+        self._print(self._decoder.rest())
+        print(flush=True)
+        return "".join(self._text)
+
+    def _print(self, text: str) -> None:
+        self._text.append(text)
+        print(text.encode(self._encoding, "replace").decode(self._encoding), end="", flush=True)
+
+
+def _model(session: Session) -> Generates:
+    model = getattr(session.trainer, "model", None)
+    if not isinstance(model, Generates):
+        raise UsageError(
+            f"{session.config.model_entry.name} does not tell which token follows others; generate with a language "
+            "model, such as --model=transformer_lm, or give self.model the methods of "
+            "crankshaft.engine.generation.Generates"
+        )
+    return model
+
+
+def _tokens(run_dir: str) -> kinds.Bytes | kinds.Vocabulary | None:
+    path = os.path.join(run_dir, kinds.FILE_NAME)
+    if not os.path.lexists(path):
+        return None
+    try:
+        return kinds.of_kept(read_json(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} does not say what text was cut into ({' '.join(str(error).split())}); restore it from a copy, or "
+            "train the run on, which writes it anew"
+        ) from None
+
+
+def _check_tokens(session: Session, manifest: Manifest) -> None:
+    """Raises `UsageError` where the checkpoint was trained on other tokens than the run's file is of."""
+    trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
+    if session.tokens and trained_on not in (None, fingerprints.of_ids(session.tokens.ids)):
+        raise UsageError(
+            f"{manifest.name} was trained on other tokens than {kinds.FILE_NAME} in --run_dir={session.config.run_dir} "
+            "is of; restore that file from a copy, or train the run on, which writes it anew"
+        )
+
+
+def _first_line(session: Session, taken: str, read: int) -> str:
+    config, context = session.config, _model(session).context
+    text = f"{config.model_entry.name}: step {session.state.step}, {taken}; {session.strategy.num_replicas} replica(s)"
+    if read > context:
+        text += f"\nthe prompt's last {context:,} tokens of {read:,} are read: the model looks at no more"
+    if read + config.tokens - 1 > context:
+        text += f"\nwhenever {context:,} tokens are read, the older half is forgotten: the model looks at no more"
+    return text

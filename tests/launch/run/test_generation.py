@@ -1,0 +1,219 @@
+"""`--mode=generate`: the text of a model on standard output, the same with a cache and without; mistakes in a line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft.engine import Trainer, mean
+
+CONTEXT, SEPARATOR = 32, 256
+LINES = ("one two three four", "six seven eight", "naïve ten")  # each by its first letter
+
+
+class Window(tf.keras.Model):
+    """Tells the next token by the last four: Bengio et al. 2003. Its cache is three of them."""
+
+    context = CONTEXT
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.embedding = tf.keras.layers.Embedding(vocabulary, 16)
+        self.hidden = tf.keras.layers.Dense(64, activation="relu")
+        self.logits = tf.keras.layers.Dense(vocabulary)
+
+    def call(self, tokens, training=None):
+        return self._after(self.empty_cache(tf.shape(tokens)[0])[0], tokens)
+
+    def empty_cache(self, batch):
+        return [tf.fill([batch, 3], SEPARATOR)]
+
+    def next_logits(self, tokens, cache, place):
+        before = tf.where(place > 0, cache[0], SEPARATOR)
+        return self._after(before, tokens)[:, -1], [tf.concat([before, tokens], 1)[:, -3:]]
+
+    def _after(self, before, tokens):
+        row, count = tf.concat([before, tokens], 1), tf.shape(tokens)[1]
+        four = tf.stack([row[:, i : i + count] for i in range(4)], 2)
+        known = tf.reshape(self.embedding(four), [-1, count, 64])
+        return self.logits(self.hidden(known))
+
+
+class Lines(Trainer):
+    def build_model(self):
+        return Window(self.given.num_classes)
+
+    def loss(self, outputs, batch):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(batch[1], 0), outputs)
+        return mean(losses, weights=batch[1] >= 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on lines, which are its documents: what `crankshaft.run` returned. The lines themselves are gone."""
+    folder = tmp_path_factory.mktemp("generation")
+    (folder / "text").mkdir()
+    (folder / "text" / "lines.txt").write_text("\n".join(40 * LINES))
+    done = crankshaft.run(
+        Lines,
+        input="text",
+        data_dir=folder / "text",
+        input_arg={"context": CONTEXT, "documents": "line"},
+        run_dir=folder / "run",
+        mode="train",
+        train_steps=150,
+        global_batch_size=16,
+        learning_rate=0.01,
+        jit="off",
+        progress="off",
+        seed=3,
+    )
+    shutil.rmtree(folder / "text")
+    return done
+
+
+@pytest.fixture
+def generate(inside, trained):
+    """`generate(*flags)`: the program's outcome."""
+
+    def run(*flags, run_dir=trained.run_dir, trainer=Lines):
+        return inside("--mode=generate", f"--run_dir={run_dir}", *flags, trainer=trainer)
+
+    return run
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A copy of the run's folder, to do harm to."""
+    return shutil.copytree(trained.run_dir, tmp_path / "copied")
+
+
+def without_cache(model, prompt: bytes, count: int) -> bytes:
+    """The likeliest bytes, each told by all that the model looks at then, read anew."""
+    model = tf.function(model, input_signature=[tf.TensorSpec([1, None], tf.int32)])
+    row = [SEPARATOR, *prompt]
+    begin, length = max(0, len(row) - CONTEXT), len(row)
+    while len(row) < length + count:
+        if len(row) - begin > CONTEXT:
+            begin = len(row) - CONTEXT // 2
+        row.append(int(np.argmax(model(np.array([row[begin:]]))[0, -1])))
+        if row[-1] == SEPARATOR:
+            return bytes(row[length:-1])
+    return bytes(row[length:])
+
+
+def test_greedy_text_is_that_without_a_cache(generate, trained):
+    for prompt, tokens in (("", 40), ("on", 10), ("zz", 60), ("it " * 12, 30)):
+        expected = without_cache(trained.model, prompt.encode(), tokens).decode(errors="replace")
+        outcome = generate(f"--prompt={prompt}", "--temperature=0", f"--tokens={tokens}").ok()
+        assert outcome.out == f"{prompt}{expected}\n"
+    assert generate("--prompt=naï", "--temperature=0").ok().out == "naïve ten\n"
+
+
+def test_only_the_text_is_on_standard_output(generate):
+    outcome = generate("--prompt=six", "--temperature=0").ok()
+    assert outcome.out == "six seven eight\n"
+    said = [line for line in outcome.err.splitlines() if not line.startswith("I0000")]
+    assert said[0] == "Lines: step 150, checkpoints/ckpt-150; 1 replica(s)"
+    assert said[1] == "whenever 32 tokens are read, the older half is forgotten: the model looks at no more"
+    assert said[-1].startswith("12 tokens, ")
+    assert said[-1].endswith("; the document ends here")
+    outcome = generate(f"--prompt={'six seven ' * 4}", "--tokens=1").ok()
+    assert "the prompt's last 32 tokens of 41 are read: the model looks at no more" in outcome.err
+
+
+def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
+    def drawn(*flags):
+        path = tmp_path / "result.json"
+        outcome = generate("--prompt=one ", "--temperature=9", "--tokens=12", f"--result_json={path}", *flags).ok()
+        result = json.loads(path.read_text())
+        assert outcome.out == result["generated"]["text"] + "\n"
+        assert (result["mode"], result["step"], result["checkpoint"]) == ("generate", 150, "checkpoints/ckpt-150")
+        return result["generated"]
+
+    first = drawn()
+    assert (first["seed"], first["tokens"]) == (3, 12)  # the run's
+    assert drawn("--seed=3")["text"] == first["text"]
+    assert drawn("--seed=4")["text"] != first["text"]
+    assert drawn("--top_k=1", "--tokens=99")["text"] == "one two three four"
+    assert drawn("--top_k=0")["text"] != first["text"]
+
+
+def test_a_run_in_python_generates(trained, generate):
+    said = trained.generate("one two", temperature=2.0, seed=7)
+    assert generate("--prompt=one two", "--temperature=2", "--seed=7").ok().out == f"one two{said}\n"
+    assert trained.generate("si", temperature=0) == "x seven eight"
+    assert trained.generate([SEPARATOR, *b"si"], temperature=0) == [*b"x seven eight"]
+    for wrong in ([], [300]):
+        with pytest.raises(crankshaft.UsageError, match=r"is no row of tokens; give one or more, each from 0 to 256"):
+            trained.generate(wrong)
+
+
+def test_replicas_say_what_one_device_says(generate):
+    mirrored = ("--strategy=mirrored", "--num_virtual_devices=2")
+    for flags in (("--prompt=o", "--temperature=0"), ("--prompt=o", "--temperature=3", "--tokens=20")):
+        assert generate(*flags, *mirrored).ok().out == generate(*flags).ok().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--tokens=0",), "--tokens=0 can't be used: it takes an integer"),
+        (("--temperature=-1",), "--temperature=-1 can't be used: it takes a number"),
+        (("--temperature=warm",), "--temperature=warm can't be used: it takes a number"),
+        (("--top_k=-1",), "--top_k=-1 can't be used: it takes an integer"),
+        (("--mode=eval", "--prompt=a"), "--prompt=a has no use with --mode=eval; use --mode=generate, or leave"),
+        (("--eval_checkpoint=77",), "--eval_checkpoint=77 is none of latest, best, all, 150"),
+        (("--learning_rate=1",), "is a run of another configuration (learning_rate: 0.01 -> 1.0)"),
+        (("--strategy=tpu",), "--strategy=tpu; generate with --mode=generate --strategy=one_device"),
+    ],
+)
+def test_mistakes_are_one_line(generate, flags, line):
+    outcome = generate(*flags)
+    assert outcome.code == 2
+    assert line in outcome.error
+
+
+class Plain(Lines):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Embedding(257, 4)])
+
+
+def test_a_model_that_tells_no_next_token_is_one_line(generate, copied):
+    config = json.loads((copied / "config.json").read_text())
+    config["deciding"]["model"] = "Plain"
+    (copied / "config.json").write_text(json.dumps(config))
+    outcome = generate("--prompt=a", run_dir=copied, trainer=Plain)
+    assert outcome.code == 2
+    assert outcome.error.startswith("Plain does not tell which token follows others; generate with a language model")
+
+
+@pytest.mark.parametrize(
+    ("kept", "line"),
+    [
+        (None, "this run has no tokens.json, which says what text is cut into"),
+        ("{", "tokens.json does not say what text was cut into ("),
+        ('{"kind": "vocabulary", "tokenizer": "{}", "separator": ""}', "tokens.json is no vocabulary ("),
+    ],
+)
+def test_a_run_that_does_not_say_what_text_is_cut_into_is_one_line(generate, copied, kept, line):
+    (copied / "tokens.json").unlink()
+    if kept:
+        (copied / "tokens.json").write_text(kept)
+    outcome = generate("--prompt=a", run_dir=copied)
+    assert outcome.code == 2
+    assert line in outcome.error
+
+
+def test_another_vocabulary_than_the_checkpoints_is_refused(generate, copied):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).to_str()
+    (copied / "tokens.json").write_text(json.dumps({"kind": "vocabulary", "tokenizer": made, "separator": ""}))
+    outcome = generate("--prompt=a", run_dir=copied)
+    assert outcome.code == 2
+    assert outcome.error.startswith("ckpt-150 was trained on other tokens than tokens.json in --run_dir=")
