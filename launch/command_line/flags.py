@@ -7,7 +7,7 @@ from absl import flags
 from crankshaft.engine.step.ranges import HUGE
 from crankshaft.engine.strategies import registry
 from crankshaft.launch.benchmark import flags as benchmark_flags
-from crankshaft.launch.command_line import generation_flags, gpu_flags, input_flags, rules
+from crankshaft.launch.command_line import gpu_flags, input_flags, mode_flags, rules
 from crankshaft.launch.command_line.groups import GROUPS, HELP, USES, group
 
 __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
@@ -15,7 +15,6 @@ __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
-EXPORT_FORMATS = ("saved_model", "keras")
 SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
 
 
@@ -106,6 +105,10 @@ def _define_where() -> None:
         only=("strategy", "tpu"),
     )
     gpu_flags.define(where, _string, _boolean)
+
+
+def _define_how_it_runs() -> None:
+    where = group("Where it runs")
     where(_integer, "steps_per_loop", 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT)
     where(
         _enum, "jit", "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
@@ -357,42 +360,18 @@ def _define_what_is_shown() -> None:
     )
     show(_boolean, "check_numerics", False, "Name the first op that gives inf or nan. Slow.")
 
-    modes = group("Modes other than training")
-    modes(
-        _string,
-        "eval_checkpoint",
-        "latest",
-        "eval, export, generate: latest, best, all, or a step.",
-        wants="latest, best, all, or a step",
-        rule=rules.matching(r"latest|best|all|\d+", "it is no step either"),
-        only=("mode", "eval", "export", "generate"),
-    )
-    modes(
-        _path,
-        "export_dir",
-        None,
-        "export: where the model goes; run_dir/export if not given.",
-        only=("mode", "export"),
-    )
-    modes(
-        _enum,
-        "export_format",
-        "saved_model",
-        "export: a SavedModel with a serving signature, or a .keras file of Trainer.model.",
-        enum_values=EXPORT_FORMATS,
-        only=("mode", "export"),
-    )
-
 
 _define_what()
 _define_where()
+_define_how_it_runs()
 _define_between_replicas()
 _define_servers()
 _define_rule()
 _define_what_else_an_update_is()
 _define_when()
 _define_what_is_shown()
-generation_flags.define(group("Generation", for_all=("mode", "generate")))
+mode_flags.define(group("Modes other than training"), _enum)
+mode_flags.define_generation(group("Generation", for_all=("mode", "generate")))
 benchmark_flags.define()
 
 
