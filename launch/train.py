@@ -212,6 +212,7 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
         if asked.cluster:
             stack.enter_context(tf_config.limited(asked.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug))
+        from crankshaft.engine.strategies.base import closing_feeds
         from crankshaft.launch.host import isolation
         from crankshaft.launch.run import session as sessions
 
@@ -225,6 +226,7 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
             listeners.close_to_other_hosts(asked.cluster)
         if asked.tune_allocator:
             allocator.keep_freed_memory_with_tensorflow()
+    run.enter_context(closing_feeds(strategy))
     return strategy
 
 

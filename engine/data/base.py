@@ -59,6 +59,13 @@ class Feed(abc.ABC):
         """Returns the operands of one step, and leaves training's place in the data. Host code."""
         return self.take(step, 1)
 
+    def close(self) -> None:
+        """Frees what reads ahead; a later `take` opens it again. Host code.
+
+        Needed before the interpreter ends: what runs Python code then waits for it for ever, and whoever frees it too.
+        """
+        return
+
     def about(self) -> dict[str, Any]:
         """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
         return {}

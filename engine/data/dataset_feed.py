@@ -225,6 +225,9 @@ class DatasetFeed(Feed):
             start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], part, self._parts)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
+    def close(self) -> None:
+        self._iterator = self._next_step = None
+
     def state(self, step: int) -> bytes | None:
         """Returns the iterator's state, to be kept with this step; b"" if it has none that can be, None elsewhere."""
         if step != self._next_step:

@@ -6,6 +6,7 @@ They have `random_access`, and an epoch's smaller last batch has a separately co
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -73,6 +74,9 @@ class ResidentFeed(Feed):
                 mine = mine[slice(*replica_part(mine.shape[0], *part))]
 
         return tf.nest.map_structure(lambda kept, array: take(kept, mine, array), arrays, self._arrays)
+
+    def close(self) -> None:
+        self._blocks.close()
 
     def _indices(self, first_block: int) -> tf.data.Dataset:
         return untuned(tf.data.Dataset.counter(first_block).map(self.order.examples).prefetch(2))
@@ -148,6 +152,9 @@ class StreamedFeed(Feed):
         if self.order.block_steps == 1:  # the block is the batch, and large: need not be copied
             return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
         return tf.nest.map_structure(lambda x: x[place], block)
+
+    def close(self) -> None:
+        self._blocks.close()
 
     def _iterator(self, first_block: int):
         self._shares_before = self._reader.shares_read or 0
@@ -248,6 +255,13 @@ class _Blocks:
             self.taken += 1
             self._end = step - place + length
         return self._block, place, place + self.reach(step, limit)
+
+    def close(self) -> None:
+        held = [self._iterator]
+        self._iterator = self._number = self._block = None
+        # That of a distributed dataset has a thread that is waited for (see `untuned`): not by who trains next, or
+        # wants the result; the process ends after it.
+        threading.Thread(target=held.clear, name="frees an iterator").start()
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,8 +1,13 @@
-"""Shortens an exception to one line. Host code."""
+"""Shortens an exception to one line, and frees what it holds. Host code."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
+import traceback
+
+_OPERANDS_ARE_IN = ("tensorflow.", "crankshaft.engine.")  # modules
 
 # Lines that TensorFlow and Keras put around the cause: where an operation was made, and how many have failed.
 _AROUND = ("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack")
@@ -35,3 +40,19 @@ def reason(error: BaseException) -> str:
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
     found = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
     return re.sub(_NUMBER, "", found) or type(error).__name__
+
+
+def let_go(error: BaseException) -> None:
+    """Frees what the functions of TensorFlow and the engine held that an error has ended; a user's own keep theirs.
+
+    A traceback keeps each function's variables, such as an iterator that a step was given.
+    """
+    errors: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in errors:  # one may be its own cause
+        errors.append(following)
+        following = following.__cause__ or following.__context__
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(each.__traceback__) for each in errors):
+        if frame.f_globals.get("__name__", "").startswith(_OPERANDS_ARE_IN):
+            with contextlib.suppress(RuntimeError):  # it has not ended
+                frame.clear()

@@ -17,6 +17,7 @@ import tensorflow as tf
 from crankshaft.engine.data.base import Feed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.source import WithoutBadRecords
+from crankshaft.engine.internals.errors import let_go
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.state import TrainState
@@ -96,7 +97,8 @@ class Processes:
 class Strategy(Processes, abc.ABC):
     """Where the steps of a run are computed, and on which data.
 
-    A run calls `build`, `feed` and `bind` once, then `run_train_steps` and `evaluate` in turn.
+    A run calls `build`, `feed` and `bind` once, then `run_train_steps` and `evaluate` in turn, and at its end
+    `close_feeds`.
 
     Attributes:
       name: what the user calls it.
@@ -108,7 +110,8 @@ class Strategy(Processes, abc.ABC):
       updates_here: whether the devices that compute gradients apply them too.
       computing_tasks: host:port of those that compute in this process's stead.
       sync_period_steps: replicas are in step at each multiple of so many steps; 1 where they always are.
-      train_feed: what `bind` was given.
+      train_feed: what `bind` was given, and has to keep here.
+      eval_feed: likewise; None where there is no evaluation data.
       without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
     """
 
@@ -119,6 +122,7 @@ class Strategy(Processes, abc.ABC):
     updates_here: bool = True
     computing_tasks: Sequence[str] = ()
     train_feed: Feed | None = None
+    eval_feed: Feed | None = None
     without_jit: bool = False
     mesh: Mesh = Mesh()
 
@@ -145,6 +149,7 @@ class Strategy(Processes, abc.ABC):
           global_batch_size: examples a step, over all replicas.
           seed: shuffles each epoch anew; None keeps the examples' own order.
           known: what an earlier process of the run found of this data, its feed's `about()`; it need not look again.
+            Is given where that is not {}: a strategy without feeds that say something need not take it.
         """
 
     @abc.abstractmethod
@@ -182,6 +187,12 @@ class Strategy(Processes, abc.ABC):
 
     def trace_evaluation(self) -> None:
         """Traces a step of the evaluation, if it can be had before: mistakes in it show now."""
+
+    def close_feeds(self) -> None:
+        """Frees what the bound feeds read ahead, where nobody is to train or evaluate next; who does opens it again."""
+        for feed in (self.train_feed, self.eval_feed):
+            if feed is not None:
+                feed.close()
 
     # What it says of itself.
 
@@ -231,6 +242,18 @@ class Strategy(Processes, abc.ABC):
     def report(self) -> dict:
         """Returns what a run's result says of the strategy: plain JSON."""
         return {}
+
+
+@contextlib.contextmanager
+def closing_feeds(strategy: Strategy) -> Iterator[None]:
+    """Closes a strategy's feeds at the end; an error then keeps none of their iterators in its traceback either."""
+    try:
+        yield
+    except BaseException as error:
+        let_go(error)
+        raise
+    finally:
+        strategy.close_feeds()
 
 
 class Measured(Strategy):

@@ -123,6 +123,10 @@ class InnerLoop:
         self._program(_arguments(operands, step, start, stop, None, extra))
         self._taken = (step, limit), (operands, start, stop)
 
+    def untrace(self) -> None:
+        """Lets go of what `trace` has taken from the feed; the program stays."""
+        self._taken = None
+
     def _take(self, step: int, limit: int):
         """Takes from the feed for these steps, or what it gave when the call was only traced.
 

@@ -48,6 +48,7 @@ class Replicated(Measured):
     """
 
     _watched: tuple[str, ...] = ()  # see `StepContext`
+    _eval_loop: Any = None
     BLOCK_STEPS = 1000  # indices of so many steps travel at once, or more; a call of the loop may use a part of them
 
     def __init__(
@@ -115,7 +116,7 @@ class Replicated(Measured):
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         self._state = state
-        self.train_feed = train_feed
+        self.train_feed, self.eval_feed = train_feed, eval_feed
         state.input.follow(train_feed, self)
         self._evaluations = 0
         self._train_loop = None
@@ -132,7 +133,7 @@ class Replicated(Measured):
         def eval_step(batch, place, observed):
             return runner.eval_step(batch, place % self._eval_steps, tf.identity(state.step_variable), observed)
 
-        self._eval_loop = eval_feed and self._loop(eval_feed, eval_step, jit=False)
+        self._eval_loop = None if eval_feed is None else self._loop(eval_feed, eval_step, jit=False)
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
 
     @property
@@ -209,6 +210,11 @@ class Replicated(Measured):
     def trace_evaluation(self) -> None:
         """Traces the first call of the first evaluation: mistakes in it show now, and it need not be traced again."""
         self._eval_loop.trace(0, self._eval_steps)
+
+    def close_feeds(self) -> None:
+        super().close_feeds()
+        if self._eval_loop is not None:
+            self._eval_loop.untrace()
 
     def evaluate(self) -> Sums:
         sums = Sums()

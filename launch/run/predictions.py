@@ -12,6 +12,7 @@ from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.hooks import evaluation
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.step import batches
+from crankshaft.engine.strategies.base import closing_feeds
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import splits
 from crankshaft.launch.run.session import Session
@@ -51,7 +52,8 @@ def evaluate(session: Session, split) -> dict[str, float]:
     with strategy.watch():
         feed = strategy.feed(split, session.config.eval_batch_size, None)
         strategy.bind(session.state, strategy.train_feed, feed)
-        return evaluation.evaluate(strategy, session.trainer)
+        with closing_feeds(strategy):
+            return evaluation.evaluate(strategy, session.trainer)
 
 
 def _check_like(name: str, example, given) -> None:

@@ -247,6 +247,9 @@ class SentFeed(_PiecesFeed):
         with tf.device("CPU:0"):
             return self._piece([self._batch_of(self.stream.look(step))], step)
 
+    def close(self) -> None:
+        self.stream.close()
+
     @property
     def _element_spec(self) -> Any:
         return self.stream.share.stream.element_spec

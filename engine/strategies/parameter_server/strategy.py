@@ -83,6 +83,7 @@ class ParameterServer(Measured):
 
     name = "parameter_server"
     train_feed: WorkersFeed
+    eval_feed: WorkersFeed
     num_replicas = 1  # that have to be in step
     updates_here = False
     without_jit = True
@@ -226,7 +227,7 @@ class ParameterServer(Measured):
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
-        self._state, self.train_feed, self._eval_feed = state, train_feed, eval_feed
+        self._state, self.train_feed, self.eval_feed = state, train_feed, eval_feed
         state.input.follow(train_feed and train_feed.stream, self)
         if read := [each.source for each in (train_feed, eval_feed) if isinstance(each, ReadByWorkersFeed)]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
@@ -342,7 +343,7 @@ class ParameterServer(Measured):
 
     def evaluate(self) -> Sums:
         """Sums the metrics over the whole evaluation set, each example once, by all workers."""
-        sums, feed, steps = Sums(), self._eval_feed, self._eval_feed.order.steps_per_epoch
+        sums, feed, steps = Sums(), self.eval_feed, self.eval_feed.order.steps_per_epoch
         # Evaluations follow one another as epochs do, so that a stream goes on and need not be opened again.
         step = self._evaluations * steps
         end, part = step + steps, max(1, -(-steps // (2 * len(self.cluster.workers))))

@@ -153,9 +153,12 @@ def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, fee
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
 def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, replicas):
+    """Though the feed was closed on the way there."""
     source = dataset(26) if kind == "dataset" else arrays(26)
     feed = STREAMED if kind == "streamed" else RESIDENT
     through = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+    through.train(9)
+    through.strategy.close_feeds()
     through.train(20)
     for start in (1, 4, 5, 13) if kind == "resident" else (4, 13):
         resumed = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
