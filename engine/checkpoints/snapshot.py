@@ -4,23 +4,28 @@ TensorFlow names a checkpoint's entries by the shortest path of attributes from 
 by that graph when it reads. Both are followed here, for variables of any strategy and for Keras's.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from crankshaft.engine.checkpoints import slices
 from crankshaft.engine.checkpoints.manifest import CheckpointError
+from crankshaft.engine.checkpoints.slices import Slices, host_of
 from crankshaft.engine.internals.keras import KEPT_IN_LISTS
 from crankshaft.engine.internals.tensorflow import TrackableNode, has_state_beside_variables
+from crankshaft.engine.internals.variables import tf_variable
 from crankshaft.engine.layers.embeddings import Embedding
+from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.reduction import per_replica
 
 _LISTED = 8
-# Bytes of tables and their slots, whose reading copies them, that are copied for the writer; the rest is written slice
-# by slice while nothing changes it. With the copies in progress of a slice this is 256 MiB at most.
+# Bytes of what reading copies, tables, parts of some kinds and their slots, that are copied for the writer; the rest is
+# written slice by slice while nothing changes it. With the copies in progress of a slice this is 256 MiB at most.
 COPIED_BYTES = 128 << 20
-SLICE_BYTES = 32 << 20
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 # TensorFlow's own entries, made by the first save: not a part of any state.
 _NOT_STATE = {"save_counter/" + _ATTRIBUTE, "_CHECKPOINTABLE_OBJECT_GRAPH"}
@@ -33,105 +38,67 @@ class Value:
     tensor: tf.Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """A large table, or a slot of one, that is to be written slice by slice: reading it as a whole would copy it."""
-
-    variable: tf.Variable
-    key: str
-
-    @property
-    def tensor(self) -> tf.Tensor:
-        """The first row, which is written with the rest of the state, so that the table is a part of its graph."""
-        return self._read(0, 1)
-
-    def slice_spec(self, first: int, stop: int) -> str:
-        """Returns rows [first, stop) in the form of TensorFlow's SaveV2."""
-        rows, width = self.variable.shape
-        return f"{rows} {width} {first},{stop - first}:0,{width}"
-
-    def write(self, prefix: str) -> Iterator[str]:
-        """Writes all rows but the first; yields the checkpoint's name of each slice, `prefix` and its number."""
-        rows, width = self.variable.shape
-        step = max(1, SLICE_BYTES // (width * self.variable.dtype.size))
-        for number, first in enumerate(range(1, rows, step)):
-            stop, name = min(first + step, rows), f"{prefix}-{number}"
-            with tf.device(_host_of(self.variable.device)):
-                tf.raw_ops.SaveV2(
-                    prefix=name,
-                    tensor_names=[self.key],
-                    shape_and_slices=[self.slice_spec(first, stop)],
-                    tensors=[self._read(first, stop)],
-                )
-            yield name
-
-    def _read(self, first: int, stop: int) -> tf.Tensor:
-        with tf.device(_host_of(self.variable.device)):
-            return self.variable.sparse_read(tf.range(first, stop))
-
-
-class _FirstRow(TrackableNode):
-    """The stand-in of a `Rows` in the graph of a checkpoint that is written."""
-
-    def __init__(self, rows: Rows):
-        self._row, self._spec = rows.tensor, rows.slice_spec(0, 1)
-
-    def _serialize_to_tensors(self):
-        return {"VARIABLE_VALUE": {self._spec: self._row}}
-
-    def _restore_from_tensors(self, restored_tensors):
-        raise NotImplementedError("what is written is not read into")
-
-
 def take(state) -> tuple[dict, dict]:
     """Reads every variable under `state`, except large tables' rows, which have to be written before they change.
 
     Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it. On a
     CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
     new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
-    for that. A mirrored variable gives its first replica's value, one that is summed on read its sum, and one that
-    differs by replica a row for each: where replicas live in several processes, all have to take their snapshots.
+    for that. A mirrored variable gives its first replica's value, one that is cut over a mesh its parts of which this
+    process has the first holder, one that is summed on read its sum, and one that differs by replica a row for each:
+    where replicas live in several processes, all have to take their snapshots.
 
     Returns:
-      (tree, variables): `tree` holds `Value`s at the leaves and dicts {child name: ...} elsewhere; an object that is
-      reached twice appears twice, by identity. `variables` is {checkpoint key: [shape, dtype name]}.
+      (tree, variables): `tree` holds `Value`s and `Slices` at the leaves and dicts {child name: ...} elsewhere; an
+      object that is reached twice appears twice, by identity. `variables` is {checkpoint key: [shape, dtype name]}.
     """
     variables = {}
     differing = [node for _, node in walk(state) if per_replica.differs(node)]
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
 
-    large = _large_tables(state)
+    live = _too_large_to_copy(state)
 
     def value(path, variable):
-        if id(variable) in large:
-            variables[_key(path)] = [variable.shape.as_list(), variable.dtype.name]
-            return Rows(per_replica.parts(variable)[0], _key(path))
+        key = _key(path)
+        variables[key] = [_whole_shape(variable), tf.as_dtype(variable.dtype).name]
+        if cut_of(variable):
+            return slices.of_parts(variable, key, id(variable) in live)
+        if id(variable) in live:
+            return slices.of_table(per_replica.parts(variable)[0], key)
         read = Value(gathered[id(variable)] if id(variable) in gathered else _read(variable))
-        variables[_key(path)] = [read.tensor.shape.as_list(), read.tensor.dtype.name]
+        variables[key][0] = read.tensor.shape.as_list()
         return read
 
     return _tree(state, value), variables
 
 
-def _large_tables(state) -> set[int]:
-    """Returns ids of the tables and slots, found by a table's shape, that are more than may be copied together."""
-    nodes = [node for _, node in walk(state)]
-    shapes = {tuple(shard.shape) for node in nodes if isinstance(node, Embedding) for shard in node.shards}
-    alike = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
-    large, copied = set(), 0
-    for node in sorted(alike, key=lambda node: node.shape.num_elements()):
-        copied += node.shape.num_elements() * node.dtype.size
-        if copied > COPIED_BYTES and not per_replica.differs(node):
+def _too_large_to_copy(state) -> set[int]:
+    """Returns ids of variables, of those whose reading copies them, that are more than may be copied together.
+
+    They are tables and their slots, found by a table's shape, and parts of what is cut over a mesh.
+    """
+    nodes = [node for _, node in walk(state) if is_variable(node)]
+    tables = [node for _, node in walk(state) if isinstance(node, Embedding)]
+    shapes = {tuple(shard.shape) for table in tables for shard in table.shards}
+    copied = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
+    copied = [node for node in copied if not per_replica.differs(node) and not cut_of(node)]
+    copied += [
+        node for node in nodes if cut_of(node) and slices.copies_when_read(per_replica.parts(tf_variable(node))[0])
+    ]
+    large, total = set(), 0
+    for node in sorted(copied, key=lambda node: node.shape.num_elements()):
+        total += node.shape.num_elements() * tf.as_dtype(node.dtype).size
+        if total > COPIED_BYTES:
             large.add(id(node))
     return large
 
 
-def rows_in(tree: dict) -> list[Rows]:
-    """Lists the large tables in a tree made by `take`, each once."""
+def slices_in(tree: dict) -> list[Slices]:
+    """Lists what is written in slices of a tree made by `take`, each once."""
     found, queue, seen = {}, [tree], {id(tree)}
     for part in queue:
         for child in part.values():
-            if isinstance(child, Rows):
+            if isinstance(child, Slices):
                 found[child.key] = child
             elif isinstance(child, dict) and id(child) not in seen:
                 seen.add(id(child))
@@ -139,9 +106,24 @@ def rows_in(tree: dict) -> list[Rows]:
     return list(found.values())
 
 
-def to_restore(state) -> tf.train.Checkpoint:
-    """Wraps the state for reading a checkpoint into it: variables that differ by replica take rows of an array."""
-    return to_checkpoint(_tree(state, lambda _, node: per_replica.Rows(node) if per_replica.differs(node) else node))
+def restore(prefix: str, root, comparison: Comparison, at: tuple[str, ...] = ()) -> None:
+    """Reads the checkpoint's values under the path `at` into the variables under `root`; see `compare`.
+
+    Variables that differ by replica take rows of an array, those that are cut over a mesh each replica's part.
+    """
+
+    def stand_in(_, node):
+        if cut_of(node):
+            return TrackableNode()
+        return per_replica.Rows(node) if per_replica.differs(node) else node
+
+    holder = _tree(root, stand_in)
+    for part in reversed(at):
+        holder = {part: holder}
+    to_checkpoint(holder).read(prefix).expect_partial()
+    for node, key in comparison.matched_nodes:
+        if cut_of(node):
+            slices.read_parts(prefix, key, node)
 
 
 def _tree(state, make_leaf) -> dict:
@@ -171,10 +153,10 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
     def make(part):
         if id(part) not in made:
             if isinstance(part, Value):
-                with tf.device(_host_of(part.tensor.device)):
+                with tf.device(host_of(part.tensor.device)):
                     made[id(part)] = tf.Variable(part.tensor, trainable=False)
-            elif isinstance(part, Rows):
-                made[id(part)] = _FirstRow(part)
+            elif isinstance(part, Slices):
+                made[id(part)] = part.stand_in
             elif not isinstance(part, dict):
                 made[id(part)] = part
             else:
@@ -205,12 +187,13 @@ def is_variable(node) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How a state differs from a checkpoint: lines for people, one a variable."""
+    """How a state differs from a checkpoint: lines for people, one a variable; (variable, key) of those that fit."""
 
     matched: list[str]
     missing: list[str]
     extra: list[str]
     reshaped: list[str]
+    matched_nodes: list[tuple[Any, str]]
 
     def message(self) -> str:
         """Formats the lists that are not empty, a line each."""
@@ -241,7 +224,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
     for name in at:
         start = view.children(start).get(name) if start is not None else None
     optional = tuple(_prefix(at + path) for path, node in walk(root) if getattr(node, "optional_in_checkpoint", False))
-    matched_keys, matched, reshaped = {}, [], []
+    matched_keys, matched, reshaped, fitting = {}, [], [], []
     for path, node, node_id in _walk_together(root, view, start):
         key = keys.get(node_id)
         if not is_variable(node) or key not in shapes:
@@ -255,6 +238,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
             reshaped.append(f"{name}: {here} here, {there} in the checkpoint")
         else:
             matched.append(name)
+            fitting.append((node, key))
     missing = [
         f"{_readable(at + path)} {_form_here(node)}"
         for path, node in walk(root)
@@ -267,7 +251,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
         for key in sorted(left)
         if key.startswith(inside) and not key.startswith(optional)
     ]
-    return Comparison(matched, missing, extra, reshaped)
+    return Comparison(matched, missing, extra, reshaped, fitting)
 
 
 def _walk_together(root, view, start):
@@ -327,13 +311,8 @@ def _held_by_keras(layer: tf.keras.layers.Layer, children: Iterable) -> list[tup
 def _read(variable) -> tf.Tensor:
     if isinstance(variable, tf.keras.Variable):
         variable = variable.value
-    with tf.device(_host_of(variable.device)):
+    with tf.device(host_of(variable.device)):
         return tf.identity(variable.read_value())
-
-
-def _host_of(device: str) -> str:
-    """Returns the CPU of the process that a device is in."""
-    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
 
 
 def _refuse_other_state(path, node) -> None:
@@ -373,7 +352,12 @@ def _readable_key(key: str) -> str:
 
 
 def _form_here(node) -> str:
-    return _form(_any_rows(node.shape) if per_replica.differs(node) else node.shape, node.dtype)
+    return _form(_any_rows(node.shape) if per_replica.differs(node) else _whole_shape(node), node.dtype)
+
+
+def _whole_shape(node) -> list[int]:
+    cut = cut_of(node)
+    return list(cut.shape) if cut else tf.TensorShape(node.shape).as_list()
 
 
 def _any_rows(shape) -> list[int | None]:

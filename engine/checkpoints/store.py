@@ -12,7 +12,10 @@ fails (`Variable._copy_trackable_to_cpu` makes variables inside a `tf.function`)
 state for good, does not see variables made after the first save, and reports a failed write only at the next save.
 """
 
+from __future__ import annotations
+
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -24,11 +27,12 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.checkpoints import snapshot
+from crankshaft.engine.checkpoints import shares, slices, snapshot
 from crankshaft.engine.checkpoints.catalogue import Catalogue
 from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
+from crankshaft.engine.checkpoints.shares import Writer
+from crankshaft.engine.checkpoints.slices import Slices
 from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.internals.tensorflow import TrackableNode
 from crankshaft.engine.machine import environment, files
 
 # Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
@@ -37,18 +41,55 @@ _NICENESS = 15
 _LEFT_WHILE_WRITING = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class _Saving:
+    """One checkpoint on its way to the disk.
+
+    Attributes:
+      step: of the state.
+      folder: for what is written before it is whole; of this save alone, and of all processes that write it.
+      tree, slices: of the state, made by `snapshot.take`.
+      record: what the manifest says of the state.
+      may_change: set once nothing is read from variables any more.
+    """
+
+    step: int
+    folder: str
+    tree: dict
+    slices: list[Slices]
+    record: dict
+    may_change: threading.Event
+
+
 class Checkpoints:
     """The checkpoints of one state in one directory on a file system that renames atomically.
 
     One object writes at a time; any number, in any process, may read. Reading changes nothing on the disk. `keep` is
     how many of the newest stay, None or 0 being all. `about` goes into every manifest: model, input, configuration,
-    anything that `json` takes. Where several processes train one state, one has `writes`: the others call the same
-    methods, and change nothing on the disk.
+    anything that `json` takes.
+
+    Where several processes train one state, all call the same methods: the first one seals checkpoints, and the others
+    write only the parts of cut variables that they hold (`engine.parallel.cuts`), into the same directory.
+
+    Args:
+      writes: whether this run writes here at all.
+      writer: which of the processes this one is.
     """
 
-    def __init__(self, directory, state: tf.train.Checkpoint, *, keep: int | None, about: dict, writes: bool = True):
+    def __init__(
+        self,
+        directory,
+        state: tf.train.Checkpoint,
+        *,
+        keep: int | None,
+        about: dict,
+        writes: bool = True,
+        writer: Writer | None = None,
+    ):
         self.directory = os.path.abspath(directory)
         self.writes = writes
+        self._writer = writer or Writer()
+        self._saves = 0
         self.state = state
         self.keep = keep or None
         self.about = about
@@ -65,7 +106,7 @@ class Checkpoints:
         broken or not, until it is written again or removed by `keep`.
         """
         self.wait()
-        names = self._catalogue.leftovers() if self.writes else []
+        names = self._catalogue.leftovers() if self.writes and self._writer.process == 0 else []
         for name in names:
             logging.info("removing %s, left by a process that was ended", name)
             _remove(os.path.join(self.directory, name))
@@ -81,19 +122,23 @@ class Checkpoints:
         self.wait()
         if step == self._current_step and not force:
             return
-        if not self.writes:
-            snapshot.take(self.state)  # takes part in gathering what differs by replica
+        self._saves += 1
+        about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
+        tree, variables = snapshot.take(self.state)  # takes part in gathering what differs by replica
+        own = snapshot.slices_in(tree)
+        if not self.writes or (self._writer.process and not any(each.pieces for each in own)):
             self._current_step = step
             return
-        about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
-        tree, variables = snapshot.take(self.state)
+        # A folder as `manifest.leftovers` knows it.
+        folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self._writer.life}_{self._saves}")
         record = {"about": about, "host_state": host_state, "variables": variables}
+        saving = _Saving(int(step), folder, tree, own, record, threading.Event())
+        if not any(each.is_live for each in own):
+            saving.may_change.set()
         # Not a daemon: a process that ends, by an exception too, first finishes what it is writing.
-        may_change = threading.Event()
-        arguments = (int(step), tree, record, may_change)
-        self._thread = threading.Thread(target=self._write, args=arguments, name=f"checkpoint-{step}")
+        self._thread = threading.Thread(target=self._write, args=(saving,), name=f"checkpoint-{step}")
         self._thread.start()
-        may_change.wait()
+        saving.may_change.wait()
         if wait:
             self.wait()
 
@@ -160,7 +205,7 @@ class Checkpoints:
                 f"{manifest.name} in {self.directory} is of another model or optimizer; "
                 "use another `run_dir`, or take its weights only with `init_from`\n" + comparison.message()
             )
-        snapshot.to_restore(self.state).read(manifest.prefix).expect_partial()
+        snapshot.restore(manifest.prefix, self.state, comparison)
         self._current_step = manifest.step
 
     def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):
@@ -187,53 +232,67 @@ class Checkpoints:
             self._warned.add(problem)
             logging.warning("skipping a broken checkpoint in %s: %s", self.directory, problem)
 
-    def _write(self, step: int, tree: dict, record: dict, may_change: threading.Event) -> None:
-        """Writes a checkpoint, in the thread, outside any strategy's scope. Sets `may_change` after its last read."""
-        if not snapshot.rows_in(tree):
-            may_change.set()
+    def _write(self, saving: _Saving) -> None:
+        """Writes what is this process's to write, in the thread, outside any strategy's scope."""
         with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
-            os.makedirs(self.directory, exist_ok=True)
-            if self.keep:
-                self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=step)
-            self._write_state_file()
-            self._write_files(step, tree, may_change)
-            self._seal(os.path.join(self.directory, f"ckpt-{step}"), step, record)
-            self._write_state_file()
-            self._current_step = step
-            if self.keep and self._sweep(self.keep):
-                self._write_state_file()
+            os.makedirs(saving.folder, exist_ok=True)
+            if self._writer.process:
+                self._write_share(saving)
+            else:
+                self._write_whole(saving)
         except Exception as error:  # whatever it is, it has to reach wait()
             why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
             self._error = CheckpointError(
-                f"ckpt-{step} could not be written to {self.directory}: {why}; "
+                f"ckpt-{saving.step} could not be written to {self.directory}: {why}; "
                 "make room or mend the directory, or use another `run_dir`"
             )
             self._error.__cause__ = error
             with contextlib.suppress(OSError):
-                for name in self._catalogue.leftovers():
-                    _remove(os.path.join(self.directory, name))  # gives back the room that it took
+                if self._writer.process:
+                    shares.give_up(saving.folder, self._writer.process, why)
+                else:
+                    for name in self._catalogue.leftovers():
+                        _remove(os.path.join(self.directory, name))  # gives back the room that it took
         finally:
-            may_change.set()
+            saving.may_change.set()
 
-    def _write_files(self, step: int, tree: dict, may_change: threading.Event) -> None:
-        """Writes TensorFlow's files: the large tables' slices, then the rest, merged into one checkpoint."""
-        folder = os.path.join(self.directory, f"ckpt-{step}_temp_parts")  # as `manifest.leftovers` knows it
-        _remove(folder)
-        os.makedirs(folder)
-        parts: list[str] = []
-        for number, rows in enumerate(snapshot.rows_in(tree)):
-            parts += rows.write(os.path.join(folder, f"rows-{number}"))
-        checkpoint = snapshot.to_checkpoint(tree)
-        may_change.set()
-        manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=None)
-        parts.append(manager.save(checkpoint_number=step))
+    def _write_share(self, saving: _Saving) -> None:
+        """Writes this process's slices, for the first process to seal."""
+        found = [(piece, each.key) for each in saving.slices for piece in each.pieces]
+        names = slices.write(found, os.path.join(saving.folder, f"part-{self._writer.process}"))
+        saving.may_change.set()
+        shares.give(saving.folder, self._writer.process, names)
+        self._current_step = saving.step
+
+    def _write_whole(self, saving: _Saving) -> None:
+        """Writes and seals a checkpoint, and removes those that are not to be kept."""
+        if self.keep:
+            self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=saving.step)
+        self._write_state_file()
+        self._write_files(saving)
+        self._seal(os.path.join(self.directory, f"ckpt-{saving.step}"), saving.step, saving.record)
+        self._write_state_file()
+        self._current_step = saving.step
+        if self.keep and self._sweep(self.keep):
+            self._write_state_file()
+
+    def _write_files(self, saving: _Saving) -> None:
+        """Writes TensorFlow's files: slices, then the rest, merged with what others wrote into one checkpoint."""
+        found = [(piece, each.key) for each in saving.slices for piece in each.pieces[1:]]
+        parts = slices.write(found, os.path.join(saving.folder, "part-0"))
+        checkpoint = snapshot.to_checkpoint(saving.tree)
+        saving.may_change.set()
+        manager = tf.train.CheckpointManager(checkpoint, saving.folder, max_to_keep=None)
+        parts.append(manager.save(checkpoint_number=saving.step))
+        others = frozenset().union(*(each.writers for each in saving.slices)) - {0}
+        parts += shares.collect(saving.folder, others, self._writer.timeout_seconds)
         with tf.device("CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=parts, destination_prefix=os.path.join(self.directory, f"ckpt-{step}")
+                checkpoint_prefixes=parts, destination_prefix=os.path.join(self.directory, f"ckpt-{saving.step}")
             )
-        _remove(folder)
+        _remove(saving.folder)
 
     def _sweep(self, left: int, writing: int | None = None) -> bool:
         """Removes the oldest checkpoints, broken ones first, until `left` remain; returns whether it removed any.
@@ -281,73 +340,6 @@ class Checkpoints:
                 **record,
             )
         )
-
-
-def load_weights(path, target, name: str = "trainer.model") -> list[str]:
-    """Loads `target`'s variables from `name` in another run's checkpoint, and nothing else.
-
-    Args:
-      path: a run's directory, a directory of checkpoints (of either, the newest valid one is taken), or one
-        checkpoint's prefix, such as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are taken too.
-      target: what is tracked under `name` here: a Keras model, a tf.Module, a tf.train.Checkpoint.
-      name: the attributes from the checkpoint's root to it, with dots; "" is the root.
-
-    Returns:
-      The names of the variables that were loaded.
-
-    Raises:
-      CheckpointError: before any variable is changed, for a path without a valid checkpoint, for variables that are
-        missing, extra or of another shape or type, and when nothing matches.
-    """
-    prefix = _find_prefix(os.path.abspath(path))
-    at = tuple(part for part in name.split(".") if part)
-    try:
-        comparison = snapshot.compare(prefix, target, at)
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
-    if comparison.missing or comparison.extra or comparison.reshaped or not comparison.matched:
-        raise CheckpointError(
-            f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run\n"
-            + comparison.message()
-        )
-    holder = target
-    for part in reversed(at):
-        inner, holder = holder, TrackableNode()
-        setattr(holder, part, inner)
-    snapshot.to_restore(holder).read(prefix).expect_partial()
-    return comparison.matched
-
-
-def _find_prefix(path: str) -> str:
-    if any(os.path.isfile(path + ending) for ending in (".index", manifests.SUFFIX)):
-        if problem := _sealed_problem(path):
-            raise CheckpointError(f"{problem}, in {os.path.dirname(path)}; use another checkpoint")
-        return path
-    problems = []
-    for directory in (os.path.join(path, "checkpoints"), path):
-        reader = Checkpoints(directory, tf.train.Checkpoint(), keep=None, about={})
-        if (manifest := reader.latest()) is not None:
-            return manifest.prefix
-        if problem := reader.problem():
-            problems.append(f"no checkpoint in {directory} can be read ({problem}); mend it, or use another checkpoint")
-    plain = tf.train.latest_checkpoint(path) if os.path.isfile(os.path.join(path, "checkpoint")) else None
-    if plain is not None and _sealed_problem(plain) is None:
-        return plain
-    if problems:
-        raise CheckpointError(problems[0])
-    raise CheckpointError(
-        f"no valid checkpoint at {path}; expected a run's directory, its checkpoints/, or a path such as .../ckpt-1000"
-    )
-
-
-def _sealed_problem(prefix: str) -> str | None:
-    """Returns what is wrong with a checkpoint by its manifest; None if nothing is, or if TensorFlow alone wrote it."""
-    if not os.path.exists(prefix + manifests.SUFFIX):
-        return None
-    try:
-        return manifests.read(prefix + manifests.SUFFIX).problem()
-    except CheckpointError as error:
-        return str(error)
 
 
 def _jsonable(name: str, value: dict) -> dict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -28,6 +28,11 @@ class Box(NamedTuple):
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(b, b + s) for b, s in zip(self.begin, self.size, strict=True))
+
+    def spec(self, shape: Sequence[int]) -> str:
+        """Returns it, of an array of `shape`, in the form of TensorFlow's SaveV2 and RestoreV2: "8 12 0,8:6,6"."""
+        whole = " ".join(map(str, shape))
+        return f"{whole} " + ":".join(f"{b},{s}" for b, s in zip(self.begin, self.size, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +86,6 @@ class Cut:
         cut_by, sizes = {name for _, name in self.axes}, dict(self.mesh_shape)
         place = {"data": replica // sizes["model"], "model": replica % sizes["model"]}
         return all(place[name] == 0 for name in place if name not in cut_by)
-
-    def slice_spec(self, replica: int) -> str:
-        """Returns a replica's part in the form of TensorFlow's SaveV2 and RestoreV2: "8 12 0,8:6,6"."""
-        begin, size = self.box(replica)
-        whole = " ".join(map(str, self.shape))
-        return f"{whole} " + ":".join(f"{b},{s}" for b, s in zip(begin, size, strict=True))
 
 
 def cut_of(variable) -> Cut | None:

@@ -86,6 +86,7 @@ class Breakdown:
         """Times writing, restoring, and what training loses meanwhile; does not touch the run_dir."""
         self._tell("timing checkpoints")
         with self._state.kept(), tempfile.TemporaryDirectory(prefix="crankshaft-checkpoint-") as folder:
+            folder = self._strategy.exchange_text(folder)[0]
             return checkpointing.checkpoint(self._strategy, self._state, self._part("step"), folder)
 
     def _part(self, name: str) -> Part:

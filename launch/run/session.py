@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, cast
@@ -14,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer
-from crankshaft.engine.checkpoints import Checkpoints, load_weights, manifest
+from crankshaft.engine.checkpoints import Checkpoints, Writer, load_weights, manifest
 from crankshaft.engine.data.feeds import ResidentFeed
 from crankshaft.engine.data.source import Source, WithoutBadRecords
 from crankshaft.engine.data.split import spec_of
@@ -388,9 +389,10 @@ def checkpoints_of(
     about["cpu"] = threads.of(strategy)
     if inputs:
         about["input"] = inputs
+    life = strategy.exchange_text(uuid.uuid4().hex)[0]
+    writer = Writer(strategy.host, life, _step_timeout_seconds(config))
     folder = os.path.join(config.run_dir, "checkpoints")
-    writes = strategy.is_chief
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writes=writes)
-    folder, writes = os.path.join(config.run_dir, "best"), writes and config.writes_best
-    best = Checkpoints(folder, state.checkpoint, keep=1, about=about, writes=writes)
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writer=writer)
+    folder, writes = os.path.join(config.run_dir, "best"), config.writes_best
+    best = Checkpoints(folder, state.checkpoint, keep=1, about=about, writes=writes, writer=writer)
     return checkpoints, best

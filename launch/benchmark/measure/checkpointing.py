@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.checkpoints import Checkpoints, Writer
 from crankshaft.engine.state import TrainState
 from crankshaft.launch.benchmark.measure import parts, rounds
 
@@ -21,7 +21,8 @@ def checkpoint(strategy, state: TrainState, part: parts.Part, folder: str, clock
       strategy: of the run; left bound to `part`.
       state: what is saved; its step goes on.
       part: what goes on meanwhile.
-      folder: an empty one of the chief's, on the disk that is meant.
+      folder: an empty one of the chief's, on the disk that is meant; where parts of variables are cut over several
+        processes, all of them see it.
       clock: returns seconds.
 
     Returns:
@@ -31,7 +32,7 @@ def checkpoint(strategy, state: TrainState, part: parts.Part, folder: str, clock
       blocked_ms included: about 0 if a write costs training nothing. seconds: all of it.
     """
     began = clock()
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writes=strategy.is_chief)
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(strategy.host, "benchmark"))
     bare = parts.timed(strategy, state, {"bare": part}, 0.3, clock)["bare"]
     samples = []
     for _ in range(_REPEATS):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints, snapshot
+from crankshaft.engine.checkpoints import Checkpoints, slices, snapshot
 from crankshaft.engine.layers.embeddings import Embedding
 
 
@@ -43,7 +43,7 @@ def test_slices_are_entries_like_any_other(tmp_path, monkeypatch, copied):
     whole = Checkpoints(tmp_path / "whole", state, keep=None, about={})
     whole.save(1, {}, wait=True)
     monkeypatch.setattr(snapshot, "COPIED_BYTES", copied)
-    monkeypatch.setattr(snapshot, "SLICE_BYTES", 2 * 3 * 4)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 2 * 3 * 4)
     sliced = Checkpoints(tmp_path / "sliced", state, keep=None, about={})
     sliced.save(1, {})
     touch(state)  # as soon as it returns

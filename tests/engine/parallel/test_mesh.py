@@ -109,7 +109,7 @@ def test_parts_tile_the_whole_and_padding_belongs_to_nobody():
                 count[cut.box(replica).slices] += 1
         np.testing.assert_array_equal(count, 1)
     assert Cut((7, 4), ((0, "model"),), sizes).local_shape == (3, 4)
-    assert Cut((7, 4), ((0, "model"),), sizes).slice_spec(2) == "7 4 6,1:0,4"
+    assert Cut((7, 4), ((0, "model"),), sizes).box(2).spec((7, 4)) == "7 4 6,1:0,4"
 
 
 def test_a_variable_is_filled_by_position_on_any_mesh(meshes):

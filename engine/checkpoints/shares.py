@@ -1,0 +1,113 @@
+"""How processes that hold parts of one state write its checkpoint together, in a directory that all see. Host code.
+
+Each writes its slices to files of its own in one temporary folder, and then a *note*, renamed into place, that names
+them, or says why it could not write them. The process that seals the checkpoint reads the notes. Nothing is exchanged
+otherwise: writing is beside training, whose collectives may not be disturbed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+
+from crankshaft.engine.checkpoints.manifest import CheckpointError
+from crankshaft.engine.machine import files
+
+_POLL_SECONDS = 0.05
+_LEFT_ALONE_SECONDS = 5.0  # for what others write, once this process is ending
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Which of the processes that hold a state together this one is.
+
+    Attributes:
+      process: its number; the first, 0, seals checkpoints.
+      life: what they have agreed to call this life of theirs: letters, digits and _. An earlier one's parts are none of
+        this one's.
+      timeout_seconds: without a sign of it, until another process's part is given up; 0 waits for ever.
+    """
+
+    process: int = 0
+    life: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+    timeout_seconds: float = 0.0
+
+
+def give(folder: str, process: int, names: Iterable[str]) -> None:
+    """Says that a process's files, checkpoints of these names in the folder, are whole and on the disk."""
+    names = [os.path.basename(name) for name in names]
+    for file in os.listdir(folder):
+        if file.split(".")[0] in names:
+            _fsync(os.path.join(folder, file))
+    files.write_text(_note(folder, process), json.dumps({"names": names}))
+
+
+def give_up(folder: str, process: int, why: str) -> None:
+    """Says why a process could not write its share. Raises OSError."""
+    files.write_text(_note(folder, process), json.dumps({"why": why}))
+
+
+def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> list[str]:
+    """Waits for the shares of other processes, and returns the paths of the checkpoints that they are.
+
+    Args:
+      folder: of this checkpoint alone.
+      processes: whose shares there are to be.
+      timeout_seconds: without a change in the folder, until it is given up; 0 waits for ever. A process that is ending
+        waits no more than a few seconds.
+
+    Raises:
+      CheckpointError: a share could not be written, or does not come.
+    """
+    waiting, paths = set(processes), []
+    seen, since = None, time.monotonic()
+    while waiting:
+        for process in sorted(waiting):
+            if os.path.exists(_note(folder, process)):
+                paths += _read(folder, process)
+                waiting.discard(process)
+        if not waiting:
+            break
+        if (now := _sizes(folder)) != seen:
+            seen, since = now, time.monotonic()
+        patience = timeout_seconds if threading.main_thread().is_alive() else _LEFT_ALONE_SECONDS
+        if patience and time.monotonic() - since > patience:
+            raise CheckpointError(f"worker {min(waiting)} wrote nothing of its part for {patience:g} s")
+        time.sleep(_POLL_SECONDS)
+    return paths
+
+
+def _read(folder: str, process: int) -> list[str]:
+    note = files.read_json(_note(folder, process))
+    if "why" in note:
+        raise CheckpointError(f"worker {process} could not write its part: {note['why']}")
+    return [os.path.join(folder, name) for name in note["names"]]
+
+
+def _note(folder: str, process: int) -> str:
+    return os.path.join(folder, f"share-{process}.json")
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    """Returns the bytes of each file in the folder: what shows that somebody is writing."""
+    found = {}
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found[os.path.join(path, name)] = os.path.getsize(os.path.join(path, name))
+            except OSError:
+                continue  # renamed meanwhile
+    return found
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,211 @@
+"""Values that a checkpoint holds in slices: parts of what is cut over a mesh, rows of large tables. Host code.
+
+The slices of one key, from however many files and processes, are one entry of the whole's shape once
+`MergeV2Checkpoints` has joined the files; any other slice of it can be read from that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.internals.tensorflow import TrackableNode
+from crankshaft.engine.internals.variables import tf_variable
+from crankshaft.engine.parallel import cuts
+from crankshaft.engine.parallel.cuts import Box
+
+# Bytes of a slice. So much is copied, at once, of what can't be written from where it is, and on reading another slice.
+SLICE_BYTES = 32 << 20
+_ALIGNMENT_BYTES = 64  # of tensors: rows that begin elsewhere can't be had without copying them
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """One slice: `spec` is its place as SaveV2 has it, `device` the CPU that writes it, `read` makes the tensor."""
+
+    spec: str
+    device: str
+    read: Callable[[], tf.Tensor]
+    copied_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """A variable at the moment of a snapshot, in the slices that this process writes.
+
+    Attributes:
+      key: in the checkpoint.
+      pieces: the first of a few rows: it is written with the graph of the state, by the process that writes that.
+      is_live: whether pieces are read from the variable itself, so before it changes.
+      writers: the processes that have pieces of it, by number.
+    """
+
+    key: str
+    pieces: Sequence[Piece]
+    is_live: bool
+    writers: frozenset[int] = frozenset({0})
+
+    @property
+    def stand_in(self) -> TrackableNode:
+        """What stands for it in the graph of a checkpoint that is written, with the first piece."""
+        return _FirstPiece(self.pieces[0])
+
+
+class _FirstPiece(TrackableNode):
+    def __init__(self, piece: Piece):
+        self._values = {piece.spec: piece.read()}
+
+    def _serialize_to_tensors(self):
+        return {"VARIABLE_VALUE": self._values}
+
+    def _restore_from_tensors(self, restored_tensors):
+        raise NotImplementedError("what is written is not read into")
+
+
+def of_table(variable: tf.Variable, key: str) -> Slices:
+    """Cuts a large table, or a slot of one, which is read some rows at a time: reading it as a whole would copy it."""
+    whole = Box((0,) * len(variable.shape), tuple(variable.shape))
+    return Slices(key, list(_pieces(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), is_live=True)
+
+
+def of_parts(variable, key: str, is_live: bool) -> Slices:
+    """Cuts what this process writes of a variable that is cut over a mesh: the parts of which it has the first holder.
+
+    Args:
+      variable: Keras's or TensorFlow's.
+      key: in the checkpoint.
+      is_live: whether to read the variable slice by slice as it is written, and not now: see `copies_when_read`.
+    """
+    cut, held = cuts.cut_of(variable), list(cuts.parts(variable))
+    pieces: list[Piece] = []
+    for replica, part in held:
+        if cut.is_first_holder(replica):
+            read = _rows_of(part) if is_live else _rows_in(_read(part))
+            box = cut.box(replica)
+            is_copied = is_live or box.size[1:] != cut.local_shape[1:]
+            pieces += _pieces(cut.shape, box, read, part, is_copied)
+    return Slices(key, pieces, is_live, frozenset(_writers(cut, len(held))))
+
+
+def _writers(cut: cuts.Cut, replicas_a_process: int) -> Iterator[int]:
+    for replica in range(math.prod(size for _, size in cut.mesh_shape)):
+        if cut.is_first_holder(replica) and all(cut.box(replica).size):
+            yield replica // replicas_a_process
+
+
+def _pieces(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.Variable, is_copied: bool):
+    """Yields the pieces of a box; `read` is given where they are in what this process holds."""
+    if not all(box.size):
+        return
+    row_bytes = variable.dtype.size * math.prod(box.size[1:])
+    unit = 1 if is_copied else _ALIGNMENT_BYTES // math.gcd(_ALIGNMENT_BYTES, row_bytes)
+    step = max(1, SLICE_BYTES // row_bytes // unit) * unit
+    first = 0
+    while first < box.size[0]:
+        stop = min(first + (step if first else unit), box.size[0])
+        size = (stop - first, *box.size[1:])
+        inside = Box((first, *(0 for _ in size[1:])), size)
+        spec = Box((box.begin[0] + first, *box.begin[1:]), size).spec(shape)
+        size_bytes = row_bytes * size[0]
+        copied_bytes = size_bytes if is_copied or size_bytes % _ALIGNMENT_BYTES else 0
+        yield Piece(spec, host_of(variable.device), functools.partial(read, inside), copied_bytes)
+        first = stop
+
+
+def _rows_of(variable: tf.Variable) -> Callable[[Box], tf.Tensor]:
+    def read(box: Box) -> tf.Tensor:
+        rows = variable.sparse_read(tf.range(box.begin[0], box.begin[0] + box.size[0]))
+        return tf.slice(rows, [0] * len(box.size), box.size)
+
+    return read
+
+
+def _rows_in(value: tf.Tensor) -> Callable[[Box], tf.Tensor]:
+    def read(box: Box) -> tf.Tensor:
+        if box.size[1:] != tuple(value.shape[1:]):
+            return tf.slice(value, *box)
+        # A slice of a vector shares its memory, where it begins and ends on TensorFlow's alignment.
+        row = math.prod(box.size[1:])
+        flat = tf.slice(tf.reshape(value, [-1]), [box.begin[0] * row], [box.size[0] * row])
+        return tf.reshape(flat, box.size)
+
+    return read
+
+
+def _read(variable: tf.Variable) -> tf.Tensor:
+    with tf.device(host_of(variable.device)):
+        return tf.identity(variable.read_value())
+
+
+def copies_when_read(variable: tf.Variable) -> bool:
+    """Returns whether each read of a variable of this process takes its memory once more.
+
+    On a CPU a read shares the variable's memory, unless some rows of it were ever changed by themselves.
+    """
+    if tf.DeviceSpec.from_string(variable.device).device_type != "CPU":
+        return False  # copied to the host, which is no copy in the device's memory
+    reads = [variable.read_value() for _ in range(2)]
+    first, second = (np.asarray(read).__array_interface__["data"] for read in reads)
+    return first != second
+
+
+def write(found: Iterable[tuple[Piece, str]], prefix: str) -> list[str]:
+    """Writes (slice, its key) to files; returns the names of the checkpoints that they are, `prefix` and a number."""
+    names = []
+    for number, batch in enumerate(_batches(found)):
+        names.append(f"{prefix}-{number}")
+        with tf.device(batch[0][0].device):
+            tf.raw_ops.SaveV2(
+                prefix=names[-1],
+                tensor_names=[key for _, key in batch],
+                shape_and_slices=[piece.spec for piece, _ in batch],
+                tensors=[piece.read() for piece, _ in batch],
+            )
+    return names
+
+
+def _batches(found: Iterable[tuple[Piece, str]]) -> Iterator[list[tuple[Piece, str]]]:
+    """Yields what is written to one file: of one host, and no more than a slice of what has to be copied."""
+    batch: list[tuple[Piece, str]] = []
+    copied = 0
+    for piece, key in found:
+        if batch and (piece.device != batch[0][0].device or copied + piece.copied_bytes > SLICE_BYTES):
+            yield batch
+            batch, copied = [], 0
+        batch.append((piece, key))
+        copied += piece.copied_bytes
+    if batch:
+        yield batch
+
+
+def read_parts(prefix: str, key: str, variable) -> None:
+    """Assigns each replica of this process its part of a cut variable from a checkpoint, of any mesh; padding is 0."""
+    cut, variable = cuts.cut_of(variable), tf_variable(variable)
+    read: dict[Box, tf.Tensor] = {}
+    for replica, part in cuts.parts(variable):
+        box = cut.box(replica)
+        if box not in read:
+            read[box] = _restored(prefix, key, cut, box, part)
+        part.assign(read[box])
+
+
+def _restored(prefix: str, key: str, cut: cuts.Cut, box: Box, part: tf.Variable) -> tf.Tensor:
+    with tf.device(host_of(part.device)):
+        if not all(box.size):
+            return tf.zeros(cut.local_shape, part.dtype)
+        (value,) = tf.raw_ops.RestoreV2(
+            prefix=os.fspath(prefix), tensor_names=[key], shape_and_slices=[box.spec(cut.shape)], dtypes=[part.dtype]
+        )
+        padding = [[0, n - s] for n, s in zip(cut.local_shape, box.size, strict=True)]
+        return tf.pad(value, padding) if np.any(padding) else value
+
+
+def host_of(device: str) -> str:
+    """Returns the CPU of the process that a device is in."""
+    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()

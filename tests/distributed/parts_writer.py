@@ -1,0 +1,81 @@
+"""One of two workers that hold halves of a state: saves it whole, then where it can't write, then is killed writing.
+
+Usage: parts_writer.py FOLDER, with TF_CONFIG. Prints what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import resource
+import signal
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Writer
+from crankshaft.engine.parallel import cuts
+from crankshaft.engine.parallel.cuts import Cut
+from crankshaft.engine.parallel.mesh import Mesh
+from crankshaft.engine.strategies.multi_worker import Place, connect
+from crankshaft.launch.cluster import tf_config
+
+ROWS, WIDTH = 99_999, 128  # 51 MB, which do not divide by 2
+TIMEOUT_SECONDS = 10.0
+
+
+def whole(box: cuts.Box) -> tf.Tensor:
+    """Each value is its place: exact in float32."""
+    (row, column), (rows, columns) = box
+    places = WIDTH * tf.range(row, row + rows)[:, tf.newaxis] + tf.range(column, column + columns)
+    return tf.cast(places, tf.float32)
+
+
+def saved(checkpoints: Checkpoints, step: int) -> str:
+    try:
+        checkpoints.save(step, {}, wait=True)
+    except CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
+def main(folder: str) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit is then an error
+    cluster = tf_config.from_environment(os.environ)
+    place = Place(cluster.index, *zip(*cluster.addresses, strict=True))
+    strategy = connect(place)
+    cut = Cut.over(Mesh(strategy, 2), (ROWS, WIDTH), {0: "model"})
+    with strategy.scope():
+        table, copy = tf.Variable(tf.zeros(cut.local_shape)), tf.Variable(5.0)
+    cuts.mark(table, cut)
+    cuts.fill(table, whole)
+    state = tf.train.Checkpoint(table=table, copy=copy)
+    writer = Writer(place.worker, "life", TIMEOUT_SECONDS)
+    checkpoints = Checkpoints(folder, state, keep=None, about={}, writer=writer)
+    print("step 1:", saved(checkpoints, 1), flush=True)
+    ((_, part),) = cuts.parts(table)
+    before = part.numpy()
+    while (manifest := checkpoints.latest()) is None:  # worker 1 is not told when the chief has sealed it
+        time.sleep(0.05)
+    part.assign(tf.zeros_like(part))
+    checkpoints.restore(manifest)
+    print("bits:", np.array_equal(part.numpy(), before) and float(copy.numpy()) == 5.0, flush=True)
+    if place.worker == 1:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    print("step 2:", saved(checkpoints, 2), flush=True)
+    if place.worker == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        checkpoints.save(3, {})
+        while not list(pathlib.Path(folder).glob("ckpt-3_temp_*/part-1*")):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("step 3:", saved(checkpoints, 3), flush=True)
+    print("newest:", checkpoints.latest().step, "left:", sorted(os.listdir(folder)), flush=True)
+    os._exit(0)  # TensorFlow takes seconds to shut down beside a server that is gone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

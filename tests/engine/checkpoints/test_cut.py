@@ -1,0 +1,186 @@
+"""Variables that are cut over a mesh: kept whole in slices, restored on any mesh with the same bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, load_weights, slices, snapshot
+from crankshaft.engine.parallel import cuts
+from crankshaft.engine.parallel.cuts import Cut
+from crankshaft.engine.parallel.mesh import Mesh
+
+RNG = np.random.default_rng(0)
+# By name the whole, and how it is cut: by columns, by rows that do not divide, a bias.
+WHOLE = {
+    "kernel": (RNG.normal(size=(6, 10)).astype(np.float32), {1: "model"}),
+    "narrow": (RNG.normal(size=(3, 5)).astype(np.float32), {1: "model"}),
+    "table": (RNG.normal(size=(7, 4)).astype(np.float32), {0: "model"}),
+    "bias": (RNG.normal(size=10).astype(np.float32), {0: "model"}),
+    "norm": (RNG.normal(size=5).astype(np.float32), {}),
+}
+
+
+class State:
+    """What `WHOLE` has, on a mesh of this shape, with a slot of each; `sharded` ones are cut over `data` too."""
+
+    def __init__(self, distribution, data, model, sharded=False):
+        self.strategy = distribution(data * model)
+        self.mesh = Mesh(self.strategy, model)
+        self.variables = {}
+        with self.strategy.scope():
+            for name, (whole, axes) in WHOLE.items():
+                cut = Cut.over(self.mesh, whole.shape, axes if model > 1 else {})
+                self._make(name, cut)
+                self._make(f"{name}_slot", cut.further(0, "data") if sharded else cut)
+        self.tracked = tf.train.Checkpoint(**self.variables)
+
+    def _make(self, name, cut):
+        self.variables[name] = tf.Variable(tf.fill(cut.local_shape, 7.0))
+        if cut.axes:
+            cuts.mark(self.variables[name], cut)
+
+    def fill(self, factor=1.0):
+        for name, variable in self.variables.items():
+            whole = self._whole(name, factor)
+            if cuts.cut_of(variable):
+                cuts.fill(variable, lambda box, whole=whole: tf.constant(whole[box.slices]))
+            else:
+                variable.assign(whole)
+
+    def check(self, factor=1.0):
+        """Each replica holds its part, to the bit, and zeros where it is padded."""
+        for name, variable in self.variables.items():
+            cut, whole = cuts.cut_of(variable), self._whole(name, factor)
+            for replica, part in cuts.parts(variable):
+                expected = whole
+                if cut:
+                    own = whole[cut.box(replica).slices]
+                    expected = np.pad(own, [(0, n - s) for n, s in zip(cut.local_shape, own.shape, strict=True)])
+                np.testing.assert_array_equal(part.numpy(), expected)
+
+    def _whole(self, name, factor):
+        whole = WHOLE[name.removesuffix("_slot")][0]
+        return whole * factor + 1 if name.endswith("_slot") else whole * factor
+
+
+def checkpoints(directory, state):
+    return Checkpoints(directory, state.tracked, keep=None, about={})
+
+
+@pytest.fixture
+def saved(tmp_path, distribution):
+    state = State(distribution, 2, 2)
+    state.fill()
+    checkpoints(tmp_path, state).save(1, {}, wait=True)
+    return state, tmp_path
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["", "sharded"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1), (4, 1), (2, 2)], ids=str)
+def test_restored_on_any_mesh_to_the_bit_and_back(saved, distribution, shape, sharded):
+    first, directory = saved
+    other = State(distribution, *shape, sharded=sharded)
+    assert checkpoints(directory, other).restore().step == 1
+    other.check()
+    other.fill(2.0)
+    checkpoints(directory, other).save(2, {}, wait=True)
+    assert checkpoints(directory, first).restore().step == 2
+    first.check(2.0)
+
+
+def test_a_checkpoint_names_full_shapes_and_no_padding(saved):
+    state, directory = saved
+    manifest = checkpoints(directory, state).latest()
+    names = [*WHOLE, *(f"{name}_slot" for name in WHOLE)]
+    shapes = {f"{name}/.ATTRIBUTES/VARIABLE_VALUE": list(WHOLE[name.removesuffix("_slot")][0].shape) for name in names}
+    assert {key: shape for key, (shape, _) in manifest.variables.items()} == shapes
+    reader = tf.train.load_checkpoint(manifest.prefix)
+    assert {key: reader.get_variable_to_shape_map()[key] for key in shapes} == shapes
+    np.testing.assert_array_equal(reader.get_tensor("table/.ATTRIBUTES/VARIABLE_VALUE"), WHOLE["table"][0])
+    plain = {name: tf.Variable(tf.zeros(WHOLE[name][0].shape)) for name in WHOLE}
+    tf.train.Checkpoint(**plain).restore(manifest.prefix).expect_partial()  # TensorFlow alone reads it
+    for name, variable in plain.items():
+        np.testing.assert_array_equal(variable.numpy(), WHOLE[name][0])
+
+
+def test_weights_are_taken_by_their_parts(saved, distribution):
+    _, directory = saved
+    other = State(distribution, 1, 2)
+    target = tf.train.Checkpoint(kernel=other.variables["kernel"])
+    with pytest.raises(CheckpointError, match="only in the checkpoint"):
+        load_weights(directory, target, "")
+    alone = tf.train.Checkpoint(model=tf.train.Checkpoint(kernel=other.variables["kernel"]))
+    Checkpoints(directory / "alone", alone, keep=None, about={}).save(1, {}, wait=True)
+    other.fill(3.0)
+    assert load_weights(directory / "alone", alone.model, "model") == ["model.kernel"]
+    for _, part in cuts.parts(other.variables["kernel"]):
+        np.testing.assert_array_equal(part.numpy(), tf.fill(part.shape, 7.0))
+
+
+def test_a_model_of_another_size_is_refused_by_its_full_shape(saved, distribution):
+    state, directory = saved
+    cut = Cut.over(state.mesh, (6, 12), {1: "model"})
+    with state.strategy.scope():
+        state.tracked.kernel = tf.Variable(tf.zeros(cut.local_shape))
+    cuts.mark(state.tracked.kernel, cut)
+    with pytest.raises(CheckpointError, match=r"kernel: \[6, 12\] float32 here, \[6, 10\] float32 in the checkpoint"):
+        checkpoints(directory, state).restore()
+
+
+def test_a_broken_part_is_not_read_as_whole(saved):
+    state, directory = saved
+    found = sorted(directory.glob("ckpt-1.data-*"), key=lambda path: path.stat().st_size)[-1]
+    content = bytearray(found.read_bytes())
+    content[len(content) // 2] ^= 1
+    found.write_bytes(content)
+    assert checkpoints(directory, state).restore() is None
+    assert "expected sha256" in checkpoints(directory, state).problem()
+
+
+def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path, distribution):
+    state = State(distribution, 2, 2)
+    state.fill()
+    kept = checkpoints(tmp_path, state)
+    kept.save(1, {})
+    state.fill(2.0)
+    kept.wait()
+    kept.restore()
+    state.check()
+
+
+@pytest.mark.parametrize("width", [3, 16])
+def test_writing_shares_the_memory_of_parts(distribution, width):
+    """Nothing of 1 GiB of them is copied."""
+    cut = Cut.over(Mesh(distribution(2), 2), (128, width), {0: "model"})
+    with distribution(2).scope():
+        variable = tf.Variable(tf.zeros(cut.local_shape))
+    cuts.mark(variable, cut)
+    cuts.fill(variable, lambda box: tf.ones(box.size))  # replicas share zeros
+    tree, _ = snapshot.take(tf.train.Checkpoint(variable=variable))
+    (found,) = snapshot.slices_in(tree)
+    memory = [range(at := _address(part.read_value()), at + 64 * width * 4) for _, part in cuts.parts(variable)]
+    held = [_address(piece.read()) for piece in found.pieces]
+    assert not found.is_live
+    assert [[at in part for at in held] for part in memory] == [[True, True, False, False], [False, False, True, True]]
+
+
+def _address(tensor):
+    return np.asarray(tensor).__array_interface__["data"][0]
+
+
+def test_parts_whose_reading_copies_them_are_written_before_they_change(tmp_path, distribution, monkeypatch):
+    """As a table's, which sparse updates changed; slices of two rows."""
+    monkeypatch.setattr(snapshot, "COPIED_BYTES", 0)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 2 * 4 * 4)
+    state = State(distribution, 1, 2)
+    state.fill()
+    for _, part in cuts.parts(state.variables["table"]):
+        part.scatter_update(tf.IndexedSlices(part[:1], [0]))
+    kept = checkpoints(tmp_path, state)
+    tree, _ = snapshot.take(state.tracked)
+    assert [each.key.partition("/")[0] for each in snapshot.slices_in(tree) if each.is_live] == ["table"]
+    kept.save(1, {})
+    state.fill(2.0)
+    kept.wait()
+    kept.restore()
+    state.check()
