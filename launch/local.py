@@ -26,9 +26,9 @@ from crankshaft.launch.benchmark import drive, program
 from crankshaft.launch.cluster import listeners, own_network, restarts, shares
 from crankshaft.launch.cluster.supervisor import Spec, StartError, Supervisor
 from crankshaft.launch.cluster.tf_config import SECRET, ClusterError
-from crankshaft.launch.command_line import given, help, rules
+from crankshaft.launch.command_line import given, own_flags, rules
 from crankshaft.launch.command_line.flags import GROUPS
-from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 
 _PROGRAM = "crankshaft local"
@@ -107,7 +107,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
-    _parse(argv[:cut])
+    own_flags.read(
+        *(argv[:cut], FLAGS, __doc__, f"{_PROGRAM} [flags] -- [script.py] [flags of crankshaft train]"),
+        of_tasks=[name for names in GROUPS.values() for name in names],
+        words="what the tasks run stands after --",
+    )
+    if FLAGS.evaluator and not FLAGS.ps:
+        raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     if sys.platform != "linux":
         raise UsageError(
             f"{_PROGRAM} needs Linux, whose kernel ends tasks with their supervisor, and this is {sys.platform}; use "
@@ -136,24 +142,6 @@ def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
         grace_seconds=FLAGS.grace_seconds,
     )
-
-
-def _parse(argv: list[str]) -> None:
-    if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        help.show(_help())
-    try:
-        rest = FLAGS(argv)[1:]
-    except flags.UnrecognizedFlagError as error:
-        name = error.flagname.removeprefix("no")
-        if {name, error.flagname} & {name for names in GROUPS.values() for name in names}:
-            raise UsageError(f"--{error.flagname} is a flag of the tasks; write it after --, see --help") from None
-        raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, _names(), 'see --help')}") from None
-    except flags.Error as error:
-        raise rules.explain(error, FLAGS) from None
-    if FLAGS.evaluator and not FLAGS.ps:
-        raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
-    if rest:
-        raise UsageError(f"{rest[0]!r} is no flag; what the tasks run stands after --, see --help")
 
 
 def _read_command(arguments: list[str]) -> _Asked:
@@ -258,17 +246,3 @@ def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
 def _is_coloured(stream: int, environment: Mapping[str, str]) -> bool:
     allowed = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"  # https://no-color.org
     return os.isatty(stream) and allowed
-
-
-def _names() -> list[str]:
-    return list(FLAGS)
-
-
-def _help() -> str:
-    parts = [__doc__.strip(), "", f"usage: {_PROGRAM} [flags] -- [script.py] [flags of crankshaft train]", ""]
-    for name in _names():
-        flag = FLAGS[name]
-        default = "" if flag.default in (None, False) else f" [{flag.default:g}]"
-        usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
-        parts.append(help.described(usage, f"{flag.help}{default}"))
-    return "\n".join(parts)

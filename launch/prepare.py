@@ -23,8 +23,8 @@ from crankshaft.engine.data.source import SourceError
 from crankshaft.engine.machine import cpus
 from crankshaft.input.splits import InputError
 from crankshaft.launch import errors
-from crankshaft.launch.command_line import given, help, own_files, registry, rules
-from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.command_line import given, own_files, own_flags, registry, rules
+from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.run.shard_pool import Asked
 
@@ -53,7 +53,9 @@ def main(argv: list[str]) -> None:
     """Writes what the command line asks for, and exits the process."""
     process.open_closed_streams()
     try:
-        _parse(argv)
+        own_flags.read(argv, FLAGS, __doc__, "crankshaft prepare --input=... --output_dir=... [flags]")
+        if not FLAGS.output_dir:
+            raise UsageError("--output_dir is not given; name a folder for the shards")
         code = _run()
     except (UsageError, InputError, SourceError) as error:
         code = errors.fail(errors.EXIT_USAGE, str(error))
@@ -64,23 +66,6 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what is whole is kept, the same call goes on")
     sys.exit(code)
-
-
-def _parse(argv: list[str]) -> None:
-    if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        help.show(_help())
-    try:
-        rest = FLAGS(argv)[1:]
-    except flags.UnrecognizedFlagError as error:
-        raise UsageError(
-            f"--{error.flagname} is unknown; {nearest(error.flagname, list(FLAGS), 'see --help')}"
-        ) from None
-    except flags.Error as error:
-        raise rules.explain(error, FLAGS) from None
-    if rest:
-        raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
-    if not FLAGS.output_dir:
-        raise UsageError("--output_dir is not given; name a folder for the shards")
 
 
 def _run() -> int:
@@ -106,14 +91,3 @@ def _run() -> int:
     words = " ".join(given.words({"input": FLAGS.format, "data_dir": FLAGS.output_dir}))
     print(f"[prepare] {written}; train on it by crankshaft train {words}", flush=True)
     return 0
-
-
-def _help() -> str:
-    parts = [__doc__.strip(), "", "usage: crankshaft prepare --input=... --output_dir=... [flags]", ""]
-    for name in FLAGS:
-        flag = FLAGS[name]
-        default = "" if flag.default in (None, []) else f" [{flag.default}]"
-        values = getattr(flag.parser, "enum_values", None)
-        usage = f"--{name}={'|'.join(values) if values else '...'}"
-        parts.append(help.described(usage, f"{help.about(flag)}{default}"))
-    return "\n".join(parts)

@@ -24,8 +24,8 @@ from crankshaft.launch.benchmark import report, schema
 from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
 from crankshaft.launch.benchmark.suite import STRATEGIES, Place, Row, Suite, find_place
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
-from crankshaft.launch.command_line import help, paths, rules
-from crankshaft.launch.errors import UsageError, nearest
+from crankshaft.launch.command_line import own_flags, paths, rules
+from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import files
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the measurements'
@@ -49,29 +49,14 @@ _define_flags()
 def main(argv: list[str]) -> None:
     """Measures what the command line asks for, and exits the process."""
     try:
-        _parse(argv)
+        own_flags.read(argv, FLAGS, __doc__, "crankshaft benchmark [flags]")
+        paths.check_writable("output_dir", FLAGS.output_dir)
         code = _run(argv, os.environ)
     except UsageError as error:
         code = errors.fail(errors.EXIT_USAGE, str(error))
     except KeyboardInterrupt:  # before the first measurement
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
     sys.exit(code)
-
-
-def _parse(argv: list[str]) -> None:
-    if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        help.show(_help())
-    try:
-        rest = FLAGS(argv)[1:]
-    except flags.UnrecognizedFlagError as error:
-        raise UsageError(
-            f"--{error.flagname} is unknown; {nearest(error.flagname, list(FLAGS), 'see --help')}"
-        ) from None
-    except flags.Error as error:
-        raise rules.explain(error, FLAGS) from None
-    if rest:
-        raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
-    paths.check_writable("output_dir", FLAGS.output_dir)
 
 
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
@@ -122,13 +107,3 @@ def _write(text: str, figures: dict[str, Any]) -> str:
     files.write_text(f"{path}.md", text)
     files.write_json(f"{path}.json", figures)
     return f"{path}.md"
-
-
-def _help() -> str:
-    parts = [__doc__.strip(), "", "usage: crankshaft benchmark [flags]", ""]
-    for name in sorted(FLAGS):
-        flag = FLAGS[name]
-        default = f" [{flag.serializer.serialize(flag.default)}]" if flag.serializer and flag.default else ""
-        usage = f"--[no]{name}" if flag.boolean else f"--{name}=..."
-        parts.append(help.described(usage, f"{flag.help}{default}"))
-    return "\n".join(parts)

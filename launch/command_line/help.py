@@ -26,7 +26,7 @@ def help_text(program: str, doc: str, own: list[str]) -> str:
             about = HELP.get(name, flag.help)
             if flag.default not in (None, "", []):
                 about += f" [{flag.default}]"
-            parts.append(described(f"--{_usage(flag)}", about))
+            parts.append(described(f"--{usage(flag)}", about))
     parts += _found("model", registry.models()) + _found("input", registry.inputs())
     return "\n".join(parts)
 
@@ -65,7 +65,8 @@ def short_help_text(program: str, doc: str) -> str:
     return "\n".join(lines)
 
 
-def _usage(flag) -> str:
+def usage(flag: flags.Flag) -> str:
+    """Returns how a flag is written, without its dashes."""
     if flag.boolean:
         return f"[no]{flag.name}"
     values = getattr(flag.parser, "enum_values", None)

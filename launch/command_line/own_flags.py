@@ -1,0 +1,56 @@
+"""The command line of a command with flags of its own, apart from crankshaft train's, and its --help.
+
+Nothing here starts TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from absl import flags
+
+from crankshaft.launch.command_line import help, rules
+from crankshaft.launch.errors import UsageError, nearest
+
+
+def read(
+    argv: list[str],
+    values: flags.FlagValues,
+    doc: str,
+    usage: str,
+    *,
+    of_tasks: Collection[str] = (),
+    words: str = "write --NAME=VALUE",
+) -> None:
+    """Sets a command's flags by its command line; for --help, shows them and exits.
+
+    Args:
+      argv: the program's name and what follows.
+      values: the command's own flags.
+      doc: what --help begins with.
+      usage: how the command is called.
+      of_tasks: names of flags that are for the tasks which it starts, and so stand after --.
+      words: what to do about a word that is no flag.
+
+    Raises:
+      UsageError: a flag is unknown or its value wrong, or a word is no flag.
+    """
+    if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
+        help.show("\n".join([doc.strip(), "", f"usage: {usage}", "", *(_described(values[name]) for name in values)]))
+    try:
+        rest = values(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        if {error.flagname, error.flagname.removeprefix("no")} & set(of_tasks):
+            raise UsageError(f"--{error.flagname} is a flag of the tasks; write it after --, see --help") from None
+        near = nearest(error.flagname, list(values), "see --help")
+        raise UsageError(f"--{error.flagname} is unknown; {near}") from None
+    except flags.Error as error:
+        raise rules.explain(error, values) from None
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; {words}, see --help")
+
+
+def _described(flag: flags.Flag) -> str:
+    default = f"{flag.default:g}" if isinstance(flag.default, float) else help.as_given(flag.default)
+    shown = f" [{default}]" if flag.default or (flag.default == 0 and not flag.boolean) else ""
+    return help.described(f"--{help.usage(flag)}", f"{help.about(flag)}{shown}")
