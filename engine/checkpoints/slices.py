@@ -94,7 +94,7 @@ def of_parts(variable, key: str, is_live: bool) -> Slices:
 
 
 def _writers(cut: cuts.Cut, replicas_a_process: int) -> Iterator[int]:
-    for replica in range(math.prod(size for _, size in cut.mesh_shape)):
+    for replica in cut.replicas:
         if cut.is_first_holder(replica) and all(cut.box(replica).size):
             yield replica // replicas_a_process
 

@@ -13,6 +13,8 @@ from absl import logging
 from crankshaft.engine.hooks.base import Hook, Status
 from crankshaft.engine.internals.variables import own_copy, path_of, tf_variable
 from crankshaft.engine.metrics.means import LoopSums
+from crankshaft.engine.parallel.cuts import cut_of
+from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.step.options import StepOptions
 
@@ -99,10 +101,15 @@ def first_nonfinite(variables: Iterable) -> str | None:
 
 
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
-    """Returns, for each piece of a variable, whether it is finite, computed where the variable is."""
-    copy = own_copy(variable)
-    with tf.device(copy.device):
-        return [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(copy)]
+    """Returns, for each piece of a variable, whether it is finite, computed where the variable is.
+
+    Of what replicas have copies of the first copy is looked at, of what is cut over a mesh each part in this process.
+    """
+    found = []
+    for part in per_replica.parts(variable) if cut_of(variable) else [own_copy(variable)]:
+        with tf.device(part.device):
+            found += [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(part)]
+    return found
 
 
 def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:

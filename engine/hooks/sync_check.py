@@ -5,15 +5,14 @@ Host code around replica code.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.hooks import Periodic, Status
 from crankshaft.engine.internals.variables import path_of, read_local
-from crankshaft.engine.parallel import collectives
+from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.reduction import per_replica
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
@@ -26,7 +25,8 @@ class OutOfSyncError(Exception):
 class SyncCheck(Periodic):
     """Compares a checksum of every variable over all replicas, and raises `OutOfSyncError` where one differs.
 
-    Variables that are meant to differ by replica are left out: those of `engine.reduction.per_replica`. The checksum is
+    A variable that is cut over a mesh is compared between the replicas that hold the same part. Variables that are
+    meant to differ by replica are left out: those of `engine.reduction.per_replica`. The checksum is
     the sum of the values' bits as integers, modulo 2**64: it finds a single value that has changed in any bit, not
     values that have changed places.
 
@@ -49,7 +49,7 @@ class SyncCheck(Periodic):
 
         def checksums():
             sums = tf.stack([_checksum(variable) for variable in self._variables])
-            return collectives.all_gather(tf.distribute.get_replica_context(), sums)
+            return status.strategy.mesh.everyone.all_gather(sums)
 
         def on_all():
             return distribution.experimental_local_results(distribution.run(checksums))[0]
@@ -58,13 +58,16 @@ class SyncCheck(Periodic):
 
     def act(self, status: Status) -> None:
         sums = self._sums().numpy()
-        for place in np.flatnonzero((sums != sums[0]).any(axis=0)):
-            column = sums[:, place].tolist()
-            ((most, _),) = Counter(column).most_common(1)  # of two alike the first
-            odd = [self._called(replica) for replica, value in enumerate(column) if value != most]
-            variable = self._variables[place]
+        for variable, column in zip(self._variables, sums.T.tolist(), strict=True):
+            for alike in _holders(variable, len(column)):
+                self._check(status.step, variable, {replica: column[replica] for replica in alike})
+
+    def _check(self, step: int, variable: tf.Variable, sums: dict[int, int]) -> None:
+        """Raises `OutOfSyncError` where checksums, by replica, differ."""
+        ((most, _),) = Counter(sums.values()).most_common(1)  # of two alike the first
+        if odd := [self._called(replica) for replica, value in sums.items() if value != most]:
             raise OutOfSyncError(
-                f"step {status.step}: {', '.join(odd)} of {len(column)} replicas holds other values of "
+                f"step {step}: {', '.join(odd)} of {len(sums)} replicas holds other values of "
                 f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for code that "
                 "changes it on one replica only, or for a faulty device, and start again from the last checkpoint"
             )
@@ -75,6 +78,14 @@ class SyncCheck(Periodic):
             if self._replica_names is None
             else f"replica {replica} ({self._replica_names[replica]})"
         )
+
+
+def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:
+    """Returns the replicas that hold the same of a variable, a list for each part of it."""
+    cut, found = cut_of(variable), defaultdict(list)
+    for replica in range(replicas):
+        found[cut.box(replica) if cut else None].append(replica)
+    return list(found.values())
 
 
 def _checksum(variable: tf.Variable) -> tf.Tensor:

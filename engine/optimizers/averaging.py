@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import at_home, tf_variable
+from crankshaft.engine.parallel import cuts
+from crankshaft.engine.reduction import per_replica
 
 
 class WeightAverage(tf.Module):
@@ -27,12 +29,14 @@ class WeightAverage(tf.Module):
         for i, variable in enumerate(map(tf_variable, variables)):
             with strategy.extended.colocate_vars_with(variable):
                 shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
+            cuts.mark(shadows[-1], cuts.cut_of(variable))
         self.shadows = shadows
         self._pairs = _Pairs(variables, self.shadows)
+        self.reset()  # of a variable that is cut each replica has been given the first one's part
 
     def reset(self) -> None:
         """Restarts the average from the variables' present values. Host code, after weights were loaded."""
-        for variable, shadow in self._pairs:
+        for variable, shadow in self._pairs.parts():
             shadow.assign(tf.identity(variable))
 
     def update(self, variables: Sequence, updates: tf.Tensor) -> None:
@@ -64,11 +68,11 @@ class WeightAverage(tf.Module):
 
     def hand_over(self) -> None:
         """Assigns each variable its average, for good. Host code."""
-        for variable, shadow in self._pairs:
+        for variable, shadow in self._pairs.parts():
             variable.assign(tf.identity(shadow))
 
     def _swap(self) -> None:
-        for variable, shadow in self._pairs:
+        for variable, shadow in self._pairs.parts():
             value = tf.identity(variable)
             variable.assign(tf.identity(shadow))
             shadow.assign(value)
@@ -85,8 +89,10 @@ class _Pairs:
         self._pairs = [(tf_variable(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]
         self._by_id = {id(variable): shadow for variable, shadow in self._pairs}
 
-    def __iter__(self):
-        return iter(self._pairs)
+    def parts(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
+        """Yields what each replica of this process holds of each pair."""
+        for variable, shadow in self._pairs:
+            yield from zip(per_replica.parts(variable), per_replica.parts(shadow), strict=True)
 
     def shadow_of(self, variable) -> tf.Variable | None:
         return self._by_id.get(id(tf_variable(variable)))

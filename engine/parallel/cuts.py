@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import tf_variable
+from crankshaft.engine.internals.variables import path_of, tf_variable
 from crankshaft.engine.parallel.mesh import Mesh, local_replicas
 
 _PIECE_BYTES = 16 << 20  # of a part, that are drawn at once
@@ -69,6 +70,11 @@ class Cut:
             shape[axis] = -(-shape[axis] // sizes[name])
         return tuple(shape)
 
+    @property
+    def replicas(self) -> range:
+        """The ids of all replicas of the mesh."""
+        return range(math.prod(size for _, size in self.mesh_shape))
+
     def box(self, replica: int) -> Box:
         """Returns which part of the whole a replica holds, without padding; its size may be 0 along an axis."""
         sizes = dict(self.mesh_shape)
@@ -107,6 +113,31 @@ def parts(variable) -> Iterator[tuple[int, tf.Variable]]:
         return
     strategy = variable.distribute_strategy
     yield from zip(local_replicas(strategy), strategy.experimental_local_results(variable), strict=True)
+
+
+def size(variable) -> int:
+    """Returns the number of values of the whole of any variable."""
+    cut = cut_of(variable)
+    return math.prod(cut.shape if cut else tf_variable(variable).shape)
+
+
+def whole(variable) -> np.ndarray:
+    """Returns the whole of any variable, cut or not, of which this process has all parts. Host code.
+
+    Raises:
+      ValueError: other processes have parts of it.
+    """
+    cut = cut_of(variable)
+    if cut is None:
+        return tf_variable(variable).numpy()
+    found, left = np.empty(cut.shape, tf_variable(variable).dtype.as_numpy_dtype), set(map(cut.box, cut.replicas))
+    for replica, part in parts(variable):
+        box = cut.box(replica)
+        found[box.slices] = part.numpy()[tuple(slice(0, n) for n in box.size)]
+        left.discard(box)
+    if left:
+        raise ValueError(f"other processes have parts of {path_of(variable)}")
+    return found
 
 
 def fill(variable, draw: Callable[[Box], tf.Tensor]) -> None:

@@ -40,7 +40,7 @@ def save(session: Session, folder: str, export_format: str) -> str:
     if export_format == "keras":
         _save_keras(session, path)
     else:
-        _save_serving(session.trainer, batches.features(session.example), path)
+        _save_serving(weights.alone(session), batches.features(session.example), path)
     return path
 
 

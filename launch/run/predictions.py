@@ -14,13 +14,13 @@ from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.step import batches
 from crankshaft.engine.strategies.base import closing_feeds
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import splits
+from crankshaft.launch.run import splits, weights
 from crankshaft.launch.run.session import Session
 
 
 def forward(session: Session) -> Callable[[Any], Any]:
     """Returns a function from features of any number of examples to NumPy outputs, with evaluation's weights."""
-    trainer, size = session.trainer, session.config.eval_batch_size
+    trainer, size = weights.alone(session), session.config.eval_batch_size
     example = batches.features(session.example)
     signature = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
 

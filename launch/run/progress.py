@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from rich.progress import Progress as RichProgress
 
 from crankshaft.engine.hooks import Hook, Status
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.parallel import cuts
 
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
@@ -236,6 +238,8 @@ def _in_notebook(file) -> bool:
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
     """Prints Keras's summary of each model, as wide as the terminal allows, and a line for each embedding.
 
+    Of a model that is cut over a mesh the summary counts what each replica has; a line says how many there are in all.
+
     Args:
       models: Keras models, built.
       file: where to; None is standard output.
@@ -245,6 +249,9 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     width = min(Console(file=file).width, 100)
     for model in models:
         model.summary(line_length=width, print_fn=lambda line, **_: print(line, file=file, flush=True))
+        held = sum(math.prod(variable.shape) for variable in model.variables)
+        if (whole := sum(map(cuts.size, model.variables))) != held:
+            print(f"Of {whole:,} parameters in all each replica has these {held:,}.", file=file, flush=True)
     for table in tables:
         size = f"{table.rows:,} rows x {table.width}, {4e-6 * table.rows * table.width:,.1f} MB"
         print(f"Embedding: {table.name!r}, {size}, shards: {len(table.shards)}", file=file, flush=True)

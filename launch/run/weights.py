@@ -12,9 +12,9 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
 from crankshaft.engine.data.source import Spec
-from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.machine.files import read_json
 from crankshaft.engine.optimizers.averaging import WeightAverage
+from crankshaft.engine.parallel import cuts
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step import batches
 from crankshaft.engine.step.build import prepare
@@ -78,13 +78,17 @@ def trained(session: Session) -> tf.keras.Model:
     """Returns the model of a session, with the weights that evaluations use."""
     if session.strategy.num_replicas == 1 and session.strategy.updates_here and not session.config.ema_decay:
         return session.trainer.model
-    trainer = _copy(session)
-    copies = Holdings(trainer).layers
-    with averaged_weights(session.trainer):
-        for path, layer in Holdings(session.trainer).layers.items():
-            for own, theirs in zip(copies[path].variables, layer.variables, strict=True):
-                own.assign(theirs.numpy())
+    trainer = _copied(session)
+    for optimizer in Holdings(trainer).optimizers.values():
+        if optimizer.weight_average is not None:
+            optimizer.weight_average.hand_over()
     return trainer.model
+
+
+def alone(session: Session) -> Trainer:
+    """Returns the session's trainer; where weights are cut over a mesh a copy on this process's device, with all."""
+    layers = Holdings(session.trainer).layers.values()
+    return _copied(session) if any(cuts.cut_of(v) for layer in layers for v in layer.variables) else session.trainer
 
 
 def restored(session: Session, prefix: str) -> tf.keras.Model:
@@ -92,6 +96,28 @@ def restored(session: Session, prefix: str) -> tf.keras.Model:
     trainer = _copy(session)
     _take(trainer, prefix)
     return trainer.model
+
+
+def _copied(session: Session) -> Trainer:
+    """Makes the session's trainer anew, on this process's device, with its weights and their averages."""
+    trainer = _copy(session)
+    try:
+        for to, theirs in zip(_weights(trainer), _weights(session.trainer), strict=True):
+            to.assign(cuts.whole(theirs))
+    except ValueError as error:
+        raise UsageError(
+            f"{error}, so no process has the model; make it of the run's checkpoint, in one process: crankshaft train "
+            "--mode=export, or crankshaft.load_model"
+        ) from error
+    return trainer
+
+
+def _weights(trainer: Trainer) -> list:
+    """Lists the layers' variables, and their averages."""
+    held = Holdings(trainer)
+    found = [variable for _, layer in sorted(held.layers.items()) for variable in layer.variables]
+    averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(held.optimizers.items())]
+    return found + [shadow for average in averages if average is not None for shadow in average.shadows]
 
 
 def _copy(session: Session) -> Trainer:

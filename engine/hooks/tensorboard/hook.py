@@ -16,6 +16,7 @@ from crankshaft.engine.hooks.tensorboard.probe import Probe
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.variables import path_of
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.step import batches
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.workers import WorkerWindow
@@ -29,9 +30,10 @@ class TensorBoard(Windowed):
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
     examples_per_sec, what `Rates.input` has, of tables that give rows to ids `tables/...`, and of each of several
-    workers `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`; once, the model's graph
-    and, if they look like images, some inputs, and the configuration as a table. `eval/`: the metrics of each
-    evaluation, and once, for TensorBoard to show beside them, the hyper-parameters.
+    workers `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`, of what is cut over a
+    mesh its first part's; once, the model's graph and, if they look like images, some inputs, and the configuration as
+    a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to show beside them, the
+    hyper-parameters.
 
     A resumed run continues in the same folders; events that a killed process wrote after the checkpoint are removed
     first, so that no step appears twice.
@@ -120,10 +122,16 @@ class TensorBoard(Windowed):
                 lambda: {path_of(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
                 autograph=False,
             )
-        found = {f"weights/{path}": made for path, made in self._weights().items()}
+        found = {"weights": self._weights()}
         if self.probe is not None:
-            gradients = self.probe.gradients(status.step)
-            found |= {f"gradients/{path}": made for path, made in gradients.items()}
+            found["gradients"] = self.probe.gradients(status.step)
+        # Of what is cut over a mesh this is the first replica's part, and its name says so.
+        cut = {path_of(variable) for variable in Holdings(trainer).all_weights if cut_of(variable)}
+        found = {
+            f"{kind}/{path}{'/first_part' if path in cut else ''}": made
+            for kind, histograms in found.items()
+            for path, made in histograms.items()
+        }
         self._files.put("train", status.step, lambda: event_values.histograms(found))
 
     def _put_graph(self, trainer) -> None:

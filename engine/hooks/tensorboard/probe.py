@@ -27,7 +27,7 @@ class Probe:
         self._kept = None
         self._trainer = trainer
         self._holdings = Holdings(trainer)
-        self._runner = StepRunner(self._holdings)
+        self._runner = StepRunner(self._holdings, strategy.mesh)
         self._gradients = tf.function(self._replicated_gradients, autograph=False)
         self._batch = tf.function(self._replicated_batch, autograph=False)
 

@@ -1,0 +1,111 @@
+"""A run whose model is cut over a mesh is saved, averaged, compared and put back as one that is not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import hooks
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.hooks import numerics
+from crankshaft.engine.hooks.numerics import NonfiniteError
+from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
+from crankshaft.engine.parallel import cuts
+from crankshaft.models.transformer_lm import Model
+
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 37, (24, 9)).astype(np.int32)
+RUN = {"num_classes": 37, "learning_rate": 0.01, "optimizer": "adam", "ema_decay": 0.9}
+
+
+@pytest.fixture
+def made(bench):
+    """made(data, model): a small language model of 37 tokens, which do not divide, on such a mesh."""
+
+    def make(data, model):
+        model_of = Model(layers=1, width=16, heads=2)
+        source = TOKENS[:, :-1], TOKENS[:, 1:]
+        return bench(model_of, source, 8, data * model, model=model, eval_source=source, **RUN)
+
+    return make
+
+
+def checkpoints(directory, bench):
+    return Checkpoints(directory, bench.state.checkpoint, keep=None, about={})
+
+
+def status(bench):
+    return hooks.Status(bench.state.step, 1000, 0, 0, 10, None, 0.0, 0.0, bench.state, bench.strategy)
+
+
+def wholes(bench):
+    return [cuts.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
+
+
+def resumed(bench, directory):
+    manifest = checkpoints(directory, bench).restore()
+    bench.state.restore_host_state({"jit": False})
+    assert manifest.step == bench.state.step == 3
+    return bench
+
+
+def test_a_run_goes_on_from_a_checkpoint_on_the_same_mesh_to_the_bit_and_on_another_within_rounding(made, tmp_path):
+    first = made(2, 2)
+    first.train(3)
+    checkpoints(tmp_path, first).save(3, {}, wait=True)
+    first.train(8)
+    again = resumed(made(2, 2), tmp_path)
+    again.train(8)
+    for expected, found in zip(first.arrays(), again.arrays(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for shape in [(2, 1), (1, 2), (1, 1)]:
+        other = resumed(made(*shape), tmp_path)
+        other.train(8)
+        for expected, found in zip(wholes(first), wholes(other), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # Adam divides by small numbers
+
+
+def test_averages_are_of_each_part_and_what_was_swapped_comes_back_to_the_bit(made):
+    bench = made(2, 2)
+    average, variables = bench.trainer.optimizer.weight_average, bench.trainer.model.trainable_variables
+    for variable, shadow in zip(variables, average.shadows, strict=True):
+        np.testing.assert_array_equal(cuts.whole(shadow), cuts.whole(variable))
+    bench.train(4)
+    before, shadows = bench.arrays(), [cuts.whole(shadow) for shadow in average.shadows]
+    with average.swapped_in():
+        for variable, shadow in zip(variables, shadows, strict=True):
+            np.testing.assert_array_equal(cuts.whole(variable), shadow)
+    for now, then in zip(bench.arrays(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    with bench.state.kept():
+        bench.train(6)
+    for now, then in zip(bench.arrays(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_copies_are_compared_over_all_replicas_and_parts_among_those_that_hold_them(made):
+    bench = made(2, 2)
+    bench.train(3)
+    check = SyncCheck(1)
+    check.begin(status(bench))
+    check.act(status(bench))
+    variables = {variable.path: variable for variable in bench.trainer.model.trainable_variables}
+    part = next(path for path, variable in variables.items() if cuts.cut_of(variable))
+    copy = next(path for path, variable in variables.items() if not cuts.cut_of(variable))
+    for path, replicas in [(part, 2), (copy, 4)]:
+        (_, other) = list(cuts.parts(variables[path]))[3]
+        before = other.numpy()
+        other.assign(np.nextafter(before, 1, dtype=np.float32))
+        with pytest.raises(OutOfSyncError, match=f"replica 3 of {replicas} replicas holds other values of {path}"):
+            check.act(status(bench))
+        other.assign(before)
+    check.act(status(bench))
+
+
+def test_a_weight_that_is_not_finite_is_found_in_any_part(made):
+    bench = made(1, 2)
+    numerics.check_weights(bench.trainer, "here")
+    cut = next(variable for variable in bench.trainer.model.trainable_variables if cuts.cut_of(variable))
+    (_, part) = list(cuts.parts(cut))[1]
+    part.assign(tf.fill(part.shape, np.nan))
+    with pytest.raises(NonfiniteError, match=f"here: variable {cut.path} is not finite"):
+        numerics.check_weights(bench.trainer, "here")
