@@ -26,7 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, mean
+from crankshaft.engine import Mean, Trainer, generation, mean
 from crankshaft.engine.metrics.means import exp_mean
 from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
 
@@ -172,6 +172,10 @@ class Decoder(tf.keras.Model):
         if self.mesh.is_cut:
             logits = tf.concat(tf.unstack(self.mesh.model.all_gather(logits)), -1)[:, : self.vocabulary]
         return logits, written
+
+    def export_signatures(self) -> dict:
+        """Returns what a SavedModel serves beside the outputs: logits of the next token, and tokens that follow."""
+        return generation.signatures(self)
 
     def _embedded(self, tokens, place, training):
         x = self.embedding(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,14 @@ from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.machine import files
 from crankshaft.engine.step import batches
 from crankshaft.engine.step.holdings import Holdings
+from crankshaft.input.files import tokens
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.host.files import write_json
 from crankshaft.launch.run import weights
 from crankshaft.launch.run.session import Session
 
+_DEFAULT = "serving_default"
+_EXTRA = "assets.extra"  # a SavedModel's place for what TensorFlow does not read
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
@@ -40,7 +45,8 @@ def save(session: Session, folder: str, export_format: str) -> str:
     if export_format == "keras":
         _save_keras(session, path)
     else:
-        _save_serving(weights.alone(session), batches.features(session.example), path)
+        kept = {} if session.tokens is None else {tokens.FILE_NAME: session.tokens.kept()}
+        _save_serving(weights.alone(session), batches.features(session.example), path, kept)
     return path
 
 
@@ -58,13 +64,16 @@ def _save_keras(session: Session, path: str) -> None:
     os.replace(temporary, path)
 
 
-def _save_serving(trainer: Trainer, features, path: str) -> None:
-    """Writes a SavedModel.
+def _save_serving(trainer: Trainer, features, path: str, extra: Mapping[str, Any]) -> None:
+    """Writes a SavedModel, with what is `extra` as JSON files in its folder `assets.extra`.
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
     names, those of tuples and lists as `features_0` and so on. It returns `outputs`: what `Trainer.forward` returns, in
     float32, with the weights that evaluation uses; where there are several, each by its name if they are a dict, else
     as `outputs_0` and so on.
+
+    A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
+    input signature of named specs, and dicts of tensors as outputs.
     """
     inputs = _named(features)
     specs = {
@@ -84,12 +93,18 @@ def _save_serving(trainer: Trainer, features, path: str) -> None:
         return _by_name(trainer.forward(packed, training=False))
 
     module.serve = tf.function(serve, autograph=False)
+    module.served = getattr(trainer.model, "export_signatures", dict)()
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
             signature = module.serve.get_concrete_function(**specs)
-            tf.saved_model.save(module, temporary, signatures=signature)
+            more = {name: function.get_concrete_function() for name, function in module.served.items()}
+            tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
+        if extra:
+            os.mkdir(os.path.join(temporary, _EXTRA))
+        for name, values in extra.items():
+            write_json(os.path.join(temporary, _EXTRA, name), values)
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(trainer, inputs, list(signature.structured_outputs)))
+            file.write(_readme(trainer, inputs, list(signature.structured_outputs)) + _more(more, extra))
 
 
 def _named(features) -> dict[str, Any]:
@@ -126,6 +141,21 @@ def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
         "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of one "
         f"example, zeros:\n\n```sh\n{_request(inputs)}\n```\n"
     )
+
+
+def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], extra: Mapping[str, Any]) -> str:
+    """Returns what the README says of further signatures, and of files beside the model."""
+    text = ""
+    for name, function in signatures.items():
+        specs = function.structured_input_signature[0]
+        taken = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
+        given = ", ".join(f"`{output}`" for output in function.structured_outputs)
+        text += f"\nSignature `{name}`: {taken} in, {given} out.\n"
+    return text + "".join(f"\n`{_EXTRA}/{name}` says what text is cut into.\n" for name in extra)
+
+
+def _dims(shape: tf.TensorShape) -> str:
+    return str(["any" if size is None else size for size in shape]).replace("'", "")
 
 
 def _request(inputs: dict) -> str:
