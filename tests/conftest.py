@@ -9,18 +9,19 @@ import pytest
 
 # Whoever asks for one of these, itself or by another fixture, starts processes or builds whole runs.
 _COSTLY = {"bench", "crank", "digits_run", "inside", "start_workers"}
+# And so does a file that has one of these: what starts processes, what trains, what runs are asked of.
+_COSTLY_NAMES = {"subprocess", "Replicated", "crankshaft"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that -m leaves out are
 def pytest_collection_modifyitems(items):
-    """Marks what `make test-fast` runs: tests that neither start processes nor build whole runs. A file that imports
-    `subprocess` starts some.
+    """Marks what `make test-fast` runs: tests that neither start processes nor build whole runs.
 
     What takes longest comes first, or at the end a process would work on some long file while others have nothing left:
     files of several workers, which wait much, beside one another's; then those of whole runs.
     """
     for item in items:
-        if not _COSTLY & set(item.fixturenames) and "subprocess" not in vars(item.module):
+        if not _COSTLY & set(item.fixturenames) and not _COSTLY_NAMES & set(vars(item.module)):
             item.add_marker("fast")
     whole = {item.path for item in items if not item.get_closest_marker("fast")}
     items.sort(key=lambda item: (item.path.parent.name != "distributed", item.path not in whole))

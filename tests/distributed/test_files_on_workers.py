@@ -29,7 +29,8 @@ def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(sta
     """Each example once an epoch, but for those that the killed worker had applied and not yet counted."""
     steps = 60 * STEPS_PER_EPOCH
     asked = files(tmp_path, number, *chunked, "--validation_split=0.1")
-    job = start("run", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100", *asked)
+    flags = (f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
+    job = start("run", *flags, *asked, local=("--ps=1",))
     job.until(lambda: runs.newest(job.run_dir) >= 100)
     job.kill("worker 0")
     job.ok()

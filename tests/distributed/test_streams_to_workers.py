@@ -16,7 +16,7 @@ def test_a_killed_worker_is_replaced_and_its_leases_are_done_with_the_same_examp
     """Each example once an epoch, but for those that the killed worker had applied and not yet counted."""
     steps = 60 * STEPS_PER_EPOCH
     flags = ("--stream=dataset", "--shuffle_buffer=100", "--steps_per_loop=10", "--checkpoint_every_steps=100")
-    job = start("run", f"--train_steps={steps}", "--eval_every_steps=320", *flags)
+    job = start("run", f"--train_steps={steps}", "--eval_every_steps=320", *flags, local=("--ps=1",))
     job.until(lambda: runs.newest(job.run_dir) >= 100)
     job.kill("worker 0")
     job.ok()

@@ -227,14 +227,14 @@ def under_way(workers):
     return workers
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_worker_is_named_and_the_other_ends(start_workers, victim):
     job = under_way(start_workers(2, WORKER, 60))
     job.send(victim, signal.SIGKILL)
     assert re.match(rf"worker {victim} \(localhost:\d+\) is gone: its process has ended", line(job, 1 - victim))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_stopped_worker_is_named_and_the_other_ends(start_workers, victim):
     job = under_way(start_workers(2, WORKER, 3))
     job.send(victim, signal.SIGSTOP)

@@ -103,6 +103,7 @@ def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, runs, 
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_cnn_on_replicas_after_ctrl_c_within_an_epoch(ended, runs, tmp_path):
     run = (*CNN, *TWO, *RUN)
     outcome = ended("SIGINT", 31, *run, f"--run_dir={tmp_path}/run")
@@ -190,7 +191,9 @@ train.main(Asleep)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_ends_a_process_at_once_within_a_long_step(crank, tmp_path, number):
     (tmp_path / "script.py").write_text(ASLEEP)
     program = crank.start("--input=digits", "--jit=off", f"--run_dir={tmp_path}/run", script=tmp_path / "script.py")

@@ -90,6 +90,17 @@ def test_a_run_that_is_kept_reads_no_further(replicas):
     assert_nothing_is_open()
 
 
+def test_a_program_that_ends_leaves_nothing_that_reads(inside):
+    kept = []  # as a script may
+
+    def data():
+        kept.extend([Endless().dataset, Endless().dataset.take(64)])
+        return (*kept,)
+
+    inside("--train_steps=20", "--jit=off", "--progress=off", trainer=Line, data=data).ok()
+    assert_nothing_is_open()
+
+
 def test_an_evaluation_that_was_prepared_and_not_made_reads_no_further():
     kept = trained([every_steps(5, interrupted)], mode="train_and_eval", train_steps=10**6)
     assert kept.result["step"] < 10**6

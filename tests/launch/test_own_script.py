@@ -251,38 +251,6 @@ def test_an_export_has_all_layers_and_outputs(inside, tmp_path, shape, names):
     assert f"['{names[0]}'])" in readme
 
 
-def test_a_dataset_that_calls_python_keeps_no_run_from_ending(crank, tmp_path):
-    """Its threads want the interpreter: an iterator that is let go of as that ends waits for them for ever."""
-    script = tmp_path / "generated.py"
-    script.write_text(
-        textwrap.dedent("""\
-            import numpy as np
-            import tensorflow as tf
-            from crankshaft.engine import Trainer, mean
-            from crankshaft.launch import train
-
-            class Line(Trainer):
-                def build_model(self):
-                    return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-                def loss(self, outputs, batch):
-                    return mean(tf.square(outputs[:, 0] - batch[1]))
-
-            def row(number):
-                return np.float32([number, 1, 2]) / 100
-
-            def dataset(size):
-                def example(number):
-                    features = tf.numpy_function(row, [number], tf.float32)
-                    return tf.ensure_shape(features, [3]), tf.cast(number, tf.float32)
-                return tf.data.Dataset.range(size).map(example)
-
-            train.main(Line, data=lambda: (dataset(81), dataset(20)))
-            """)
-    )
-    crank("--train_epochs=2", *QUIET, script=script).ok()
-
-
 def test_a_hook_sees_every_epochs_means_and_may_end_the_run(inside, tmp_path):
     from crankshaft.engine.hooks import every_epoch
 
