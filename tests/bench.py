@@ -115,11 +115,12 @@ def bench(distribution):
         device: str | None = None,
         vocabulary: dict[str, int] | None = None,
         model: int = 1,
+        shard_optimizer: bool = False,
         **options,
     ) -> Bench:
         options = StepOptions(**options)
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
-        strategy = Replicated("test", on, feed, steps_per_loop=block_steps, mesh=Mesh(on, model))
+        strategy = Replicated("test", on, feed, steps_per_loop=block_steps, mesh=Mesh(on, model, shard_optimizer))
         with strategy.scope():
             state = TrainState(trainer)
             prepare(trainer, options, reduction or Reduction(), _example(source), num_classes, vocabulary)

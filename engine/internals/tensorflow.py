@@ -6,7 +6,7 @@ What a new TensorFlow lacks of them, `tests/engine/internals/test_private_names.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
@@ -168,6 +168,22 @@ def sleep(microseconds: tf.Tensor) -> tf.Tensor:
 def variable_without_value(shape: Sequence[int], dtype: tf.DType, name: str, trainable: bool | None) -> tf.Variable:
     """Makes a variable in a graph that takes no memory: its device and colocation are known, its value is not."""
     return resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, name=name, trainable=trainable)
+
+
+class TemporaryVariable(NamedTuple):
+    """What stands for a variable that lives while one run of its graph needs it."""
+
+    handle: tf.Tensor
+    dtype: tf.DType
+    shape: tf.TensorShape
+    device: str = ""
+
+
+def temporary_variable(value: tf.Tensor) -> TemporaryVariable:
+    """Makes a variable of this value in each run of the graph, for kernels that update one; gone after its use."""
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=context.anonymous_name())
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return TemporaryVariable(handle, value.dtype, value.shape)
 
 
 def let_coordinator_compute(distribution: tf.distribute.ParameterServerStrategy) -> None:

@@ -1,7 +1,7 @@
 """The common part of all optimizers: the learning rate, the count of updates, weight decay; that of fused kernels.
 
-An update never communicates, but with the parameter server that has the variable. Built on the host in a strategy's
-scope, applied in replica code.
+An update communicates only with the parameter server that has the variable, and where replicas share it out. Built on
+the host in a strategy's scope, applied in replica code.
 """
 
 import re
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import assign_local, at_home, path_of, read_local, server_of, tf_variable
+from crankshaft.engine.internals.variables import at_home, read_local, server_of
+from crankshaft.engine.optimizers.targets import OpenPiece, Targets, close
 from crankshaft.engine.parallel import cuts
 from crankshaft.engine.reduction import wire
 from crankshaft.engine.step.context import step_context
@@ -22,8 +23,9 @@ class Optimizer(tf.Module):
     """One update of a list of variables from gradients that are already summed over all replicas.
 
     A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
-    by raw ops on `variable.handle`. Nothing is exchanged, so `apply` may stand inside `tf.cond` and `tf.while_loop`,
-    and replicas that were given the same gradients stay identical to the bit.
+    by raw ops on `variable.handle`, so `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were
+    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.parallel.pieces`) a
+    replica has the slots of its pieces, updates these, and all gather the weights; then it may stand in no loop.
 
     Args:
       learning_rate: a number, or a Keras LearningRateSchedule or other callable from the int64
@@ -43,6 +45,9 @@ class Optimizer(tf.Module):
     # Whether a gradient and the rate matter by their product alone: then a factor of all gradients may be one of the
     # rate.
     takes_factors_as_rate = False
+    # Whether what becomes of a value depends on that value, its slots and its gradient alone: then replicas may share
+    # an update out.
+    is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, where there is one.
     weight_average = None
 
@@ -70,7 +75,12 @@ class Optimizer(tf.Module):
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
-        targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
+        targets = Targets(self.name, variables, multipliers or [1.0] * len(variables))
+        if any(target.piece for target in targets) and not self.is_elementwise:
+            raise ValueError(
+                f"`shard_optimizer` cuts a variable's update into pieces, and the rule of {self.name} may look at all "
+                "of it; use one of the engine's, such as adamw, or leave it out"
+            )
         self._build_slots(targets)
         for target in targets:
             target.decays = self._decays(target)
@@ -112,8 +122,9 @@ class Optimizer(tf.Module):
         """Updates `variables`, and their average, and counts one iteration. Replica code.
 
         Args:
-          gradients: for each variable a tensor of its shape, tf.IndexedSlices of its rows, or None
-            (that variable is left alone), summed over replicas already; a list or `Gradients`.
+          gradients: for each variable a tensor of its shape, or of its piece's where replicas share its update out,
+            tf.IndexedSlices of its rows, or None (that variable is left alone), summed over replicas already; a list or
+            `Gradients`.
           variables: among those `build` was given, in any order.
         """
         if self._targets is None:
@@ -126,12 +137,15 @@ class Optimizer(tf.Module):
             for gradient, variable in zip(gradients, variables, strict=True)
             if gradient is not None and self._targets[variable].multiplier
         ]
+        updated = [target for _, target in pairs]
+        pairs = [OpenPiece.of(*pair) if pair[1].piece else pair for pair in pairs]
         iterations, scale = self._progress()
         learning_rate = self._rate(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
         self._update(pairs, learning_rate * factor, iterations)
-        for _, target in pairs:
+        close([target for _, target in pairs if isinstance(target, OpenPiece)])
+        for target in updated:
             target.constrain()
         # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
@@ -192,8 +206,11 @@ class FusedOptimizer(Optimizer):
       **arguments: Optimizer's others.
 
     To a variable on a parameter server gradients travel as `StepContext.wire_dtype`.
+
+    A subclass whose rule is not one for each value by itself sets `is_elementwise` to False.
     """
 
+    is_elementwise = True
     dense_kernel: Callable[..., None]
     sparse_kernel: Callable[..., None]
 
@@ -246,14 +263,14 @@ class FusedOptimizer(Optimizer):
             with strategy.extended.colocate_vars_with(variable):
                 slots[target.key] = {
                     slot: tf.Variable(
-                        lambda: tf.fill(variable.shape, np.float32(value)),  # noqa: B023
+                        lambda: tf.fill(target.slot_shape, np.float32(value)),  # noqa: B023
                         trainable=False,
                         name=f"{self.name}/{target.key}/{slot}",
                     )
                     for slot, value in self.initial_slots().items()
                 }
             for slot in slots[target.key].values():
-                cuts.mark(slot, cuts.cut_of(variable))
+                cuts.mark(slot, target.slot_cut)
         self.slots = slots
 
     def _update(self, pairs, learning_rate, iterations):
@@ -284,69 +301,6 @@ class FusedOptimizer(Optimizer):
                 self.sparse(target.handle, slots, value, gradient.indices, scalars)
             else:
                 self.dense(target.handle, slots, value, scalars)
-
-
-class Target:
-    """A variable to update: its name in checkpoints, and its value on this replica."""
-
-    def __init__(self, variable, position, multiplier=1.0):
-        self.given = variable
-        self.multiplier = multiplier
-        self.variable = tf_variable(variable)
-        self.path = path_of(variable)
-        # Keras numbers layers and unnamed variables through the life of a process
-        # ("dense_7/kernel", "variable_12"): only the last part without its number is the same in
-        # the process that restores.
-        leaf = re.sub(r"(:\d+|_\d+)+$", "", self.path.split("/")[-1])
-        self.key = f"{position:04d}_{leaf}"
-        self.decays = True
-
-    @property
-    def handle(self):
-        return self.variable.handle
-
-    def rate(self, learning_rate):
-        """Returns the variable's share of the learning rate or decay of all variables."""
-        return learning_rate if self.multiplier == 1 else learning_rate * self.multiplier
-
-    def read(self):
-        """Reads this replica's value, a tensor."""
-        return read_local(self.variable)
-
-    def gather(self, indices):
-        """Gathers this replica's rows `indices`."""
-        return tf.raw_ops.ResourceGather(resource=self.handle, indices=indices, dtype=self.variable.dtype)
-
-    def constrain(self):
-        """Applies a Keras variable's constraint, if it has one, to this replica's value."""
-        constraint = getattr(self.given, "constraint", None)
-        if constraint is not None:
-            assign_local(self.variable, constraint(self.read()))
-
-
-class _Targets:
-    """Targets in order, found by variable.
-
-    A separate class, because a list or dictionary on a tf.Module would put the model's variables into the checkpoint a
-    second time.
-    """
-
-    def __init__(self, owner, variables, multipliers):
-        self._owner = owner
-        targets = [Target(*each) for each in zip(variables, range(len(variables)), multipliers, strict=True)]
-        self._by_id = {id(target.variable): target for target in targets}
-
-    def __iter__(self):
-        """Yields the targets that are updated: all but the frozen ones."""
-        return (target for target in self._by_id.values() if target.multiplier)
-
-    def __getitem__(self, variable):
-        try:
-            return self._by_id[id(tf_variable(variable))]
-        except KeyError:
-            raise ValueError(
-                f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to build"
-            ) from None
 
 
 def _shape(gradient, target):

@@ -69,6 +69,10 @@ class Axis:
             return value
         return tf.split(self.all_reduce(value), size)[self.rank]
 
+    def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
+        """Sends value[i] of [size, ...] to replica i; returns what this one was sent, in their order. Replica code."""
+        return self.all_gather(value)[:, self.rank]
+
 
 class _One(Axis):
     """An axis of one replica: nothing travels."""
@@ -117,11 +121,12 @@ class _Group(Axis):
     def reduce_scatter(self, value):
         if self.size == 1:
             return value
-        if not _in_replica():
-            return tf.split(value, self.size)[0]
         # The kernels have no reduce-scatter: each sends every other its piece, and adds up what it is sent.
         pieces = tf.reshape(value, [self.size, value.shape[0] // self.size, *value.shape[1:]])
-        return tf.reduce_sum(self._own().all_to_all(pieces), 0)
+        return tf.reduce_sum(self.all_to_all(pieces), 0)
+
+    def all_to_all(self, value):
+        return value if self.size == 1 or not _in_replica() else self._own().all_to_all(value)
 
     def _own(self) -> Collectives:
         return self._collectives_of[_replica()]
@@ -133,19 +138,25 @@ class Mesh:
     Args:
       distribution: the `tf.distribute.Strategy` whose replicas they are; mirrored, or of several workers.
       model: how many replicas hold one copy of the model together; the strategy's replicas divide by it.
+      shard_optimizer: see below.
 
     Attributes:
       data: the axis of replicas that hold the same part of the model, and are given different examples.
       model: the axis of replicas that hold different parts of it, and are given the same examples.
       everyone: all replicas.
+      shard_optimizer: whether replicas that hold the same values of a variable keep, each, the slots of a piece of it,
+        and update that: see `engine.parallel.pieces`.
     """
 
-    def __init__(self, distribution: tf.distribute.Strategy | None = None, model: int = 1):
+    def __init__(
+        self, distribution: tf.distribute.Strategy | None = None, model: int = 1, shard_optimizer: bool = False
+    ):
         self.data: Axis = Axis(DATA)
         self.model: Axis = _One(MODEL)
         self.everyone: Axis = Axis("everyone")
         self._model_size = model
-        if distribution is None or model == 1:
+        self.shard_optimizer = shard_optimizer
+        if distribution is None or (model == 1 and not shard_optimizer):
             return
         replicas = distribution.num_replicas_in_sync
         if replicas % model:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.parallel.mesh import Axis, Mesh
+from crankshaft.engine.parallel.pieces import Piece, piece_of
 from crankshaft.engine.reduction.wire import from_halves, to_halves
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
@@ -33,7 +34,7 @@ class Reduction(tf.Module):
     is and summed in float32 by every replica, in the order of the replicas: no rounding but the one before sending, and
     the same bits on each. Values that must not be rounded (counts, moving statistics) ride in the same pack as two
     16-bit halves. An all-gather moves (n-1) x 2 bytes a value where a float32 ring moves 8 (n-1)/n: fewer up to n = 3
-    replicas.
+    replicas. Where replicas share an update out, each is sent its own pieces alone, in any dtype, and adds them up.
 
     Args:
       wire_dtype: what gradients travel as: "float32", "bfloat16" or "float16".
@@ -96,16 +97,25 @@ class Reduction(tf.Module):
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
-          replicas' slices, ids repeated where replicas share them; on a mesh that cuts the model they are made dense.
+          replicas' slices, ids repeated where replicas share them; on a mesh that cuts the model or shards the
+          optimizer they are made dense. Of a variable whose update is shared out (`engine.parallel.pieces`) it is the
+          piece that this replica updates.
         """
+        return self._summed(gradients, count, averages, variables, shares_out=True)
+
+    def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
+        """Returns the true sums, for looking at them; what is kept from step to step stays unchanged."""
+        return self._summed(gradients, count, (), variables, shares_out=False)
+
+    def _summed(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
         mesh = step_context().mesh
         if mesh.everyone.size == 1:
             return Gradients(gradients), count
         gradients, averages = list(gradients), of_this_step(averages)
         count = self._counted(count)
         self._watch_norm(gradients, count)
-        if mesh.is_cut:
-            return self._sum_on_mesh(mesh, gradients, count, averages, variables)
+        if mesh.is_cut or mesh.shard_optimizer:
+            return self._sum_on_mesh(mesh, gradients, count, averages, variables, shares_out)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
         sums = self._sum_packed(mesh.data, items + weighted(averages, count) + [Item(count, exact=True)])
@@ -115,34 +125,38 @@ class Reduction(tf.Module):
         assign_means(averages, sums[len(dense) : -1], sums[-1])
         return Gradients(summed), sums[-1]
 
-    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, averages, variables: Sequence):
+    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, averages, variables: Sequence, shares_out: bool):
         """Sums gradients of cut variables over `data`; of the others, of which each replica has a copy, over all.
 
         To those the first replica of each model axis adds its own, the others nothing: copies then get the same bits,
         though TensorFlow may order the arithmetic of each replica's graph otherwise.
         """
-        if len(variables) != len(gradients):
+        if mesh.is_cut and len(variables) != len(gradients):
             raise ValueError(
                 "reduction.sum has to know which variables are cut over the mesh; give it variables=..., one for each "
                 "gradient"
             )
-        cuts = [cut_of(variable) for variable in variables]
-        gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
-        shared = mesh.once(count)
-        own = [i for i, g in enumerate(gradients) if g is not None and cuts[i]]
-        copied = [i for i, g in enumerate(gradients) if g is not None and not cuts[i]]
-        own_sums = self._sum_packed(mesh.data, [Item(of_examples(gradients[i], count), exact=False) for i in own])
-        items = [Item(of_examples(gradients[i], shared), exact=False) for i in copied]
-        sums = self._sum_packed(mesh.everyone, items + weighted(averages, shared) + [Item(shared, exact=True)])
-        summed = list(gradients)
-        for i, total in [*zip(own, own_sums, strict=True), *zip(copied, sums, strict=False)]:
-            summed[i] = total
-        assign_means(averages, sums[len(copied) : -1], sums[-1])
-        return Gradients(summed, cuts=cuts), sums[-1]
+        found = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        pieces = [piece_of(v, mesh) if shares_out else None for v in variables] or [None] * len(found)
+        cuts = [cut_of(v) for v in variables] or [None] * len(found)
+        own = [i for i, cut in enumerate(cuts) if cut and found[i] is not None]
+        copied = [i for i, cut in enumerate(cuts) if not cut and found[i] is not None]
 
-    def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
-        """Returns the true sums, for looking at them; what is kept from step to step stays unchanged."""
-        return Reduction.sum(self, gradients, count, averages=(), variables=variables)
+        def reduce(axis: Axis, places: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
+            items = [Item(of_examples(found[i], count), exact=False, piece=pieces[i]) for i in places]
+            sums = self._sum_packed(axis, [*items, *more])
+            for i, total in zip(places, sums, strict=False):
+                found[i] = total
+            return sums[len(places) :]
+
+        shared = mesh.once(count)
+        for axis, places, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
+            reduce(axis, [i for i in places if pieces[i]], counted)
+        reduce(mesh.data, [i for i in own if not pieces[i]], count)
+        exact = [*weighted(averages, shared), Item(shared, exact=True)]
+        *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
+        assign_means(averages, totals, total)
+        return Gradients(found, cuts=[p.cut if p else cut for p, cut in zip(pieces, cuts, strict=True)]), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums what a layer has measured of its examples, over the replicas that make an update together.
@@ -188,7 +202,7 @@ class Reduction(tf.Module):
 
         `meanwhile` is what this replica still computes while they travel: until then nothing waits for them.
         """
-        if axis.size == 1:
+        if axis.size == 1 or not items:
             return [item.value for item in items]
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
         step = step_context()
@@ -198,6 +212,8 @@ class Reduction(tf.Module):
         if self.wire_dtype != tf.float32:
             most = _most_gathered(axis)
             reduce_pack, pack_size = self._all_gather, min(pack_size or most, most)
+        if items[0].piece:  # then all are
+            reduce_pack = self._reduce_scatter
         sums = [None] * len(items)
         for pack in _packs(items, pack_size):
             for place, total in zip(pack, reduce_pack(axis, [items[place] for place in pack]), strict=True):
@@ -211,19 +227,27 @@ class Reduction(tf.Module):
         flat = tf.concat([tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack], 0)
         return _unpack(axis.all_reduce(flat), pack)
 
+    def _reduce_scatter(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
+        """Sums each item's piece where it belongs; of 16 bits, in float32, in the order of the replicas."""
+        rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in pack]
+        sizes = [row.shape[1] for row in rows]
+        if self.wire_dtype == tf.float32:
+            sums = tf.split(axis.reduce_scatter(tf.concat(rows, 1))[0], sizes)
+        else:
+            halves = [tf.reshape(to_halves(row, self.wire_dtype), row.shape) for row in rows]
+            words, odd = _to_words(tf.concat(halves, 1))
+            lanes = tf.split(_from_words(axis.all_to_all(words)), sizes + [1] * odd, axis=1)
+            sums = [tf.reduce_sum(from_halves(lane, self.wire_dtype), 0) for lane in lanes]
+        return [tf.reshape(total, item.piece.cut.local_shape) for total, item in zip(sums, pack, strict=False)]
+
     def _all_gather(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)
         if len(pack) == 1 and pack[0].value.shape.num_elements() > most:
             return [self._all_gather_in_pieces(axis, pack[0], most)]
         halves = [to_halves(item.value, self._dtype_of(item)) for item in pack]
         sizes = [half.shape.num_elements() for half in halves]
-        flat = tf.concat(halves, 0)
-        odd = sum(sizes) % 2
-        # int32 words: the collective kernels take no bfloat16, and words are moved, never computed with.
-        words = tf.bitcast(tf.reshape(tf.pad(flat, [[0, odd]]), [-1, 2]), tf.int32)
-        gathered = axis.all_gather(words)
-        lanes = tf.reshape(tf.bitcast(gathered, tf.uint16), [axis.size, sum(sizes) + odd])
-        pieces = tf.split(lanes, sizes + [1] * odd, axis=1)
+        words, odd = _to_words(tf.concat(halves, 0))
+        pieces = tf.split(_from_words(axis.all_gather(words)), sizes + [1] * odd, axis=1)
         return [self._sum_halves(piece, item) for piece, item in zip(pieces, pack, strict=False)]
 
     def _all_gather_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
@@ -302,10 +326,29 @@ def of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 class Item(NamedTuple):
-    """A tensor to be summed, of static shape; `exact` ones are never rounded to the wire's dtype."""
+    """A tensor to be summed, of static shape; `exact` ones are never rounded to the wire's dtype.
+
+    Of one with a `piece` each replica gets its own piece of the sum alone.
+    """
 
     value: tf.Tensor
     exact: bool
+    piece: Piece | None = None
+
+
+def _to_words(halves: tf.Tensor) -> tuple[tf.Tensor, int]:
+    """Returns uint16 [..., n] as int32 words, and how many halves were added to fill the last: 0 or 1.
+
+    The collective kernels take no bfloat16, and words are moved, never computed with.
+    """
+    odd = halves.shape[-1] % 2
+    filled = tf.pad(halves, [[0, 0]] * (halves.shape.rank - 1) + [[0, odd]])
+    return tf.bitcast(tf.reshape(filled, [*halves.shape[:-1], -1, 2]), tf.int32), odd
+
+
+def _from_words(words: tf.Tensor) -> tf.Tensor:
+    """Returns the uint16 that int32 words are made of, [..., n]."""
+    return tf.reshape(tf.bitcast(words, tf.uint16), [*words.shape[:-1], 2 * words.shape[-1]])
 
 
 def _packs(items: list[Item], pack_size: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local, path_of, tf_variable
 from crankshaft.engine.optimizers import Momentum
-from crankshaft.engine.optimizers.base import Target
+from crankshaft.engine.optimizers.targets import Target
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, weighted
 from crankshaft.engine.step.context import step_context

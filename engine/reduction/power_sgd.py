@@ -11,7 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import assign_local, tf_variable
-from crankshaft.engine.optimizers.base import Target
+from crankshaft.engine.optimizers.targets import Target
 from crankshaft.engine.parallel.mesh import Axis
 from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, of_this_step, weighted

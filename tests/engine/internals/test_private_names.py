@@ -49,6 +49,7 @@ OWNERS = {
     "_use_weight_decay": _OPTIMIZER,
     "_values": f"{_REDUCE}.coordinator.values.PerWorkerValues",
     "abort_collective_ops": _CONTEXT,
+    "anonymous_name": "tensorflow.python.eager.context",
     "config": _CONTEXT,
     "executor": _CONTEXT,
     "device_name": _CONTEXT,
