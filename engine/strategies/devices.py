@@ -52,7 +52,7 @@ def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mes
         asked = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
         fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
         raise DeviceError(f"`mesh`={asked} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
-    return Mesh(distribution, model)
+    return Mesh(distribution, model, options.shard_optimizer)
 
 
 def _multi_worker(options: StrategyOptions) -> Strategy:

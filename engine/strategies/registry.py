@@ -44,6 +44,7 @@ class StrategyOptions:
     Attributes:
       num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
       mesh: sizes of the mesh's axes, "data" and "model", by name; one that is left out is what replicas are left for.
+      shard_optimizer: whether replicas share out slots and updates, see `Mesh`.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
       place: of this process among the workers of multi_worker.
       servers: of parameter_server, where its tasks are and what is peculiar to it.
@@ -62,6 +63,7 @@ class StrategyOptions:
 
     num_virtual_devices: int = 0
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    shard_optimizer: bool = False
     tpu_address: str = ""
     place: Place | None = None
     servers: ServerOptions | None = None

@@ -76,12 +76,18 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
     raise UsageError(f"--global_batch_size={global_batch_size} does not divide over {replicas} replicas; use {near}")
 
 
-def no_tables_on_tpus(model: str) -> UsageError:
-    """Returns the error that a model's embedding tables keep it from a TPU."""
-    return UsageError(
-        f"--strategy=tpu: {model} holds embedding tables, of which a step updates a few rows, and XLA has no kernels "
-        "for that; use --strategy=one_device, mirrored, multi_worker or parameter_server"
-    )
+def check_tables(config: Config, model: str) -> None:
+    """Raises `UsageError` where a model's embedding tables can't be trained."""
+    if config.strategy == "tpu":
+        raise UsageError(
+            f"--strategy=tpu: {model} holds embedding tables, of which a step updates a few rows, and XLA has no "
+            "kernels for that; use --strategy=one_device, mirrored, multi_worker or parameter_server"
+        )
+    if config.shard_optimizer:
+        raise UsageError(
+            f"--shard_optimizer: {model} holds embedding tables, of which a step updates a few rows, and replicas "
+            "would exchange them whole; leave it out, or cut them over servers by --strategy=parameter_server"
+        )
 
 
 def _check_strategy(config: Config) -> None:
@@ -94,8 +100,8 @@ def _check_strategy(config: Config) -> None:
             f"--run_dir={config.remote.url} is copied here as a process begins, and an evaluator looks for checkpoints "
             "that come later; use --mode=train_and_eval without one, or a folder that all tasks share"
         )
-    if config.strategy == "tpu" and config.model_entry.has_tables:
-        raise no_tables_on_tpus(config.model_entry.name)
+    if config.model_entry.has_tables:
+        check_tables(config, config.model_entry.name)
     mesh = rules.mesh_shape(config.mesh)
     if config.strategy == "multi_worker" and not mesh:
         check_batch(config.global_batch_size, config.cluster.num_workers)
@@ -107,19 +113,21 @@ def _check_strategy(config: Config) -> None:
         if virtual > 1 and config.jit == "on":
             raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
     if mesh.get("model", 1) > 1:
-        _check_model_axis(config)
+        _check_shared_out(config, f"--mesh={config.mesh}")
+    if config.shard_optimizer:
+        _check_shared_out(config, "--shard_optimizer")
     if config.jit == "on" and config.why_no_jit:
         raise UsageError(f"--jit=on: {config.why_no_jit}; use --jit=auto or off")
 
 
-def _check_model_axis(config: Config) -> None:
-    """Raises `UsageError` for what does not go with a model that is cut over replicas."""
+def _check_shared_out(config: Config, asked: str) -> None:
+    """Raises `UsageError` for what does not go with a model, or its update, that replicas share out as a flag asks."""
     for name, unlike, why in (
         ("powersgd_rank", 0, "compresses the gradients of whole matrices"),
-        ("sync_every_steps", 1, "lets replicas train by themselves, and those of one model can't"),
+        ("sync_every_steps", 1, "lets replicas train by themselves, and those that share out a model can't"),
     ):
         if (value := config.values[name]) > unlike:
-            raise UsageError(f"--mesh={config.mesh} does not go with --{name}={value}, which {why}; leave one out")
+            raise UsageError(f"{asked} does not go with --{name}={value}, which {why}; leave one out")
 
 
 def _check_servers(config: Config) -> None:

@@ -57,7 +57,7 @@ _BELONGS_TO = {
     "model": ("model_arg",),
     "optimizer": ("optimizer_arg",),
     "learning_rate_schedule": ("learning_rate_schedule_arg",),
-    "strategy": ("num_virtual_devices", "mesh"),
+    "strategy": ("num_virtual_devices", "mesh", "shard_optimizer"),
 }
 _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
 # Schedules that end at the run's end, so that its length decides numbers too.

@@ -7,7 +7,7 @@ from absl import flags
 from crankshaft.engine.step.ranges import HUGE
 from crankshaft.engine.strategies import registry
 from crankshaft.launch.benchmark import flags as benchmark_flags
-from crankshaft.launch.command_line import gpu_flags, input_flags, mode_flags, rules
+from crankshaft.launch.command_line import gpu_flags, input_flags, mesh_flags, mode_flags, rules
 from crankshaft.launch.command_line.groups import GROUPS, HELP, USES, group
 
 __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
@@ -84,16 +84,7 @@ def _define_where() -> None:
         upper=1000,
         only=("strategy", "mirrored"),
     )
-    where(
-        _string,
-        "mesh",
-        "",
-        "Replicas as data:D,model:M: layers of engine.parallel are cut over M of them; empty: each has all.",
-        wants="data:D,model:M",
-        rule=rules.mesh,
-        may_be_empty=True,
-        only=("strategy", "mirrored", "multi_worker"),
-    )
+    mesh_flags.define(where, _boolean)
     where(
         _string,
         "tpu_address",

@@ -109,6 +109,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         "one_device" if config.is_evaluator else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
         mesh=rules.mesh_shape(config.mesh),
+        shard_optimizer=config.shard_optimizer,
         tpu_address=config.tpu_address,
         place=_place(config),
         servers=_servers(config),
@@ -164,8 +165,8 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     train_steps = max(1, train_steps)
     example = datasplits.example(train)
     state = build_state(config, trainer_class, strategy, train_steps, (example, num_classes, vocabulary))
-    if strategy.name == "tpu" and Holdings(state.trainer).tables:
-        raise checks.no_tables_on_tpus(trainer_class.__name__)
+    if Holdings(state.trainer).tables:
+        checks.check_tables(config, trainer_class.__name__)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}

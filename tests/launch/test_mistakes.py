@@ -115,6 +115,18 @@ MISTAKES = {
         [*RUN, *MIRRORED, "--sync_every_steps=16", "--precision=float16"],
         ["--precision=float16", "--sync_every_steps=16", "leave one"],
     ),
+    "a sharded optimizer and replicas that train alone": (
+        [*RUN, *MIRRORED, "--shard_optimizer", "--sync_every_steps=16"],
+        ["--shard_optimizer does not go with --sync_every_steps=16", "leave one"],
+    ),
+    "a sharded optimizer of one device": (
+        [*RUN, "--shard_optimizer"],
+        ["--shard_optimizer=True has no use with --strategy=one_device", "--strategy=mirrored"],
+    ),
+    "a sharded optimizer of tables": (
+        ["--model=dlrm", "--input=synthetic_clicks", *MIRRORED, "--shard_optimizer"],
+        ["--shard_optimizer: dlrm holds embedding tables", "leave it out"],
+    ),
     "two ways to send less": (
         [*RUN, *MIRRORED, "--sync_every_steps=16", "--powersgd_rank=2"],
         ["--powersgd_rank=2", "--sync_every_steps=16", "leave one"],

@@ -1,0 +1,34 @@
+"""The flags of what replicas share out of a model that is large. Nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from absl import flags
+
+from crankshaft.launch.command_line import rules
+
+flags.disclaim_key_flags()  # as in rules.py
+
+_MESHES = ("strategy", "mirrored", "multi_worker")
+
+
+def define(where: Callable, boolean: Callable) -> None:
+    """Defines the flags in a group, which `where` does with each; `boolean` is absl's."""
+    where(
+        rules.text,
+        "mesh",
+        "",
+        "Replicas as data:D,model:M: layers of engine.parallel are cut over M of them; empty: each has all.",
+        wants="data:D,model:M",
+        rule=rules.mesh,
+        may_be_empty=True,
+        only=_MESHES,
+    )
+    where(
+        boolean,
+        "shard_optimizer",
+        False,
+        "Each replica keeps the optimizer's slots of a part of the weights, and updates that (ZeRO, stage 1).",
+        only=_MESHES,
+    )
