@@ -89,29 +89,38 @@ class _Group(Axis):
       size: of each group.
       rank_of: from a replica's id to its number within its group.
       collectives_of: by the id of each of this process's replicas, its group's.
+      distribution: the strategy.
     """
 
     size = 1
 
-    def __init__(self, name: str, size: int, rank_of: Callable[[int], int], collectives_of: dict[int, Collectives]):
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        rank_of: Callable[[int], int],
+        collectives_of: dict[int, Collectives],
+        distribution: tf.distribute.Strategy,
+    ):
         super().__init__(name)
+        self._distribution = distribution
         self.size = size
         self._rank_of = rank_of
         self._collectives_of = collectives_of
 
     @property
     def rank(self) -> int:
-        return self._rank_of(_replica()) if _in_replica() else 0
+        return self._rank_of(_replica()) if self._in_replica() else 0
 
     def all_reduce(self, value):
-        if self.size == 1 or not _in_replica():  # Keras builds layers outside of replicas: of shapes alone
+        if self.size == 1 or not self._in_replica():  # Keras builds layers outside of replicas: of shapes alone
             return value
         if value.dtype in (tf.bfloat16, tf.float16):  # the kernels on CPUs add neither; rounded once, in the end
             return tf.cast(self._own().all_reduce(tf.cast(value, tf.float32)), value.dtype)
         return self._own().all_reduce(value)
 
     def all_gather(self, value):
-        if not _in_replica():
+        if not self._in_replica():
             return tf.repeat(value[tf.newaxis], self.size, axis=0)
         if self.size == 1:
             return value[tf.newaxis]
@@ -126,7 +135,23 @@ class _Group(Axis):
         return tf.reduce_sum(self.all_to_all(pieces), 0)
 
     def all_to_all(self, value):
-        return value if self.size == 1 or not _in_replica() else self._own().all_to_all(value)
+        return value if self.size == 1 or not self._in_replica() else self._own().all_to_all(value)
+
+    def _in_replica(self) -> bool:
+        """Returns whether a replica of the strategy computes; else a layer is asked for shapes alone.
+
+        Raises:
+          RuntimeError: values are computed outside of replicas, where there is but a part of the model.
+        """
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.strategy is self._distribution:
+            return True
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                "a model that is cut over a mesh computes in its strategy's steps alone; make it on one device from a "
+                "checkpoint to call it elsewhere"
+            )
+        return False
 
     def _own(self) -> Collectives:
         return self._collectives_of[_replica()]
@@ -171,9 +196,12 @@ class Mesh:
             return {r: Collectives(keys[group_of(r)], size, device, token) for r, device, token in own}
 
         data = replicas // model
-        self.data = _Group(DATA, data, lambda r: r // model, groups(data, model, lambda r: r % model))
-        self.model = _Group(MODEL, model, lambda r: r % model, groups(model, data, lambda r: r // model))
-        self.everyone = _Group("everyone", replicas, lambda r: r, groups(replicas, 1, lambda r: 0))
+        axes = {
+            DATA: (data, lambda r: r // model, groups(data, model, lambda r: r % model)),
+            MODEL: (model, lambda r: r % model, groups(model, data, lambda r: r // model)),
+            "everyone": (replicas, lambda r: r, groups(replicas, 1, lambda r: 0)),
+        }
+        self.data, self.model, self.everyone = (_Group(name, *axis, distribution) for name, axis in axes.items())
 
     @property
     def shape(self) -> dict[str, int]:
@@ -220,10 +248,6 @@ class Mesh:
         if not self.is_cut:
             return value
         return tf.custom_gradient(lambda x: (self.model.all_reduce(x), tf.identity))(value)
-
-
-def _in_replica() -> bool:
-    return tf.distribute.get_replica_context() is not None
 
 
 def _replica() -> int | tf.Tensor:

@@ -19,12 +19,15 @@ import numpy as np
 import pytest
 
 from tests.distributed.conftest import ROOT
-from tests.runs import assert_equal_bits, manifests, metrics, newest
+from tests.runs import assert_equal_bits, manifests, metrics, newest, tensors
 from tests.waiting import PATIENCE, wait_until
 
 STEPS = 240
 MLP = ("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3")
 RUN = (*MLP, "--input=digits", "--global_batch_size=66", "--progress=plain", "--steps_per_loop=2")
+SIZES = [f"--model_arg={name}" for name in ("layers=2", "width=32", "heads=4")]
+DECODER = ("--model=transformer_lm", *SIZES, "--input=text", "--input_arg=context=32", "--global_batch_size=8")
+DECODER += ("--progress=plain", "--steps_per_loop=2")
 OFTEN = ("--checkpoint_every_steps=20", "--eval_every_steps=110")
 
 
@@ -171,6 +174,38 @@ def test_workers_may_change_in_number(local, inside, tmp_path, numbers):
     for name, value in metrics(one, "eval")["eval"].items():
         # 60 steps of Adam, float32 sums in three orders: 1e-7 a step.
         np.testing.assert_allclose(metrics(changed, "eval")["eval"][name], value, rtol=1e-5)
+
+
+def test_a_model_cut_over_two_workers_survives_one_of_them_and_goes_on_on_another_mesh(local, inside, tmp_path):
+    """Two workers with half of each matrix, one of them killed; then four devices, 2x2: one device's run."""
+    one = tmp_path / "one" / "run"
+    inside(*DECODER, "--jit=off", "--train_steps=40", f"--run_dir={one}").ok()
+    changed = tmp_path / "changed" / "run"
+    run = local(2, *DECODER, "--mesh=model:2", "--checkpoint_every_steps=8", "--train_steps=30", run_dir=changed)
+    run.until(lambda: newest(changed) >= 8)
+    os.kill(run.pids()[1], signal.SIGKILL)
+    assert run.ok().starts() == 2
+    mesh = ("--strategy=mirrored", "--num_virtual_devices=4", "--mesh=data:2,model:2")
+    last = inside(*DECODER, *mesh, "--train_steps=40", f"--run_dir={changed}").ok()
+    assert "resumed at step 30 of 40" in last.out
+    # 40 steps of Adam, float32 sums in three orders: 1e-7 a step.
+    np.testing.assert_allclose(
+        metrics(changed, "eval")["eval"]["loss"], metrics(one, "eval")["eval"]["loss"], rtol=1e-5
+    )
+    held, alone = tensors(changed), tensors(one)
+    assert {name: value.shape for name, value in held.items()} == {name: value.shape for name, value in alone.items()}
+
+
+@pytest.mark.slow
+def test_a_mesh_of_four_workers_that_lost_one_ends_with_the_same_bits(local):
+    flags = (*DECODER, "--mesh=data:2,model:2", "--checkpoint_every_steps=8", "--train_steps=30")
+    flags += ("--model_arg=dropout=0.1", "--ema_decay=0.9", "--clip_norm=1")
+    left_alone = local(4, *flags).ok()
+    run = local(4, *flags)
+    run.until(lambda: newest(run.run_dir) >= 8)
+    os.kill(run.pids()[3], signal.SIGKILL)
+    assert run.ok().starts() == 2
+    assert_equal_bits(run.run_dir, left_alone.run_dir)
 
 
 def test_a_mistake_of_the_user_s_is_not_tried_again(local):
