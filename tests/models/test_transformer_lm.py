@@ -9,7 +9,6 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions, generation
 from crankshaft.engine.step.options import Given
 from crankshaft.models.transformer_lm import Model
-from tests.bench import bench, distribution  # noqa: F401
 
 SMALL = {"layers": 2, "width": 32, "heads": 4}
 LLAMA = {**SMALL, "kv_heads": 2, "activation": "swiglu"}
