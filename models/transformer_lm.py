@@ -27,6 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, generation, mean
+from crankshaft.engine.layers.one_pass import gelu, swiglu
 from crankshaft.engine.metrics.means import exp_mean
 from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
 
@@ -204,8 +205,8 @@ class Block(tf.keras.layers.Layer):
             name="attention",
         )
         gated, columns = shape["activation"] == "swiglu", {"split": "columns", "use_bias": bias, "stddev": _STDDEV}
-        self.up = Dense(shape["hidden"], activation=None if gated else _gelu, name="up", **columns)
-        self.gate = Dense(shape["hidden"], activation="silu", name="gate", **columns) if gated else None
+        self.up = Dense(shape["hidden"], name="up", **columns)
+        self.gate = Dense(shape["hidden"], name="gate", **columns) if gated else None
         self.down = Dense(width, "rows", use_bias=bias, stddev=added, name="down")
         self.drop_1, self.drop_2 = (tf.keras.layers.Dropout(rate, name=f"dropout_{i}") for i in (1, 2))
 
@@ -221,13 +222,10 @@ class Block(tf.keras.layers.Layer):
             attended, cache = attended
         x += self.drop_1(attended, training=training)
         y = self.norm_2(x)
-        y = self.up(y) * self.gate(y) if self.gate else self.up(y)
+        compiled = bool(training)  # elsewhere shapes change: an epoch's last batch, one token after a prompt
+        y = swiglu(self.gate(y), self.up(y), compiled) if self.gate else gelu(self.up(y), compiled)
         x += self.drop_2(self.down(y), training=training)
         return x if cache is None else (x, cache)
-
-
-def _gelu(x: tf.Tensor) -> tf.Tensor:
-    return tf.nn.gelu(x, approximate=True)  # by tanh, as GPT-2
 
 
 def _norm(shape: dict[str, Any], name: str) -> tf.keras.layers.Layer:

@@ -101,12 +101,11 @@ class Attention(tf.keras.layers.Layer):
         """
         group, length = self.heads // self.kv_heads, _size(x, 1)
         qkv = tf.reshape(self.qkv(x), [_size(x, 0), length, self.own_kv_heads, group + 2, self.own_size])
-        queries_keys, values = tf.split(qkv, [group + 1, 1], 3)
+        queries_keys, values = tf.split(tf.transpose(qkv, [0, 2, 3, 1, 4]), [group + 1, 1], 2)  # [B, K, heads, T, D]
         if self.rotary:
             queries_keys = _rotated(queries_keys, position)
-        queries, keys = tf.split(queries_keys, [group, 1], 3)
-        queries = tf.transpose(queries, [0, 2, 3, 1, 4])  # [B, K, G, T, D]
-        keys, values = (tf.transpose(each[:, :, :, 0], [0, 2, 1, 3]) for each in (keys, values))  # [B, K, T, D]
+        queries, keys = tf.split(queries_keys, [group, 1], 2)
+        keys, values = tf.squeeze(keys, 2), tf.squeeze(values, 2)  # [B, K, T, D]
         if cache is not None:
             cache = Cache(*(_written(old, new, position) for old, new in zip(cache, (keys, values), strict=True)))
             keys, values = (each[:, :, : position + length] for each in cache)
@@ -136,11 +135,11 @@ class Attention(tf.keras.layers.Layer):
 
 
 def _rotated(x: tf.Tensor, position) -> tf.Tensor:
-    """Turns pairs (i, i + D/2) of x [B, T, K, heads, D] by position / 10000^(2i/D)."""
-    length, half = _size(x, 1), x.shape[-1] // 2
+    """Turns pairs (i, i + D/2) of x [..., T, D] by position / 10000^(2i/D)."""
+    length, half = _size(x, -2), x.shape[-1] // 2
     rates = np.float32(10000.0 ** (-np.arange(half) / half))
     positions = tf.cast(position + tf.range(length), tf.float32)
-    angles = positions[:, tf.newaxis, tf.newaxis, tf.newaxis] * rates
+    angles = positions[:, tf.newaxis] * rates
     cos, sin = tf.cast(tf.cos(angles), x.dtype), tf.cast(tf.sin(angles), x.dtype)
     first, second = tf.split(x, 2, -1)
     return tf.concat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -1,0 +1,63 @@
+"""Elementwise functions in one pass over memory each, forward and backward. Replica code.
+
+TensorFlow computes such a function op by op, and each op reads and writes all values, which for wide layers takes as
+long as a product. XLA compiles one into a single loop, whatever `--jit` says of the step. It compiles anew for each
+shape, so where shapes change from call to call, as in generation, `compiled=False` is for plain ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+# gelu(x) = x sigmoid(_LINEAR x + _CUBIC x^3), Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415, section 2: the
+# form by tanh, since tanh(u) = 2 sigmoid(2u) - 1.
+_LINEAR = 2 * 0.7978845608028654
+_CUBIC = 0.044715 * _LINEAR
+
+
+def gelu(x: tf.Tensor, compiled: bool = True) -> tf.Tensor:
+    """Computes GELU by its approximation with tanh, as GPT-2 does."""
+    return _gelu(x) if compiled else tf.nn.gelu(x, approximate=True)
+
+
+def swiglu(gate: tf.Tensor, x: tf.Tensor, compiled: bool = True) -> tf.Tensor:
+    """Computes silu(gate) x, Shazeer 2020, https://arxiv.org/abs/2002.05202."""
+    return _swiglu(gate, x) if compiled else tf.nn.silu(gate) * x
+
+
+def _loop(function: Callable) -> Callable:
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+@_loop
+def _gelu_forward(x):
+    return x * tf.sigmoid(x * (_LINEAR + _CUBIC * x * x))
+
+
+@_loop
+def _gelu_backward(x, dy):
+    share = tf.sigmoid(x * (_LINEAR + _CUBIC * x * x))
+    return dy * share * (1 + x * (_LINEAR + 3 * _CUBIC * x * x) * (1 - share))
+
+
+@tf.custom_gradient
+def _gelu(x):
+    return _gelu_forward(x), lambda dy: _gelu_backward(x, dy)
+
+
+@_loop
+def _swiglu_forward(gate, x):
+    return gate * tf.sigmoid(gate) * x
+
+
+@_loop
+def _swiglu_backward(gate, x, dy):
+    share = tf.sigmoid(gate)
+    return dy * x * share * (1 + gate * (1 - share)), dy * gate * share
+
+
+@tf.custom_gradient
+def _swiglu(gate, x):
+    return _swiglu_forward(gate, x), lambda dy: _swiglu_backward(gate, x, dy)
