@@ -60,7 +60,14 @@ def _save_keras(session: Session, path: str) -> None:
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path.removesuffix('.keras')}.tmp.keras"  # Keras goes by the ending
-    weights.trained(session).save(temporary)
+    model = weights.trained(session)
+    try:
+        model.save(temporary)
+    except NotImplementedError as error:  # as Keras has it of a model that does not say what it is made of
+        raise UsageError(
+            f"--export_format=keras: Keras can't write a {type(model).__name__}, which has no get_config; give it one, "
+            "or use --export_format=saved_model"
+        ) from error
     os.replace(temporary, path)
 
 

@@ -33,7 +33,7 @@ from crankshaft.launch.run import export as exports
 from crankshaft.launch.run import fingerprints, reading, results, weights
 from crankshaft.launch.run.history import History
 from crankshaft.launch.run.progress import Progress, print_model_summary
-from crankshaft.launch.run.session import Session, choose_jit, start_weights
+from crankshaft.launch.run.session import Session, choose_jit
 
 
 class TrainMetrics(Windowed):
@@ -255,7 +255,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
         if newest:
             manifest = saving.restore(session.checkpoints, session.state, hooks, newest)
     if manifest is None:
-        start_weights(session)
+        weights.start(session)
     return manifest
 
 

@@ -15,13 +15,12 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer
-from crankshaft.engine.checkpoints import Checkpoints, Writer, load_weights, manifest
+from crankshaft.engine.checkpoints import Checkpoints, Writer, manifest
 from crankshaft.engine.data.feeds import ResidentFeed
 from crankshaft.engine.data.source import Source, WithoutBadRecords
 from crankshaft.engine.data.split import spec_of
 from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.health import watchdog
-from crankshaft.engine.hooks import numerics
 from crankshaft.engine.layers.embeddings import shards_in
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -37,13 +36,12 @@ from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
 from crankshaft.engine.strategies.parameter_server.placement import Rule
 from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
 from crankshaft.launch.command_line import checks, rules
-from crankshaft.launch.command_line.config import KERAS_FILES, Config, whole_periods
+from crankshaft.launch.command_line.config import Config, whole_periods
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import threads
 from crankshaft.launch.host.explanations import with_flags
 from crankshaft.launch.run import agreement, fingerprints, progress
 from crankshaft.launch.run import splits as datasplits
-from crankshaft.launch.run.keras_weights import load_keras_weights
 from crankshaft.models.classification import Classifier
 from crankshaft.models.tabular import Tabular
 
@@ -253,36 +251,6 @@ def _num_servers(config: Config, strategy) -> int:
     folder = os.path.join(config.run_dir, "checkpoints") if config.run_dir else None
     newest = manifest.read_all(folder)[0][:1] if folder else []
     return (newest and shards_in(newest[0].variables)) or strategy.num_servers
-
-
-def start_weights(session: Session) -> None:
-    """Loads the weights, and nothing else, of --init_from: another run's checkpoint or a Keras file."""
-    if not (source := session.config.init_from):
-        return
-    held = Holdings(session.trainer)
-    if source.endswith(KERAS_FILES):
-        taken = load_keras_weights(source, _only_model(session.trainer, source))
-    else:
-        taken = 0
-        for name, layer in held.layers.items():
-            taken += len(load_weights(source, layer, f"trainer.{name}")) if layer.variables else 0
-        for name, table in held.tables.items():
-            taken += len(load_weights(source, table, f"trainer.{name}"))
-    for optimizer in held.optimizers.values():
-        if optimizer.weight_average is not None:
-            optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
-    numerics.check_weights(session.trainer, f"--init_from={source}")
-    session.say(f"{taken} weights taken from {source}")
-
-
-def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
-    models = [model for model in Holdings(trainer).models if model.variables]
-    if len(models) != 1:
-        raise UsageError(
-            f"--init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has "
-            f"{len(models)}; load them in its build with load_weights, or give a run's checkpoint"
-        )
-    return models[0]
 
 
 def choose_jit(session: Session) -> str:

@@ -1,7 +1,8 @@
-"""Makes the Keras model of a run outside of it: on this process's device, with a checkpoint's weights. Host code."""
+"""Weights from elsewhere: those that a run begins with, and a run's model made outside of it. Host code."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
 from crankshaft.engine.data.source import Spec
+from crankshaft.engine.hooks import numerics
 from crankshaft.engine.machine.files import read_json
 from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.parallel import cuts
@@ -21,10 +23,12 @@ from crankshaft.engine.step.build import prepare
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import own_files
+from crankshaft.launch.command_line.config import KERAS_FILES
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import isolation
 from crankshaft.launch.host.files import write_of_run
 from crankshaft.launch.run import splits
+from crankshaft.launch.run.keras_weights import load_keras_weights
 from crankshaft.launch.run.session import Session
 
 FILE_NAME = "model.json"
@@ -72,6 +76,55 @@ def about(run_dir: str) -> About:
         return About(found["keras"], _zeros(found["features"]), found["num_classes"], found["vocabulary"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
+
+
+def start(session: Session) -> None:
+    """Loads the weights, and nothing else, of --init_from: another run's checkpoint or a Keras file."""
+    if not (source := session.config.init_from):
+        return
+    held = Holdings(session.trainer)
+    if source.endswith(KERAS_FILES):
+        taken = _load_keras_file(session, source)
+    else:
+        taken = 0
+        for name, layer in held.layers.items():
+            taken += len(load_weights(source, layer, f"trainer.{name}")) if layer.variables else 0
+        for name, table in held.tables.items():
+            taken += len(load_weights(source, table, f"trainer.{name}"))
+    for optimizer in held.optimizers.values():
+        if optimizer.weight_average is not None:
+            optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
+    numerics.check_weights(session.trainer, f"--init_from={source}")
+    session.say(f"{taken} weights taken from {source}")
+
+
+def _load_keras_file(session: Session, source: str) -> int:
+    """Loads a Keras file into a session's model; of what is cut over a mesh each replica takes its part."""
+    model = _only_model(session.trainer, source)
+    if not any(map(cuts.cut_of, model.variables)):
+        return load_keras_weights(source, model)
+    whole = _only_model(_copy(session), source)
+    taken = load_keras_weights(source, whole)
+    for variable, theirs in zip(model.variables, whole.variables, strict=True):
+        if cuts.cut_of(variable):
+            cuts.fill(variable, functools.partial(_part, theirs))
+        else:
+            variable.assign(theirs)
+    return taken
+
+
+def _part(variable, box: cuts.Box) -> tf.Tensor:
+    return variable.value[box.slices]
+
+
+def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
+    models = [model for model in Holdings(trainer).models if model.variables]
+    if len(models) != 1:
+        raise UsageError(
+            f"--init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has "
+            f"{len(models)}; load them in its build with load_weights, or give a run's checkpoint"
+        )
+    return models[0]
 
 
 def trained(session: Session) -> tf.keras.Model:

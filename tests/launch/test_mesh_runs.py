@@ -1,0 +1,96 @@
+"""A run whose model is cut over a mesh: resumed, evaluated, exported, begun from elsewhere, as any other."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import load_model, run
+from tests.launch.test_language_model import RUN, text
+from tests.runs import result
+
+_ = text  # the fixture
+TOKENS = np.arange(64, dtype=np.int32).reshape(2, 32) % 40 + 60
+PAIR = ("--strategy=mirrored", "--num_virtual_devices=2", "--mesh=model:2")
+MESH = ("--strategy=mirrored", "--num_virtual_devices=4", "--mesh=data:2,model:2")
+FLAGS = (*RUN, "--model_arg=layers=1", "--global_batch_size=8", "--ema_decay=0.9", "--checkpoint_every_steps=3")
+
+
+@pytest.fixture
+def ran(inside, tmp_path, text):
+    """ran(name, steps, *flags): the result of a run, or of its going on."""
+
+    def run(name, steps, *flags):
+        flags = (
+            *FLAGS,
+            *text,
+            f"--train_steps={steps}",
+            "--eval_every_steps=3",
+            f"--run_dir={tmp_path / name}",
+            *flags,
+        )
+        out = inside(*flags).ok().out
+        return {**result(tmp_path / name), "out": out}
+
+    return run
+
+
+def test_a_run_goes_on_on_other_meshes_and_is_evaluated_and_exported_on_one_device(ran, inside, tmp_path, text):
+    whole = ran("whole", 6, *MESH)
+    assert "parameters in all each replica has these" in whole["out"]
+    ran("cut", 3, *MESH)
+    shutil.copytree(tmp_path / "cut", tmp_path / "pairs")
+    same, other = ran("cut", 6, *MESH), ran("pairs", 6, "--strategy=mirrored", "--num_virtual_devices=2")
+    assert same["resumed_from"] == other["resumed_from"] == 3
+    assert (same["eval"], same["train"]) == (whole["eval"], whole["train"])
+    assert other["eval"] == pytest.approx(whole["eval"], rel=1e-5)
+    common = (*FLAGS, *text, f"--run_dir={tmp_path}/whole")
+    inside("--mode=eval", *common, f"--result_json={tmp_path}/eval.json").ok()
+    alone = json.loads((tmp_path / "eval.json").read_text())
+    assert alone["eval"] == pytest.approx(whole["eval"], rel=1e-5)
+    outs = {}
+    for name, mesh in [("mesh", MESH), ("alone", ())]:
+        inside("--mode=export", *common, *mesh, f"--export_dir={tmp_path}/{name}").ok()
+        serve = tf.saved_model.load(f"{tmp_path}/{name}/6").signatures["serving_default"]
+        outs[name] = serve(features=TOKENS)["outputs"].numpy()
+    np.testing.assert_array_equal(outs["mesh"], outs["alone"])
+
+
+def test_a_run_in_python_hands_its_model_out_whole(text):
+    given = (flag for flag in (*FLAGS, *MESH, *text) if "checkpoint" not in flag)
+    names = (flag.removeprefix("--").split("=", 1) for flag in given)
+    asked = {}
+    for name, value in names:
+        asked[name] = [*asked.get(name, []), value] if name.endswith("_arg") else value
+    done = run(train_steps=2, **asked)
+    model, found = done.model, done.predict(TOKENS)
+    assert model.get_layer("embedding").weights[0].shape[0] == model.vocabulary
+    np.testing.assert_allclose(found, model(TOKENS), rtol=0, atol=1e-6)  # compiled, and op by op
+
+
+def test_weights_are_taken_from_any_mesh_and_from_keras(ran, tmp_path):
+    first = ran("first", 3, *MESH)
+    model = load_model(tmp_path / "first")
+    model.save_weights(tmp_path / "first.weights.h5")
+    for name, source, mesh in [
+        ("from_mesh", tmp_path / "first", PAIR),
+        ("from_keras", tmp_path / "first.weights.h5", MESH),
+    ]:
+        begun = ran(name, 1, f"--init_from={source}", "--learning_rate=1e-30", *mesh)
+        assert "weights taken from" in begun["out"]
+        if name == "from_keras":  # which has the averages, as evaluations use them
+            assert begun["eval"] == pytest.approx(first["eval"], rel=1e-5)
+        else:
+            mine = load_weights_of(tmp_path / name)
+            for own, theirs in zip(mine, load_weights_of(tmp_path / "first"), strict=True):
+                np.testing.assert_array_equal(own, theirs)
+
+
+def load_weights_of(run_dir):
+    """The weights, not their averages, of a run's newest checkpoint."""
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(run_dir / "checkpoints"))
+    return [
+        reader.get_tensor(key) for key in sorted(reader.get_variable_to_shape_map()) if key.startswith("trainer/model")
+    ]
