@@ -88,7 +88,8 @@ class Order:
         return math.ceil(self.whole_steps / self.block_steps)
 
     @property
-    def _blocks_per_epoch(self) -> int:
+    def blocks_per_epoch(self) -> int:
+        """Blocks that an epoch is divided into, where none has several epochs."""
         return self._whole_blocks + (1 if self.remainder else 0)
 
     @property
@@ -102,7 +103,7 @@ class Order:
             steps = self._epochs_per_block * self.whole_steps
             return *divmod(step, steps), steps
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
-        first = epoch * self._blocks_per_epoch
+        first = epoch * self.blocks_per_epoch
         if in_epoch >= self.whole_steps:
             return first + self._whole_blocks, 0, 1
         block, place = divmod(in_epoch, self.block_steps)
@@ -122,7 +123,7 @@ class Order:
             places = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
             found = [self._shuffled(places, block * epochs + later) for later in range(epochs)]
             return tf.reshape(tf.concat(found, 0), [epochs * self.whole_steps, self.batch_size])
-        epoch, in_epoch = block // self._blocks_per_epoch, block % self._blocks_per_epoch
+        epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
         start = in_epoch * steps * batch
         if self.remainder:
@@ -152,15 +153,15 @@ class Order:
             return tf.repeat(block * epochs + tf.range(epochs, dtype=tf.int64), self.whole_steps)
         steps = tf.constant(self.block_steps, tf.int64)
         if self.remainder:
-            last = tf.equal(block % self._blocks_per_epoch, self._whole_blocks)
+            last = tf.equal(block % self.blocks_per_epoch, self._whole_blocks)
             steps = tf.where(last, tf.ones_like(steps), steps)
-        return tf.repeat(block // self._blocks_per_epoch, steps)
+        return tf.repeat(block // self.blocks_per_epoch, steps)
 
     def _first_place(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (epoch, place in it) of a block's first example."""
         if epochs := self._epochs_per_block:
             return block * epochs, tf.zeros_like(block)
-        epoch, in_epoch = block // self._blocks_per_epoch, block % self._blocks_per_epoch
+        epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         whole = tf.minimum(in_epoch * self.block_steps, self.whole_steps)
         return epoch, whole * self.batch_size
 

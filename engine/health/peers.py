@@ -66,13 +66,16 @@ class Peers:
       names: of all workers, as messages call them.
       addresses: of all workers, host:port.
       secret: the job's, by which datagrams are signed; empty signs none.
+
+    Attributes:
+      heard: by worker, its last datagram that counts.
     """
 
     def __init__(self, worker: int, names: tuple[str, ...], addresses: tuple[str, ...], secret: bytes = b""):
         self.worker = worker
         self.heard: dict[int, Heard] = {}
         self._names = names
-        self._addresses = addresses
+        self.addresses = addresses
         self._secret = secret
         self._others = [other for other in range(len(names)) if other != worker]
         self._job = zlib.crc32(" ".join(addresses).encode())  # another job's datagrams are not ours
@@ -95,7 +98,7 @@ class Peers:
             self._flags = socket.AI_V4MAPPED | socket.AI_ALL
         self._socket.setblocking(False)
         try:
-            self._socket.bind(own[1] if own else ("", _split(self._addresses[self.worker])[1]))
+            self._socket.bind(own[1] if own else ("", _split(self.addresses[self.worker])[1]))
         except OSError:
             self.close()
             raise
@@ -103,8 +106,8 @@ class Peers:
 
     def _own_address(self) -> tuple[int, tuple] | None:
         """Returns (family, address) where the others find this worker; None if unknown: then all interfaces serve."""
-        hosts = {_split(address)[0] for address in self._addresses}
-        host, port = _split(self._addresses[self.worker])
+        hosts = {_split(address)[0] for address in self.addresses}
+        host, port = _split(self.addresses[self.worker])
         for family in (socket.AF_INET, socket.AF_INET6):
             found = {each: _resolve(each, port, family) for each in hosts}
             if not all(found.values()):
@@ -127,7 +130,7 @@ class Peers:
 
     def called(self, worker: int) -> str:
         """Returns what messages call a worker: its name and address."""
-        return f"{self._names[worker]} ({self._addresses[worker]})"
+        return f"{self._names[worker]} ({self.addresses[worker]})"
 
     def tell(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
         """Sends this worker's state to all others. What is lost on the way is sent again the next time."""
@@ -205,11 +208,11 @@ class Peers:
 
     def gone(self, among: list[int] | None = None) -> list[int]:
         """Returns the peers at whose address nothing listens: their process has ended. A stopped one still listens."""
-        return [other for other in (self._others if among is None else among) if is_gone(self._addresses[other])]
+        return [other for other in (self._others if among is None else among) if is_gone(self.addresses[other])]
 
     def _find(self) -> None:
         for other in self._others:
-            if found := _resolve(*_split(self._addresses[other]), self._socket.family, self._flags):
+            if found := _resolve(*_split(self.addresses[other]), self._socket.family, self._flags):
                 self._where[other] = found[0]
 
 

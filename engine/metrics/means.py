@@ -383,6 +383,11 @@ class LoopSums:
         self._tensor = tensor
         self._read: dict[str, Mean] | None = None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the host has the values, and need not wait for them."""
+        return self._read is not None
+
     def read(self) -> dict[str, Mean]:
         """Returns the pair (total, count), of its kind, by name."""
         if self._read is None:

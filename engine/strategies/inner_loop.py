@@ -66,6 +66,9 @@ class InnerLoop:
       unrolls: make several steps one iteration, if they are small.
       counter: scalar int64 variable, which each call leaves at the global step that it has come to.
       arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
+
+    Attributes:
+      programs: the compiled loops, by the shapes of their operands.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class InnerLoop:
         self._hosted = is_on_gpus(strategy) and not jit
         self._taken: tuple | None = None
         self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
-        self._programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
+        self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
     def __call__(self, step: int, limit: int, *extra, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer where the operands end.
@@ -138,9 +141,9 @@ class InnerLoop:
     def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of these shapes: finding it is most of a `tf.function` call's time."""
         shapes = tuple(x.shape for x in tf.nest.flatten(arguments[0], expand_composites=True))
-        if shapes not in self._programs:
-            self._programs[shapes] = self._compiled.get_concrete_function(*arguments)
-        return self._programs[shapes]
+        if shapes not in self.programs:
+            self.programs[shapes] = self._compiled.get_concrete_function(*arguments)
+        return self.programs[shapes]
 
     def reach(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on a call could take."""

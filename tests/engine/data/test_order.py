@@ -140,7 +140,7 @@ def test_replicas_share_a_batch_evenly(size, replicas):
 def epochs(examples, num_epochs, seed=0, batch_size=None):
     """[num_epochs, places] the examples in the order of each epoch; with a batch size, of its first batch alone."""
     order = Order(examples, batch_size or examples, 1, seed)
-    blocks = tf.data.Dataset.range(0, num_epochs * order._blocks_per_epoch, order._blocks_per_epoch)
+    blocks = tf.data.Dataset.range(0, num_epochs * order.blocks_per_epoch, order.blocks_per_epoch)
     return np.stack([*blocks.map(order.examples, tf.data.AUTOTUNE).map(lambda rows: rows[0]).as_numpy_iterator()])
 
 

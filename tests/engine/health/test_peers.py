@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import zlib
 
 import pytest
 
@@ -23,9 +24,8 @@ def two_addresses():
 @contextlib.contextmanager
 def channels(*secrets, meets=True):
     """The channels of two workers, the first's and the second's secret, which have heard of each other."""
-    peers = [Peers(worker, NAMES, two_addresses(), secret) for worker, secret in enumerate(secrets)]
-    addresses = peers[0]._addresses
-    peers[1]._addresses, peers[1]._job = addresses, peers[0]._job
+    addresses = two_addresses()
+    peers = [Peers(worker, NAMES, addresses, secret) for worker, secret in enumerate(secrets)]
     with contextlib.ExitStack() as stack:
         for each in peers:
             each.open()
@@ -59,11 +59,16 @@ class Tap:
         return self._socket.sendto(data, where)
 
 
+def address_of(peer):
+    host, port = peer.addresses[peer.worker].rsplit(":", 1)
+    return host, int(port)
+
+
 def inject(peer, *datagrams):
     """Sends datagrams to a peer from a port of nobody's, and has it listen."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for datagram in datagrams:
-            stranger.sendto(datagram, peer._socket.getsockname())
+            stranger.sendto(datagram, address_of(peer))
     peer.listen(0.1)
 
 
@@ -94,16 +99,28 @@ def test_a_farewell_arrives_up_to_its_length(farewell, heard, secret):
 
 def forged(peer, **changes):
     """A farewell as one writes it who knows all that is known before: names, addresses, the port."""
-    message = {"job": peer._job, "worker": 0, "step": 1, "beats": 1, "arrived": -1, "farewell": "bye", "lost": -1}
+    message = {
+        "job": zlib.crc32(" ".join(peer.addresses).encode()),
+        "worker": 0,
+        "step": 1,
+        "beats": 1,
+        "arrived": -1,
+        "farewell": "bye",
+        "lost": -1,
+    }
     return json.dumps(message | {"process": "0" * 32, "number": 10, "to": ""} | changes).encode()
 
 
 @pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
 def test_a_forged_farewell_is_not_heard(secret):
     with channels(secret, secret) as (teller, listener):
-        process = teller._process
         before = listener.heard[0]
-        inject(listener, forged(listener), b"\0" * 32 + forged(listener), forged(listener, process=process, number=99))
+        inject(
+            listener,
+            forged(listener),
+            b"\0" * 32 + forged(listener),
+            forged(listener, process=before.process, number=99),
+        )
         assert listener.heard[0] == before
         teller.tell(2, 3, 4)
         listener.listen(0.1)
@@ -111,9 +128,9 @@ def test_a_forged_farewell_is_not_heard(secret):
 
 
 def test_who_reads_the_network_but_has_not_the_secret_forges_nothing():
-    with channels(b"a secret of the job", b"a secret of the job") as (_, listener):
+    with channels(b"a secret of the job", b"a secret of the job") as (other, listener):
         before = listener.heard[0]
-        full = {"process": before.process, "number": 10**6, "to": listener._process}
+        full = {"process": before.process, "number": 10**6, "to": other.heard[1].process}
         inject(listener, forged(listener, **full), b"\0" * 32 + forged(listener, **full))
         assert listener.heard[0] == before
 
@@ -126,7 +143,7 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(s
         listener.listen(0.1)
         assert listener.heard[0].farewell == "an error of before"
         teller.close()
-        again = Peers(0, NAMES, listener._addresses, secret)  # the worker, started anew
+        again = Peers(0, NAMES, listener.addresses, secret)  # the worker, started anew
         again.open()
         greet(again, listener)
         assert listener.heard[0].farewell is None
@@ -135,7 +152,7 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(s
         again.tell(6, 6, 6)
         listener.listen(0.1)
         assert listener.heard[0].step == 6
-        later = Peers(1, NAMES, listener._addresses, secret)  # and the listener
+        later = Peers(1, NAMES, listener.addresses, secret)  # and the listener
         listener.close()
         later.open()
         inject(later, *tap.datagrams)

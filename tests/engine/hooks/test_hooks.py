@@ -221,7 +221,7 @@ def test_nan_guard_reads_the_call_before_and_never_the_newest(mlp):
     class Unread(Hook):
         def __call__(self, status):
             newest.append(status.sums)
-            read.append([sums._read is not None for sums in newest])
+            read.append([sums.is_read for sums in newest])
 
     class EachStep(Periodic):
         def act(self, status):

@@ -82,8 +82,8 @@ def test_adding_never_reads_the_newest_sums():
     for _ in range(3 * Sums.COLLAPSE_AT):
         added.append(loop_sums(loss=[1.0]))
         window.add(added[-1])
-        assert all(sums._read is None for sums in added[-Sums.IN_FLIGHT :])
-    assert sum(sums._read is None for sums in added) < Sums.COLLAPSE_AT
+        assert not any(sums.is_read for sums in added[-Sums.IN_FLIGHT :])
+    assert sum(not sums.is_read for sums in added) < Sums.COLLAPSE_AT
 
 
 def true_auc(scores, labels):

@@ -44,7 +44,7 @@ def on(bench, device: str, trainer, sync_every_steps: int = 0, **options):
 def program(made):
     """The compiled loop of a bench that has run."""
     made.train(made.state.step + 1)
-    return next(iter(made.strategy._train_loop._programs.values()))
+    return next(iter(made.strategy._train_loop.programs.values()))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_no_step_waits_for_the_device(bench, trainer, options):
     made = on(bench, "GPU:0", trainer, eval_source=images(40), **options)
     assert waits(program(made)) == []
     made.strategy.evaluate()
-    for evaluation in made.strategy._eval_loop._programs.values():
+    for evaluation in made.strategy._eval_loop.programs.values():
         assert waits(evaluation) == []
 
 
