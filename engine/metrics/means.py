@@ -379,8 +379,7 @@ class LoopSums:
     """The result of one call of the inner loop: a [rows, 2] tensor, and `row_names`. Read at most once."""
 
     def __init__(self, names: list[str], tensor: tf.Tensor):
-        self._names = names
-        self._tensor = tensor
+        self._names, self._tensor = names, tensor
         self._read: dict[str, Mean] | None = None
 
     @property
