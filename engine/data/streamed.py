@@ -6,6 +6,7 @@ Host code that makes pipelines; `engine.data.dataset_feed` shuffles, batches and
 from __future__ import annotations
 
 import abc
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -91,7 +92,12 @@ class OfFiles(Stream):
         self.length = tf.data.UNKNOWN_CARDINALITY if length is None else length
         self._paths, self._read = list(paths), read
         self._files_at_once = files_at_once
-        self.element_spec = self.examples(None, tf.constant(0, tf.int64)).element_spec
+
+    @functools.cached_property
+    def element_spec(self) -> Any:  # type: ignore[override]
+        # When it is first asked for: to make a pipeline starts TensorFlow, before a strategy has divided its devices.
+        with tf.init_scope():
+            return self.examples(None, tf.constant(0, tf.int64)).element_spec
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         paths, last = tf.constant(self._paths), len(self._paths) - 1

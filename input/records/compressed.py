@@ -5,14 +5,18 @@ Host code. TensorFlow is imported where such shards are opened.
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from crankshaft.input.files import storage
+from crankshaft.input.records import checksums
 from crankshaft.input.records import features as described
 from crankshaft.input.records.features import Feature, Features, nested
+from crankshaft.input.records.record_index import FOOTER_BYTES, HEADER_BYTES
 from crankshaft.input.splits import InputError, Splits
 
 _MAGIC = b"\x1f\x8b"  # of gzip
@@ -55,15 +59,30 @@ def open_splits(
 
 
 def _first_records(path: str, count: int) -> list[bytes]:
-    import tensorflow as tf
-
+    """Reads without TensorFlow, whose devices are not divided yet, nor its workers met, when data is loaded."""
+    records: list[bytes] = []
     try:
-        found = [each.numpy() for each in tf.data.TFRecordDataset(path, _COMPRESSION).take(count)]
-    except tf.errors.DataLossError as error:
-        raise InputError(f"{path} is no whole gzip file of TFRecords ({error.message}); restore it") from error
-    if not found:
+        with gzip.open(storage.Files([path]).stream(0)) as file:
+            while len(records) < count and (head := file.read(HEADER_BYTES)):
+                records.append(_record(file, head))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is no whole gzip file of TFRecords ({error}); restore it") from error
+    if not records:
         raise InputError(f"{path} has no record; leave it out, or say what records hold in features.json")
-    return found
+    return records
+
+
+def _record(file: gzip.GzipFile, head: bytes) -> bytes:
+    """Returns the record that follows its head. Raises EOFError, BadGzipFile."""
+    length = np.frombuffer(head[:8].ljust(8, b"\0"), "<u8")
+    if len(head) == HEADER_BYTES and checksums.of_lengths(length) != np.frombuffer(head[8:], "<u4"):
+        raise gzip.BadGzipFile("the checksum of a record's length differs")
+    record, foot = file.read(int(length[0])), file.read(FOOTER_BYTES)
+    if len(head) + len(record) + len(foot) < HEADER_BYTES + int(length[0]) + FOOTER_BYTES:
+        raise EOFError("it ends within a record")
+    if checksums.of_records([record]) != np.frombuffer(foot, "<u4"):
+        raise gzip.BadGzipFile("the checksum of a record's data differs")
+    return record
 
 
 def _parser(features: Features) -> Callable[[Any], Any]:
