@@ -1,5 +1,7 @@
 """Two workers under `crankshaft local`, killed, preempted and changed in number: runs end as one left alone.
 
+Also on files: read by index, by chunks, and streamed, by files.
+
 Runs are of digits, 1,437 examples in batches of 66: 22 steps an epoch, the last of 51 examples. A batch divides over
 one, two and three workers.
 """
@@ -18,6 +20,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.distributed import weighing
 from tests.distributed.conftest import ROOT
 from tests.runs import assert_equal_bits, manifests, metrics, newest, tensors
 from tests.waiting import PATIENCE, wait_until
@@ -110,10 +113,10 @@ def writing_a_checkpoint(run_dir) -> bool:
     return any(name.split(".")[0] not in sealed for name in names if name.startswith("ckpt-"))
 
 
-def kill_again_and_again(local, kills: int) -> Local:
+def kill_again_and_again(local, kills: int, *flags: str) -> Local:
     """Workers in turn, the chief first: at a random moment of training, and each second time during a checkpoint."""
     moments = random.Random(1)
-    run = local(2, *RUN, *OFTEN, f"--train_steps={STEPS}")
+    run = local(2, *(flags or RUN), *OFTEN, f"--train_steps={STEPS}")
     for number in range(kills):
         start, before = number + 1, newest(run.run_dir)
         run.until(lambda start=start: run.starts() == start)
@@ -206,6 +209,53 @@ def test_a_mesh_of_four_workers_that_lost_one_ends_with_the_same_bits(local):
     os.kill(run.pids()[3], signal.SIGKILL)
     assert run.ok().starts() == 2
     assert_equal_bits(run.run_dir, left_alone.run_dir)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """The flags of a run on records that are read by index."""
+    folder = tmp_path_factory.mktemp("records") / "files"
+    weighing.write(folder)
+    return weighing.flags(folder)
+
+
+@pytest.mark.parametrize(
+    ("then", "window"),
+    [
+        pytest.param(1, 0, marks=pytest.mark.slow),
+        (1, 2),
+        pytest.param(3, 0, marks=pytest.mark.slow),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_on_files_another_number_of_workers_goes_on_with_the_same_batches(
+    local, inside, records, tmp_path, window, then
+):
+    """From within an epoch: each example once an epoch, and each step the batch that it has on one device."""
+    flags = (*records, f"--shuffle_window={window}")
+    one, changed = (tmp_path / name / "run" for name in ("one", "changed"))
+    inside(*flags, "--train_steps=24", f"--run_dir={one}").ok()
+    local(2, *flags, "--train_steps=11", run_dir=changed).ok()
+    if then == 1:
+        inside(*flags, "--train_steps=24", f"--run_dir={changed}").ok()
+    else:
+        local(then, *flags, "--train_steps=24", run_dir=changed).ok()
+    found = weighing.sums(changed)
+    assert found == weighing.sums(one)
+    assert [sum(found[epoch : epoch + 8]) for epoch in (0, 8, 16)] == 3 * [weighing.NUMBERS.sum()]
+    assert [each["about"]["strategy"]["replicas"] for each in manifests(changed)] == [2, then]
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_killed_workers_that_each_read_files_of_their_own_end_with_the_same_bits(local, tmp_path, kills):
+    weighing.write(tmp_path / "files", "GZIP")
+    flags = (*weighing.flags(tmp_path / "files"), "--shuffle_buffer=100")
+    undisturbed = local(2, *flags, *OFTEN, f"--train_steps={STEPS}").ok()
+    assert "divided by files, " in undisturbed.output
+    run = kill_again_and_again(local, kills, *flags)
+    assert run.starts() == kills + 1
+    assert "reading the epoch again" not in run.output
+    assert_equal_bits(run.run_dir, undisturbed.run_dir, "train")
 
 
 def test_a_mistake_of_the_user_s_is_not_tried_again(local):
