@@ -123,12 +123,12 @@ def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, runs, tmp_pa
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_a_run_that_goes_on_with_other_threads_says_so(crank, monkeypatch, tmp_path):
+def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_path):
     run = (*MLP, "--input=digits", "--jit=off", f"--run_dir={tmp_path}/run")
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-    crank(*run, "--train_steps=5").ok()
+    inside(*run, "--train_steps=5").ok()
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
-    other = crank(*run, "--train_steps=7").ok()
+    other = inside(*run, "--train_steps=7").ok()
     said = "ckpt-5 was computed with 1 thread(s) an operation and 1 part(s) a batch, and this process has 2 thread(s)"
     assert said in other.err
 
