@@ -180,6 +180,10 @@ MISTAKES = {
     "unknown": (["--input=digits", "--outputdir=x"], "--outputdir is unknown; did you mean output_dir"),
     "argument": (["--input=digits", "--output_dir=x", "--input_arg=a=1"], "digits takes no arguments"),
     "format": (["--input=digits", "--output_dir=x", "--format=csv"], "--format=csv is unknown"),
+    "bucket": (
+        ["--input=digits", "--output_dir=gs://x/y"],
+        "--output_dir=gs://x/y can't be used: it is no path of a mounted",
+    ),
     "word": (["--input=digits", "--output_dir=x", "y"], "'y' is no flag"),
 }
 
