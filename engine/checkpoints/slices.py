@@ -59,7 +59,9 @@ class Slices:
 
 class _FirstPiece(TrackableNode):
     def __init__(self, piece: Piece):
-        self._values = {piece.spec: piece.read()}
+        # What TensorFlow makes for a save lives on until garbage is collected, and a slice that shares its memory would
+        # keep all of a part.
+        self._values = {piece.spec: tf.raw_ops.DeepCopy(x=piece.read())}
 
     def _serialize_to_tensors(self):
         return {"VARIABLE_VALUE": self._values}

@@ -1,5 +1,7 @@
 """Variables that are cut over a mesh: kept whole in slices, restored on any mesh with the same bits."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -166,6 +168,21 @@ def test_writing_shares_the_memory_of_parts(distribution, width):
 
 def _address(tensor):
     return np.asarray(tensor).__array_interface__["data"][0]
+
+
+def test_what_was_written_is_kept_nowhere(tmp_path, distribution):
+    """An update changes a part where it is, as soon as it is written: nothing else has its memory."""
+    state = State(distribution, 1, 2)
+    state.fill()
+    gc.disable()
+    try:
+        checkpoints(tmp_path, state).save(1, {}, wait=True)
+        for _, part in cuts.parts(state.variables["kernel"]):
+            before = _address(part.read_value())
+            part.assign_add(tf.ones(part.shape))
+            assert _address(part.read_value()) == before
+    finally:
+        gc.enable()
 
 
 def test_parts_whose_reading_copies_them_are_written_before_they_change(tmp_path, distribution, monkeypatch):

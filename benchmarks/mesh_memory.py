@@ -1,0 +1,108 @@
+"""Memory of a model that is cut over two processes: what each takes to build it, save it and restore it.
+
+Usage: python benchmarks/mesh_memory.py [--mebibytes=1024] [--processes=2] [--folder=FOLDER]
+
+A decoder of about so many MiB of weights, without an optimizer's slots, is built on a mesh of 1 x processes, saved into
+FOLDER (a temporary one by default) and restored. Prints a line of JSON for each process, in MiB: `tensorflow`, what it
+has before the model; `weights`, its part; and, beside `tensorflow`, the most that it had until the model was built,
+saved, and restored: `built`, `saved`, `restored`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+WIDTH, VOCABULARY, CONTEXT = 1024, 8192, 64
+
+
+def memory_mib(name: str) -> float:
+    """Reads VmRSS, what this process has, or VmHWM, the most that it had, of /proc/self/status."""
+    return int(re.search(rf"{name}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def worker(folder: str, mebibytes: int) -> None:
+    """Builds, saves and restores, as one of the processes that TF_CONFIG names."""
+    import numpy as np
+
+    from crankshaft.engine.checkpoints import Checkpoints, Writer
+    from crankshaft.engine.parallel import cuts
+    from crankshaft.engine.parallel.mesh import Mesh
+    from crankshaft.engine.reduction import Reduction
+    from crankshaft.engine.state import TrainState
+    from crankshaft.engine.step.build import prepare
+    from crankshaft.engine.step.options import StepOptions
+    from crankshaft.engine.strategies.multi_worker import MultiWorker, Place, connect
+    from crankshaft.launch.cluster import tf_config
+    from crankshaft.models.transformer_lm import Model
+
+    cluster = tf_config.from_environment(os.environ)
+    place = Place(cluster.index, *zip(*cluster.addresses, strict=True))
+    distribution = connect(place)
+    strategy = MultiWorker(distribution, place, mesh=Mesh(distribution, distribution.num_replicas_in_sync))
+    strategy.exchange(0)
+    layers = max(1, round((mebibytes / 4 * 2**20 - VOCABULARY * WIDTH) / (12 * WIDTH**2)))
+    found = {"process": place.worker, "tensorflow": memory_mib("VmRSS")}
+
+    def most(name: str) -> None:
+        found[name] = memory_mib("VmHWM") - found["tensorflow"]
+
+    def make() -> TrainState:
+        state = TrainState(Model(layers=layers, width=WIDTH, heads=16, context=CONTEXT, vocabulary=VOCABULARY))
+        tokens = np.zeros([1, CONTEXT], np.int32)
+        prepare(state.trainer, StepOptions(optimizer="sgd"), Reduction(), (tokens, tokens))
+        state.build()
+        return state
+
+    began = time.monotonic()
+    state = strategy.build(make)
+    found["build_seconds"] = time.monotonic() - began
+    variables = state.trainer.model.variables
+    found["whole"] = sum(map(cuts.size, variables)) / 2**18
+    found["weights"] = sum(np.prod(variable.shape) for variable in variables) / 2**18
+    most("built")
+    began = time.monotonic()
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(place.worker, "memory"))
+    checkpoints.save(0, {}, wait=True)
+    strategy.exchange(0)
+    found["save_seconds"] = time.monotonic() - began
+    most("saved")
+    checkpoints.restore()
+    most("restored")
+    print(json.dumps({name: round(float(value), 1) for name, value in found.items()}), flush=True)
+    strategy.exchange(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mebibytes", type=int, default=1024)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--folder")
+    asked = parser.parse_args()
+    if "TF_CONFIG" in os.environ:
+        worker(asked.folder, asked.mebibytes)
+        return
+    from crankshaft.launch.cluster.shares import free_ports
+
+    addresses = [f"localhost:{port}" for port in free_ports(asked.processes)]
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        command = [sys.executable, __file__, f"--mebibytes={asked.mebibytes}", f"--folder={folder}"]
+        tasks = [{"type": "worker", "index": index} for index in range(asked.processes)]
+        configs = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+        started = [
+            subprocess.Popen(command, env={**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"})
+            for config in configs
+        ]
+        codes = [process.wait() for process in started]
+    sys.exit(max(map(abs, codes)))
+
+
+if __name__ == "__main__":
+    main()
