@@ -128,6 +128,11 @@ def _check_shared_out(config: Config, asked: str) -> None:
     ):
         if (value := config.values[name]) > unlike:
             raise UsageError(f"{asked} does not go with --{name}={value}, which {why}; leave one out")
+    if config.remote and config.strategy == "multi_worker":
+        raise UsageError(
+            f"{asked}: workers write parts of one checkpoint, and each has --run_dir={config.remote.url} in a copy of "
+            "its own; use a folder that all of them see"
+        )
 
 
 def _check_servers(config: Config) -> None:

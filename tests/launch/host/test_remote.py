@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 
 import pytest
 import tensorflow as tf
 
+from crankshaft.launch.cluster.shares import free_ports
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import remote
 from tests.runs import assert_equal_bits, newest
@@ -90,6 +92,16 @@ def test_a_folder_that_cannot_be_is_one_line(inside, tmp_path):
     found = inside(*RUN, f"--run_dir=file://{tmp_path}/file/run", "--train_steps=2")
     assert found.code == 2
     assert found.error.startswith(f"--run_dir=file://{tmp_path}/file/run can't be ")
+
+
+def test_workers_that_write_parts_of_a_checkpoint_need_a_folder_that_all_see(inside, tmp_path, monkeypatch):
+    workers = [f"localhost:{port}" for port in free_ports(2)]
+    task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    flags = ("--strategy=multi_worker", "--mesh=model:2", f"--run_dir=file://{tmp_path}/run", "--train_steps=2")
+    found = inside(*RUN, *flags)
+    assert found.code == 2
+    assert found.error.startswith("--mesh=model:2: workers write parts of one checkpoint")
 
 
 def test_a_file_system_that_is_unknown_is_one_line():
