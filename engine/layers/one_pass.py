@@ -1,7 +1,7 @@
 """Elementwise functions in one pass over memory each, forward and backward. Replica code.
 
 TensorFlow computes such a function op by op, and each op reads and writes all values, which for wide layers takes as
-long as a product. XLA compiles one into a single loop, whatever `--jit` says of the step. It compiles anew for each
+long as a product. XLA compiles one into a single loop, whatever `jit` says of the step. It compiles anew for each
 shape, so where shapes change from call to call, as in generation, `compiled=False` is for plain ops.
 """
 
