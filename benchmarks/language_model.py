@@ -2,8 +2,8 @@
 
 6 layers, 6 heads, 384 wide, context 256, batch 12, float32 and bfloat16, PyTorch eager and compiled; the text is
 Python's own library, as bytes. Both begin with the same weights and are given the same batches. A script, not a test:
-`.venv/bin/python benchmarks/language_model.py --torch_python=.../bin/python`; that Python needs torch (2.13 was the
-first tried) and crankshaft (`pip install --no-deps .`).
+`.venv/bin/python benchmarks/language_model.py --torch_python=.../bin/python`; that Python needs torch (2.15 was
+tried), absl-py and crankshaft (`pip install --no-deps .`).
 """
 
 from __future__ import annotations
@@ -91,15 +91,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch_python", required=True, help="a Python that has torch")
     parser.add_argument("--steps", type=int, default=3, help="of a piece (%(default)s)")
-    parser.add_argument("--quality_steps", type=int, default=200, help="to train both for; 0 is none (%(default)s)")
+    parser.add_argument("--quality_steps", type=int, default=200, help="to train both for (%(default)s)")
+    parser.add_argument("--part", choices=("speed", "quality"), help="one of the two comparisons alone")
     add_turns(parser, 12)
     arguments = parser.parse_args()
     if not runs_with(arguments.torch_python, "torch", "numpy", *NEEDED):
         parser.error(f"--torch_python={arguments.torch_python} does not run `import torch, numpy, crankshaft`")
     print(f"{cpu_model()}, {len(usable_cores())} cores\n")
     with tempfile.TemporaryDirectory() as folder:
-        compare_speed(Path(folder), arguments.torch_python, arguments.steps, arguments.turns)
-        if arguments.quality_steps:
+        if arguments.part != "quality":
+            compare_speed(Path(folder), arguments.torch_python, arguments.steps, arguments.turns)
+        if arguments.part != "speed":
             compare_quality(Path(folder), arguments.torch_python, arguments.quality_steps)
 
 
