@@ -19,6 +19,7 @@ from crankshaft.engine.parallel import collectives
 DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)
 
+_left_out: contextvars.ContextVar[bool] = contextvars.ContextVar("model_sums_left_out", default=False)
 _entered: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 # No two groups of a process may share a key, for its life; every process of a run counts alike. TensorFlow's own
 # strategies count from 1 and, for each `MirroredStrategy`, from a multiple of 2^16 on.
@@ -113,14 +114,14 @@ class _Group(Axis):
         return self._rank_of(_replica()) if self._in_replica() else 0
 
     def all_reduce(self, value):
-        if self.size == 1 or not self._in_replica():  # Keras builds layers outside of replicas: of shapes alone
+        if self.size == 1 or not self._travels():  # Keras builds layers outside of replicas: of shapes alone
             return value
         if value.dtype in (tf.bfloat16, tf.float16):  # the kernels on CPUs add neither; rounded once, in the end
             return tf.cast(self._own().all_reduce(tf.cast(value, tf.float32)), value.dtype)
         return self._own().all_reduce(value)
 
     def all_gather(self, value):
-        if not self._in_replica():
+        if not self._travels():
             return tf.repeat(value[tf.newaxis], self.size, axis=0)
         if self.size == 1:
             return value[tf.newaxis]
@@ -136,6 +137,9 @@ class _Group(Axis):
 
     def all_to_all(self, value):
         return value if self.size == 1 or not self._in_replica() else self._own().all_to_all(value)
+
+    def _travels(self) -> bool:
+        return self._in_replica() and not (self.name == MODEL and _left_out.get())
 
     def _in_replica(self) -> bool:
         """Returns whether a replica of the strategy computes; else a layer is asked for shapes alone.
@@ -233,6 +237,15 @@ class Mesh:
             yield self
         finally:
             _entered.reset(token)
+
+    @contextlib.contextmanager
+    def without_model_sums(self) -> Iterator[None]:
+        """Leaves sums over `model` out of what is traced within: wrong results, for timing what they cost."""
+        token = _left_out.set(True)
+        try:
+            yield
+        finally:
+            _left_out.reset(token)
 
     # Megatron-LM's f and g (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, figure 3): what is whole on each
     # replica of the model's axis goes in between them cut, and comes out whole.

@@ -14,7 +14,14 @@ from crankshaft.launch.benchmark.plot import WIDTH, Axis, Plot, drawing, shorten
 from crankshaft.launch.benchmark.sections import PART_NAMES, between, number, percent, settings
 
 _ROW = 36  # a label, and what it labels
-_COLOURS = {"step": "part-1", "input": "wait", "reduce": "reduce", "update": "part-4", "unexplained": "untimed"}
+_COLOURS = {
+    "step": "part-1",
+    "model_sums": "reduce",
+    "input": "wait",
+    "reduce": "reduce",
+    "update": "part-4",
+    "unexplained": "untimed",
+}
 
 
 class Range(NamedTuple):

@@ -60,6 +60,8 @@ class Breakdown:
         if reason := communication.why_not(self._strategy, self._state):
             self.warnings.append(f"reduce was not timed: {reason}")
             names.remove("reduce")
+        if self._strategy.mesh.is_cut:
+            names.append("own_step")
         self._tell(f"timing in turn: {', '.join(names)}")
         with self._state.kept():
             made = {name: self._part(name) for name in names}
@@ -92,7 +94,8 @@ class Breakdown:
     def _part(self, name: str) -> Part:
         if name == "reduce":
             return communication.reduce(self._strategy, self._state, self._feed)
-        make = {"whole": parts.whole, "step": parts.step, "input": parts.input, "update": parts.update}[name]
+        makers = (parts.whole, parts.step, parts.own_step, parts.input, parts.update)
+        make = {maker.__name__: maker for maker in makers}[name]
         return make(self._strategy, self._state, self._feed, self._jit)
 
     def limits(self, steps_per_sec: float) -> dict[str, Any]:

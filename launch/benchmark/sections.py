@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Shares of a step, by their keys.
-PART_NAMES = {"step": "forward, backward", "input": "input", "reduce": "reduction", "update": "update"}
+PART_NAMES = {
+    "step": "forward, backward",
+    "model_sums": "sums over model",
+    "input": "input",
+    "reduce": "reduction",
+    "update": "update",
+}
 
 
 class Section(NamedTuple):

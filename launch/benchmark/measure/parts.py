@@ -17,6 +17,7 @@ from crankshaft.engine.internals.tensorflow import computed_whole
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import with_stand_in
+from crankshaft.engine.step.context import StepRunner
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.trainer import Trainer
@@ -49,6 +50,18 @@ def step(strategy, state: TrainState, feed, jit: bool) -> Part:
     """Makes whole steps on one batch of `feed`, again and again: no input."""
     strategy.bind(state, feed)
     return whole(strategy, state, strategy.repeated_batch(), jit)
+
+
+def own_step(strategy, state: TrainState, feed, jit: bool) -> Part:
+    """Makes whole steps on one batch, as `step`, without what cut layers sum over the mesh's axis `model`."""
+    strategy.bind(state, feed)
+    runner = StepRunner(Holdings(state.trainer), strategy.mesh)
+
+    def train_step(batch, place, observed):
+        with strategy.mesh.without_model_sums():
+            return runner.train_step(batch, place, observed)[0]
+
+    return made(strategy, state, strategy.repeated_batch(), train_step)
 
 
 def input(strategy, state: TrainState, feed, jit: bool) -> Part:
@@ -143,15 +156,19 @@ def shares(parts: Mapping[str, dict | None]) -> dict[str, float]:
     """Returns the share of the whole step's time that each part takes.
 
     Args:
-      parts: whole, step, input and update by name, with their `ms_per_step`; reduce too where there is one.
+      parts: whole, step, input and update by name, with their `ms_per_step`; reduce too where there is one, and on a
+        mesh that cuts the model own_step.
 
     Returns:
       step: the step without input, reduction and update: forward and backward. input, reduce, update: each by itself.
+      model_sums: what a step takes longer by its sums over the mesh's axis `model`, taken from `step`.
       unexplained: what is left of the whole; below 0 where parts run in parallel.
     """
     ms = {name: part["ms_per_step"] for name, part in parts.items() if part and "ms_per_step" in part}
+    model_sums = ms["step"] - ms["own_step"] if "own_step" in ms else 0.0
     times = {
-        "step": ms["step"] - ms.get("reduce", 0.0) - ms["update"],
+        "step": ms["step"] - model_sums - ms.get("reduce", 0.0) - ms["update"],
+        **({"model_sums": model_sums} if "own_step" in ms else {}),
         "input": ms["input"],
         "reduce": ms.get("reduce", 0.0),
         "update": ms["update"],
