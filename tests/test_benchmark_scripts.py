@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-OTHER_LIBRARIES = {"ddp", "jax_scan", "keras_jax_fit"}  # PyTorch, JAX; Keras on another backend
+OTHER_LIBRARIES = {"ddp", "nanogpt", "tensor_parallel", "jax_scan", "keras_jax_fit"}  # PyTorch, JAX; Keras on another
 
 
 def test_scripts_that_compare_can_be_imported():
