@@ -27,6 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, generation, mean
+from crankshaft.engine.layers import recomputed
 from crankshaft.engine.layers.one_pass import gelu, swiglu
 from crankshaft.engine.metrics.means import exp_mean
 from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
@@ -156,7 +157,7 @@ class Decoder(tf.keras.Model):
     def call(self, tokens, training=None):
         x = self._embedded(tokens, 0, training)
         for block in self.blocks:
-            x = block(x, training=training)
+            x = recomputed(block, x, training=training)
         return self.logits.logits(self.norm(x))
 
     def empty_cache(self, batch: int | tf.Tensor) -> list:

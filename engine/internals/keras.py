@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import AutocastScope
 
 # A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
@@ -59,6 +60,12 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
             if variable.value.dtype.is_floating:
                 found[id(variable.value)] = variable.value
     return list(found.values())
+
+
+def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
+    """Reads Keras variables, within a layer that computes in 16 bits too, in their own dtypes."""
+    with AutocastScope(None):
+        return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
 def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:

@@ -105,6 +105,7 @@ class StepContext:
         gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
       summed_midway: whether the forward pass has summed statistics over replicas that are traced in threads of one
         process: from there on layers may hold what another replica has put into them.
+      recomputes: whether a block has been called that the backward pass computes again.
       before: variables that `remember` was given, with what this replica had of them.
     """
 
@@ -123,6 +124,7 @@ class StepContext:
     watched: tuple[str, ...] = ()
     found: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     summed_midway: bool = False
+    recomputes: bool = False
     before: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
 
     def __enter__(self) -> StepContext:
@@ -186,6 +188,12 @@ class StepRunner:
         batch, present = with_stand_in(batch)
         with self.training(step, observed, present, **known) as context:
             metrics = check_weighed(self._trainer.train_step(batch), batch, self._trainer)
+            if context.options.recompute and not context.recomputes:
+                raise ValueError(
+                    f"`recompute`: {type(self._trainer).__name__} calls no layer by "
+                    "crankshaft.engine.layers.recomputed, so nothing would be computed again; call its blocks by that, "
+                    "or leave it out"
+                )
             return only_if(self._counted(present), metrics), context
 
     def eval_step(self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, **known) -> dict:

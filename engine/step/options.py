@@ -27,6 +27,7 @@ class StepOptions:
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       accumulate_steps: micro-batches that one update is made of.
       batch_parts: parts of a replica's (micro-)batch that are computed side by side, a thread each.
+      recompute: blocks that a model calls by `engine.layers.recomputed` are computed again in the backward pass.
       on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
       debug: check shapes and labels in the step.
       check_numerics: check every op's output (slow) and name the first that is not finite.
@@ -49,6 +50,7 @@ class StepOptions:
     ema_decay: float = 0.0
     accumulate_steps: int = 1
     batch_parts: int = 1
+    recompute: bool = False
     on_nonfinite: str = "raise"
     debug: bool = False
     check_numerics: bool = False

@@ -146,6 +146,8 @@ class Replicated(Measured):
             return f"{text[0]} holds strings, for which XLA has no kernels"
         if self.batch_parts > 1:
             return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"
+        if self._state.trainer.given.options.recompute:
+            return "`recompute` computes blocks twice, and XLA would merge that into once"
         if not self.train_feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         return None

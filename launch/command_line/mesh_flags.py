@@ -1,4 +1,4 @@
-"""The flags of what replicas share out of a model that is large. Nothing here starts TensorFlow."""
+"""The flags of models that are large for a device: what replicas share out, what is kept. TensorFlow is not started."""
 
 from __future__ import annotations
 
@@ -31,4 +31,10 @@ def define(where: Callable, boolean: Callable) -> None:
         False,
         "Each replica keeps the optimizer's slots of a part of the weights, and updates that (ZeRO, stage 1).",
         only=_MESHES,
+    )
+    where(
+        boolean,
+        "recompute",
+        False,
+        "The model's blocks are computed again in the backward pass: less memory for activations, a third more work.",
     )

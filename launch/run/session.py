@@ -323,6 +323,7 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
         ema_decay=config.ema_decay,
         accumulate_steps=config.accumulate_steps,
         batch_parts=batch_parts,
+        recompute=config.recompute,
         on_nonfinite=config.on_nonfinite,
         debug=config.debug,
         check_numerics=config.check_numerics,

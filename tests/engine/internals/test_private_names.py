@@ -55,6 +55,7 @@ OWNERS = {
     "device_name": _CONTEXT,
     "optimization_barrier": "tensorflow.compiler.tf2xla.python.xla",
     "sleep": "tensorflow.python.data.experimental.ops.testing",
+    "AutocastScope": "keras.src.backend.common.variables",
     "AutoTrackable": "tensorflow.__internal__.tracking",
     "Executor": "tensorflow.python.eager.executor",
     "GLOBAL_STATE_TRACKER": "keras.src.backend.common.global_state",

@@ -1,0 +1,82 @@
+"""Blocks of a model whose inner values are computed again in the backward pass, not kept until then. Replica code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from crankshaft.engine.internals import keras
+from crankshaft.engine.step.context import step_context
+
+
+def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
+    """Calls a block, a layer; where the run's options say `recompute`, the backward pass calls it once more.
+
+    Of what a training step computes in it then only what goes in and what comes out is kept, for one more forward pass
+    of it: of a model of n equal blocks about 1/n of a block's values each (Chen et al. 2016,
+    https://arxiv.org/abs/1604.06174). The second call is given the weights, seeds and moving statistics that the first
+    was given, so it drops the same values, and what the first assigns is assigned once. Sums over replicas within are
+    made once more as well.
+
+    Args:
+      layer: that is built; its layers add no losses of their own (regularizers are not added by them).
+      *inputs: of its call, nests of tensors.
+      **arguments: others of its call, of which no gradient is asked.
+
+    Raises:
+      ValueError: it adds to the loss by add_loss or an activity regularizer.
+    """
+    step = step_context()
+    if not step.options.recompute or step.step is None or step.batch_number is not None:
+        return layer(*inputs, **arguments)
+    step.recomputes = True
+    flat = tf.nest.flatten(inputs)
+    trained = keras.values(layer.trainable_variables)
+    fixed = keras.values(layer.non_trainable_variables)
+    first = _Call(layer, inputs, arguments, fixed)
+
+    @tf.custom_gradient
+    def compute(*tensors):
+        def gradient(*upstream):
+            with tf.control_dependencies(upstream):  # not before the gradient is there, nor merged with the first call
+                again = [tf.identity(x) for x in tensors[: len(flat)]]
+            sources = [x for x in (*again, *tensors[len(flat) :]) if x.dtype.is_floating]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(sources)
+                outputs = _Call(layer, inputs, arguments, fixed).outputs(again, tensors[len(flat) :])
+            found = iter(tape.gradient(outputs, sources, list(upstream), unconnected_gradients="zero"))
+            return [next(found) if x.dtype.is_floating else None for x in tensors]
+
+        return first.outputs(tensors[: len(flat)], tensors[len(flat) :]), gradient
+
+    outputs = compute(*flat, *trained)
+    for variable, value in first.assigned:
+        variable.assign(value)
+    return tf.nest.pack_sequence_as(first.structure, tf.nest.flatten(outputs))
+
+
+class _Call:
+    """One call of a layer with given values of its variables."""
+
+    def __init__(self, layer, inputs, arguments: dict[str, Any], fixed: Sequence[tf.Tensor]):
+        self._layer, self._inputs, self._arguments, self._fixed = layer, inputs, arguments, fixed
+        self.structure: Any = None
+        self.assigned: list = []
+
+    def outputs(self, flat: Sequence[tf.Tensor], trained: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Calls it, and returns what it returns, flat; notes what that is made of, and what was assigned meanwhile."""
+        layer, others = self._layer, self._layer.non_trainable_variables
+        values = [*zip(layer.trainable_variables, trained, strict=True), *zip(others, self._fixed, strict=True)]
+        inputs = tf.nest.pack_sequence_as(self._inputs, flat)
+        with tf.keras.StatelessScope(values, collect_losses=True, initialize_variables=False) as scope:
+            self.structure = layer(*inputs, **self._arguments)
+        if scope.losses:
+            raise ValueError(
+                f"`recompute` calls {layer.name} twice, and it adds to the loss (add_loss, activity_regularizer); "
+                "leave one of them out"
+            )
+        moved = [scope.get_current_value(variable) for variable in others]
+        self.assigned = [(v, new) for v, new, old in zip(others, moved, self._fixed, strict=True) if new is not old]
+        return tf.nest.flatten(self.structure)
