@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from crankshaft.engine.step.context import step_context
+
 # gelu(x) = x sigmoid(_LINEAR x + _CUBIC x^3), Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415, section 2: the
 # form by tanh, since tanh(u) = 2 sigmoid(2u) - 1.
 _LINEAR = 2 * 0.7978845608028654
@@ -19,12 +21,16 @@ _CUBIC = 0.044715 * _LINEAR
 
 def gelu(x: tf.Tensor, compiled: bool = True) -> tf.Tensor:
     """Computes GELU by its approximation with tanh, as GPT-2 does."""
-    return _gelu(x) if compiled else tf.nn.gelu(x, approximate=True)
+    return _gelu(x) if compiled and _may_compile() else tf.nn.gelu(x, approximate=True)
 
 
 def swiglu(gate: tf.Tensor, x: tf.Tensor, compiled: bool = True) -> tf.Tensor:
     """Computes silu(gate) x, Shazeer 2020, https://arxiv.org/abs/2002.05202."""
-    return _swiglu(gate, x) if compiled else tf.nn.silu(gate) * x
+    return _swiglu(gate, x) if compiled and _may_compile() else tf.nn.silu(gate) * x
+
+
+def _may_compile() -> bool:
+    return not step_context().options.check_numerics  # which looks at each op's output, by one that XLA lacks
 
 
 def _loop(function: Callable) -> Callable:

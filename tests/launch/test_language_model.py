@@ -20,6 +20,10 @@ def text(tmp_path):
     return f"--data_dir={tmp_path}/text", f"--eval_data_dir={tmp_path}/text"
 
 
+def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
+    inside(*RUN, text[0], "--train_steps=2", "--check_numerics").ok()
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_small_text_is_learnt_by_heart(inside, tmp_path, text, precision):
     flags = ("--train_steps=150", "--learning_rate=0.01", f"--precision={precision}", f"--run_dir={tmp_path}/run")

@@ -23,7 +23,10 @@ MISTAKES = {
     "an unknown flag": (["--modle=cnn"], ["--modle", "did you mean", "model"]),
     "a flag like no other": (["--qqq=1"], ["--qqq is unknown", "--help"]),
     "a word that is no flag": ([*RUN, "twice"], ["'twice' is no flag", "--NAME=VALUE"]),
-    "no model": (["--input=digits"], ["--model is not given", "cnn, dlrm, logistic, mlp, resnet, transformer_lm, wide_deep"]),
+    "no model": (
+        ["--input=digits"],
+        ["--model is not given", "cnn, dlrm, logistic, mlp, resnet, transformer_lm, wide_deep"],
+    ),
     "no input": (["--model=mlp"], ["--input is not given", "digits", "synthetic"]),
     "an unknown model": (["--model=mpl", "--input=digits"], ["--model=mpl", "did you mean mlp?"]),
     "an unknown input": (["--model=mlp", "--input=digit"], ["--input=digit", "did you mean digits?"]),
