@@ -8,7 +8,10 @@ import tensorflow as tf
 
 from crankshaft.engine.hooks.base import Status, Windowed
 from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.step.holdings import Holdings
+
+_OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
 
 
 class KerasCallbacks(Windowed):
@@ -110,6 +113,11 @@ class _Model:
         self._model = getattr(trainer, "model", None) or Holdings(trainer).models[0]
 
     def __getattr__(self, name: str):
+        if name in _OF_WHOLE_WEIGHTS and any(map(cut_of, self._model.variables)):
+            raise ValueError(
+                f"a Keras callback asks for the model's {name}, and each replica has a part of the model; let the run "
+                "save checkpoints, and export one of them"
+            )
         return getattr(self._model, name)
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 from crankshaft.engine import hooks
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import numerics
+from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
 from crankshaft.engine.hooks.numerics import NonfiniteError
 from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
 from crankshaft.engine.parallel import cuts
@@ -109,3 +110,10 @@ def test_a_weight_that_is_not_finite_is_found_in_any_part(made):
     part.assign(tf.fill(part.shape, np.nan))
     with pytest.raises(NonfiniteError, match=f"here: variable {cut.path} is not finite"):
         numerics.check_weights(bench.trainer, "here")
+
+
+def test_a_keras_callback_is_not_given_parts_for_the_weights(made, tmp_path):
+    saving = tf.keras.callbacks.LambdaCallback()
+    saving.on_train_begin = lambda logs: saving.model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="a Keras callback asks for the model's save_weights, and each replica"):
+        KerasCallbacks([saving]).begin(status(made(1, 2)))
