@@ -47,7 +47,7 @@ def create(name: str, **asked: Any) -> Strategy:
 def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mesh:
     """Lays replicas out as asked."""
     sizes, replicas = options.mesh, distribution.num_replicas_in_sync
-    model = sizes.get("model") or (replicas // sizes["data"] if sizes.get("data", replicas + 1) <= replicas else 1)
+    model = sizes.get("model", 1)
     if sizes.get("data", replicas // model) * model != replicas:
         asked = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
         fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]

@@ -43,7 +43,7 @@ class StrategyOptions:
 
     Attributes:
       num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
-      mesh: sizes of the mesh's axes, "data" and "model", by name; one that is left out is what replicas are left for.
+      mesh: sizes of the mesh's axes, "data" and "model", by name; without model it is 1, without data what is left.
       shard_optimizer: whether replicas share out slots and updates, see `Mesh`.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
       place: of this process among the workers of multi_worker.

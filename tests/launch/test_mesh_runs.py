@@ -54,6 +54,13 @@ def test_a_run_goes_on_on_another_mesh_and_is_evaluated_and_exported(ran, inside
     np.testing.assert_allclose(serve(features=TOKENS)["outputs"], expected, rtol=0, atol=1e-6)  # compiled, and not
 
 
+@pytest.mark.parametrize("mesh", ["data:2,model:3", "data:1", "model:3"])
+def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, mesh):
+    error = inside(*FLAGS[:-2], *text, *MESH[:2], f"--mesh={mesh}", "--train_steps=1").error
+    fitting = "data:4,model:1 or data:2,model:2 or data:1,model:4"
+    assert f"--mesh={mesh} does not lay out 4 replicas; use {fitting}" in error
+
+
 def test_a_run_in_python_hands_its_model_out_whole(text):
     given = (flag for flag in (*FLAGS, *MESH, *text) if "checkpoint" not in flag)
     names = (flag.removeprefix("--").split("=", 1) for flag in given)

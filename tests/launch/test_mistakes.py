@@ -64,6 +64,12 @@ MISTAKES = {
         ["--stderrthreshold=loud"],
         ["--stderrthreshold must be one of", "not 'loud'; see --help"],
     ),
+    "a mesh that is none": ([*RUN, *MIRRORED, "--mesh=model:2,model:2"], ["it is no mesh", "data:2,model:2"]),
+    "a mesh of one device": ([*RUN, "--mesh=model:2"], ["--mesh=model:2 has no use", "--strategy=mirrored"]),
+    "a model in parts whose gradients are compressed": (
+        [*RUN, *MIRRORED, "--mesh=model:2", "--powersgd_rank=2"],
+        ["--mesh=model:2 does not go with --powersgd_rank=2", "leave one out"],
+    ),
     "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0 trains nothing", "1 or more"]),
     "a benchmark of steps and seconds": (
         [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
