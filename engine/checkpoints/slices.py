@@ -187,25 +187,25 @@ def _batches(found: Iterable[tuple[Piece, str]]) -> Iterator[list[tuple[Piece, s
 
 
 def read_parts(prefix: str, key: str, variable) -> None:
-    """Assigns each replica of this process its part of a cut variable from a checkpoint, of any mesh; padding is 0."""
+    """Assigns each replica of this process its part of a cut variable from a checkpoint, of any mesh."""
     cut, variable = cuts.cut_of(variable), tf_variable(variable)
     read: dict[Box, tf.Tensor] = {}
     for replica, part in cuts.parts(variable):
         box = cut.box(replica)
         if box not in read:
-            read[box] = _restored(prefix, key, cut, box, part)
+            read[box] = _restored(prefix, key, cut, box, part, cuts.padding_of(variable))
         part.assign(read[box])
 
 
-def _restored(prefix: str, key: str, cut: cuts.Cut, box: Box, part: tf.Variable) -> tf.Tensor:
+def _restored(prefix: str, key: str, cut: cuts.Cut, box: Box, part: tf.Variable, filling: float) -> tf.Tensor:
     with tf.device(host_of(part.device)):
         if not all(box.size):
-            return tf.zeros(cut.local_shape, part.dtype)
+            return tf.fill(cut.local_shape, tf.cast(filling, part.dtype))
         (value,) = tf.raw_ops.RestoreV2(
             prefix=os.fspath(prefix), tensor_names=[key], shape_and_slices=[box.spec(cut.shape)], dtypes=[part.dtype]
         )
         padding = [[0, n - s] for n, s in zip(cut.local_shape, box.size, strict=True)]
-        return tf.pad(value, padding) if np.any(padding) else value
+        return tf.pad(value, padding, constant_values=tf.cast(filling, part.dtype)) if np.any(padding) else value
 
 
 def host_of(device: str) -> str:

@@ -269,8 +269,8 @@ class FusedOptimizer(Optimizer):
                     )
                     for slot, value in self.initial_slots().items()
                 }
-            for slot in slots[target.key].values():
-                cuts.mark(slot, target.slot_cut)
+            for slot, variable in slots[target.key].items():
+                cuts.mark(variable, target.slot_cut, self.initial_slots()[slot])
         self.slots = slots
 
     def _update(self, pairs, learning_rate, iterations):

@@ -99,10 +99,16 @@ def cut_of(variable) -> Cut | None:
     return getattr(tf_variable(variable), "mesh_cut", None)
 
 
-def mark(variable, cut: Cut | None) -> None:
-    """Says how a variable is cut, once it is made. Host code."""
+def mark(variable, cut: Cut | None, padding: float = 0.0) -> None:
+    """Says how a variable is cut, once it is made, and what its padding is filled with. Host code."""
     if cut is not None:
         tf_variable(variable).mesh_cut = cut
+        tf_variable(variable).mesh_padding = padding
+
+
+def padding_of(variable) -> float:
+    """Returns what the padding of a cut variable is filled with: of a slot what it begins with, as 1/0 is no number."""
+    return tf_variable(variable).mesh_padding
 
 
 def parts(variable) -> Iterator[tuple[int, tf.Variable]]:
