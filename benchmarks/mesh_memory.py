@@ -39,17 +39,17 @@ def worker(folder: str, mebibytes: int) -> None:
     from crankshaft.engine.state import TrainState
     from crankshaft.engine.step.build import prepare
     from crankshaft.engine.step.options import StepOptions
-    from crankshaft.engine.strategies.multi_worker import MultiWorker, Place, connect
+    from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask, connect
     from crankshaft.launch.cluster import tf_config
     from crankshaft.models.transformer_lm import Model
 
     cluster = tf_config.from_environment(os.environ)
-    place = Place(cluster.index, *zip(*cluster.addresses, strict=True))
-    distribution = connect(place)
-    strategy = MultiWorker(distribution, place, mesh=Mesh(distribution, distribution.num_replicas_in_sync))
+    task = WorkerTask(cluster.index, *zip(*cluster.addresses, strict=True))
+    distribution = connect(task)
+    strategy = MultiWorker(distribution, task, mesh=Mesh(distribution, distribution.num_replicas_in_sync))
     strategy.exchange(0)
     layers = max(1, round((mebibytes / 4 * 2**20 - VOCABULARY * WIDTH) / (12 * WIDTH**2)))
-    found = {"process": place.worker, "tensorflow": memory_mib("VmRSS")}
+    found = {"process": task.worker, "tensorflow": memory_mib("VmRSS")}
 
     def most(name: str) -> None:
         found[name] = memory_mib("VmHWM") - found["tensorflow"]
@@ -69,7 +69,7 @@ def worker(folder: str, mebibytes: int) -> None:
     found["weights"] = sum(np.prod(variable.shape) for variable in variables) / 2**18
     most("built")
     began = time.monotonic()
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(place.worker, "memory"))
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(task.worker, "memory"))
     checkpoints.save(0, {}, wait=True)
     strategy.exchange(0)
     found["save_seconds"] = time.monotonic() - began

@@ -179,7 +179,7 @@ class Trainer(tf.Module):
             example_counts.check(self, outputs, batch)
         with batches.labels_as_numbers(batch, self):
             loss = (self.training_loss if training else self.loss)(outputs, batches.without_weights(batch))
-        weights = batches.parts(batch).weights
+        weights = batches.fields(batch).weights
         return as_loss(loss, f"{type(self).__name__}.loss", weights, check_values=self.given.options.debug)
 
     def _added_losses(self, variables) -> list[tf.Tensor]:
@@ -195,7 +195,7 @@ class Trainer(tf.Module):
 
     def _with_metrics(self, loss: Mean, outputs, batch) -> dict[str, Any]:
         found = self.metrics(outputs, batches.without_weights(batch))
-        return {"loss": loss, **checked(found, f"{type(self).__name__}.metrics", batches.parts(batch).weights)}
+        return {"loss": loss, **checked(found, f"{type(self).__name__}.metrics", batches.fields(batch).weights)}
 
     @property
     def _held(self) -> Holdings:

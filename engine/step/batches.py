@@ -22,8 +22,8 @@ import tensorflow as tf
 from crankshaft.engine.metrics.means import Mean, as_loss
 
 
-class Parts(NamedTuple):
-    """A batch's or a split's parts; None is one that it does not have."""
+class Fields(NamedTuple):
+    """A batch's or a split's fields; None is one that it does not have."""
 
     features: Any
     labels: Any = None
@@ -36,35 +36,35 @@ class Parts(NamedTuple):
                 yield from _named(name, part)
 
 
-def parts(batch) -> Parts:
-    """Returns the parts of a batch, of a split or of what has their structure."""
+def fields(batch) -> Fields:
+    """Returns the fields of a batch, of a split or of what has their structure."""
     if not isinstance(batch, tuple):
-        return Parts(batch)
+        return Fields(batch)
     features, labels, weights = (*batch, None, None)[:3]
-    return Parts(features, None if isinstance(labels, tuple) and not labels else labels, weights)
+    return Fields(features, None if isinstance(labels, tuple) and not labels else labels, weights)
 
 
 def features(batch):
     """Returns the features of a batch, of a split or of what has their structure."""
-    return parts(batch).features
+    return fields(batch).features
 
 
 def without_weights(batch):
     """Returns a batch as losses and metrics see it: (features, labels), or the features alone."""
-    found = parts(batch)
+    found = fields(batch)
     if found.labels is None:
         return found.features
     return batch if found.weights is None else (found.features, found.labels)
 
 
-def text_parts(batch) -> list[str]:
+def text_fields(batch) -> list[str]:
     """Returns the names of the features and labels that are strings, which XLA does not take."""
-    return [name for name, array in parts(batch).named() if tf.as_dtype(array.dtype) == tf.string]
+    return [name for name, array in fields(batch).named() if tf.as_dtype(array.dtype) == tf.string]
 
 
 def check_looked_up(features, trainer) -> None:
     """Raises ValueError where a forward pass, which was traced in this graph, takes text for numbers."""
-    text = text_parts((features,))
+    text = text_fields((features,))
     if text and _casts_text():
         raise ValueError(
             f"{', '.join(text)} holds strings, and {type(trainer).__name__} computes with them as with numbers; look "
@@ -82,7 +82,7 @@ def _casts_text() -> bool:
 @contextlib.contextmanager
 def labels_as_numbers(batch, trainer) -> Iterator[None]:
     """Raises ValueError where a loss that is traced within takes labels that are text for numbers."""
-    names = [name for name in text_parts(batch) if name.startswith("labels")]
+    names = [name for name in text_fields(batch) if name.startswith("labels")]
     cause = None
     try:
         yield
@@ -106,7 +106,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
     Raises:
       ValueError: there are weights, and the pair was not made by `crankshaft.mean`.
     """
-    return as_loss(loss(outputs, without_weights(batch)), "the loss", parts(batch).weights)
+    return as_loss(loss(outputs, without_weights(batch)), "the loss", fields(batch).weights)
 
 
 def with_stand_in(batch):
@@ -143,7 +143,7 @@ def only_if(present: tf.Tensor | None, metrics: dict) -> dict:
 def check_weighed(metrics: dict, batch, trainer) -> dict:
     """Returns the metrics; raises ValueError where a user's own step does not count the examples' weights."""
     forgotten = [n for n, pair in metrics.items() if getattr(pair, "weigh", None) and not pair.has_weights]
-    if forgotten and parts(batch).weights is not None:
+    if forgotten and fields(batch).weights is not None:
         raise ValueError(
             f"{type(trainer).__name__}: the data has weights, and {forgotten[0]!r} of its step does not count them; "
             "use crankshaft.weighed(self.loss, outputs, batch), or crankshaft.mean(values, weights=batch[2])"

@@ -78,7 +78,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         model(inputs)
     except ValueError as error:
         if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
-            names = ", ".join(name for name, _ in batches.parts((features,)).named())
+            names = ", ".join(name for name, _ in batches.fields((features,)).named())
             raise ValueError(
                 f"{whose}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
                 "return a tf.keras.Model with an input for each, or give (features, labels) if labels are among them"

@@ -37,7 +37,7 @@ def check(trainer, outputs, batch) -> None:
         return  # it fails in the step itself as well, and is told there, or is written for batches of one size
     for (where, shape), (_, other) in zip(small, large, strict=False):
         if shape.num_elements() * _SIZES[1] < other.num_elements() * _SIZES[0]:
-            labels = batches.parts(batch).labels
+            labels = batches.fields(batch).labels
             at_hand = f"outputs are {_shape(outputs, size)}, labels {_shape(() if labels is None else labels, size)}"
             raise ValueError(
                 f"{type(trainer).__name__}.{where}: crankshaft.mean was given {_named(shape, _SIZES[0])} values for n "

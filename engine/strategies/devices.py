@@ -56,10 +56,10 @@ def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mes
 
 
 def _multi_worker(options: StrategyOptions) -> Strategy:
-    distribution = connect(options.place, options.communication)
+    distribution = connect(options.task, options.communication)
     return MultiWorker(
         distribution,
-        options.place,
+        options.task,
         options.feed_options,
         options.steps_per_loop,
         options.step_timeout_seconds,

@@ -29,7 +29,7 @@ _PIECE_BYTES = 1 << 20  # see `exchange_bytes`
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class WorkerTask:
     """Which of the workers this process is: `worker`, from 0 (the chief) on.
 
     `names`, what messages call them, and `addresses`, host:port, are in the workers' order. By the job's `secret` they
@@ -51,7 +51,7 @@ class MultiWorker(Replicated):
 
     Args:
       distribution: a `tf.distribute.MultiWorkerMirroredStrategy`.
-      place: of this process.
+      task: of this process.
       feed_options, steps_per_loop: see `Replicated`.
       step_timeout_seconds: without progress, until this process names who is stuck and ends; 0 waits for ever.
       end_process: how it ends, see `StrategyOptions`.
@@ -61,7 +61,7 @@ class MultiWorker(Replicated):
     def __init__(
         self,
         distribution: tf.distribute.MultiWorkerMirroredStrategy,
-        place: Place,
+        task: WorkerTask,
         feed_options: FeedOptions | None = None,
         steps_per_loop: int = 0,
         step_timeout_seconds: float = 0.0,
@@ -69,7 +69,7 @@ class MultiWorker(Replicated):
         mesh: Mesh | None = None,
     ):
         super().__init__("multi_worker", distribution, feed_options, steps_per_loop, mesh=mesh)
-        self.host, self.host_names = place.worker, place.names
+        self.host, self.host_names = task.worker, task.names
         self._stop: Stop | None = None
         self._stop_reason = ""  # why this worker wants to stop
         self._is_asked = False  # whether any worker does, once all know
@@ -78,11 +78,11 @@ class MultiWorker(Replicated):
         self._exchange: Callable | None = None
         self._arrivals = Arrivals()
         self._watchdog = Watchdog(
-            place.worker,
-            place.names,
-            place.addresses,
+            task.worker,
+            task.names,
+            task.addresses,
             step_timeout_seconds,
-            secret=place.secret,
+            secret=task.secret,
             arrived=self._arrivals.count,
             end=end_process,
         )
@@ -190,11 +190,11 @@ def watched_on(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
     return ("gradient_norm",) if is_on_gpus(distribution) else ("reduce_seconds", "gradient_norm")
 
 
-def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:
+def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:
     """Starts this worker's server and waits until all workers' are there. Before any op runs.
 
     Args:
-      place: of this process.
+      task: of this process.
       communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).
     """
     # TensorFlow cuts each buffer into pieces of 4 KiB for the wire; larger ones double the rate of a ring over gRPC.
@@ -202,7 +202,7 @@ def connect(place: Place, communication: str = "auto") -> tf.distribute.MultiWor
     implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
     return tf.distribute.MultiWorkerMirroredStrategy(
         tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": list(place.addresses)}), task_type="worker", task_id=place.worker
+            tf.train.ClusterSpec({"worker": list(task.addresses)}), task_type="worker", task_id=task.worker
         ),
         tf.distribute.experimental.CommunicationOptions(implementation=implementation),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from crankshaft.engine.strategies.base import Strategy
-    from crankshaft.engine.strategies.multi_worker import Place
+    from crankshaft.engine.strategies.multi_worker import WorkerTask
     from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
 
 BUILT_IN = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
@@ -46,7 +46,7 @@ class StrategyOptions:
       mesh: sizes of the mesh's axes, "data" and "model", by name; without model it is 1, without data what is left.
       shard_optimizer: whether replicas share out slots and updates, see `Mesh`.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
-      place: of this process among the workers of multi_worker.
+      task: of this process among the workers of multi_worker.
       servers: of parameter_server, where its tasks are and what is peculiar to it.
       communication: how workers' sums travel, see `multi_worker.connect`.
       step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
@@ -65,7 +65,7 @@ class StrategyOptions:
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
     shard_optimizer: bool = False
     tpu_address: str = ""
-    place: Place | None = None
+    task: WorkerTask | None = None
     servers: ServerOptions | None = None
     communication: str = "auto"
     step_timeout_seconds: float = 0.0

@@ -20,7 +20,7 @@ from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.batches import text_parts
+from crankshaft.engine.step.batches import text_fields
 from crankshaft.engine.step.context import StepContext, StepRunner
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.base import Measured
@@ -142,7 +142,7 @@ class Replicated(Measured):
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if self._holdings.tables:
             return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
-        if text := text_parts(self._state.trainer.given.example):
+        if text := text_fields(self._state.trainer.given.example):
             return f"{text[0]} holds strings, for which XLA has no kernels"
         if self.batch_parts > 1:
             return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"

@@ -31,7 +31,7 @@ from crankshaft.engine.step.build import prepare
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies import FeedOptions, devices, jit_choice
 from crankshaft.engine.strategies.base import Measured, Strategy
-from crankshaft.engine.strategies.multi_worker import Place
+from crankshaft.engine.strategies.multi_worker import WorkerTask
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
 from crankshaft.engine.strategies.parameter_server.placement import Rule
 from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
@@ -109,7 +109,7 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
         mesh=rules.mesh_shape(config.mesh),
         shard_optimizer=config.shard_optimizer,
         tpu_address=config.tpu_address,
-        place=_place(config),
+        task=_task(config),
         servers=_servers(config),
         communication=config.communication,
         step_timeout_seconds=_step_timeout_seconds(config),
@@ -205,7 +205,7 @@ def build_state(
 def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:
     """Raises `UsageError` where the model or the flags can't work with the data."""
     name, is_ours = config.model_entry.name, issubclass(trainer_class, (Classifier, Tabular))
-    if is_ours and batches.parts(spec_of(train)).labels is None:
+    if is_ours and batches.fields(spec_of(train)).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
     if num_classes is None and issubclass(trainer_class, Classifier):
         raise UsageError(
@@ -213,7 +213,7 @@ def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation,
         )
     if evaluation is None:
         checks.check_without_evaluation(config)
-    if config.strategy == "tpu" and (text := batches.text_parts(spec_of(train))):
+    if config.strategy == "tpu" and (text := batches.text_fields(spec_of(train))):
         raise UsageError(
             f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
             "function, or use another --strategy"
@@ -277,11 +277,11 @@ def choose_jit(session: Session) -> str:
     return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"
 
 
-def _place(config: Config) -> Place | None:
+def _task(config: Config) -> WorkerTask | None:
     if config.strategy != "multi_worker":
         return None
     names, addresses = zip(*config.cluster.addresses, strict=True)
-    return Place(config.cluster.index, names, addresses, config.cluster.secret)
+    return WorkerTask(config.cluster.index, names, addresses, config.cluster.secret)
 
 
 def _servers(config: Config) -> ServerOptions | None:

@@ -16,7 +16,7 @@ from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.source import Part, Source, Spec, WithoutBadRecords
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, spec_of
 from crankshaft.engine.data.streamed import Stream, is_stream
-from crankshaft.engine.step.batches import parts
+from crankshaft.engine.step.batches import fields
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host.explanations import with_flags
@@ -109,7 +109,7 @@ def checked(name: str, split, said: list[str]):
         return _checked_source(name, split)
     split = _in_form(name, split)
     split = as_arrays(split)
-    found = parts(split)
+    found = fields(split)
     for what, array in found.named():
         _check_array(name, what, array)
     counts = [len(array) for array in tf.nest.flatten(split)]
@@ -215,7 +215,7 @@ def _check_elements(name: str, found) -> None:
 
 
 def _check_shapes(name: str, spec) -> None:
-    for what, part in parts(spec).named():
+    for what, part in fields(spec).named():
         if not part.shape.is_fully_defined():
             raise UsageError(
                 f"the {name} dataset's examples are of shape {part.shape} ({what}); give single examples of a known "
@@ -234,7 +234,7 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
             f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
         )
     _check_shapes(name, dataset.element_spec)
-    weights = parts(dataset.element_spec).weights
+    weights = fields(dataset.element_spec).weights
     if weights is None:
         return dataset
     _check_weights(name, weights, getattr(weights, "shape", ()))
@@ -250,7 +250,7 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
 
 def _checked_source(name: str, source: Source) -> Source:
     """Checks what a source says of its examples; what it reads is checked as it is read."""
-    for what, spec in parts(source.element_spec).named():
+    for what, spec in fields(source.element_spec).named():
         if not isinstance(spec, Spec):
             raise UsageError(
                 f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({what}); give "
@@ -264,7 +264,7 @@ def _checked_source(name: str, source: Source) -> Source:
         raise UsageError(f"{where}: {error}; return how many examples there are") from None
     if not examples:
         raise UsageError(f"the {name} data has no examples; give at least one")
-    weights = parts(source.element_spec).weights
+    weights = fields(source.element_spec).weights
     if weights is not None:
         _check_weights(name, weights, getattr(weights, "shape", ()))
     return source
@@ -272,7 +272,7 @@ def _checked_source(name: str, source: Source) -> Source:
 
 def _check_alike(train, evaluation) -> None:
     """Checks that both have labels or neither, and the same features by name; weights may be in one alone."""
-    train, evaluation = ({name for name, _ in parts(spec_of(x)).named()} - {"weights"} for x in (train, evaluation))
+    train, evaluation = ({name for name, _ in fields(spec_of(x)).named()} - {"weights"} for x in (train, evaluation))
     for one, name, other, other_name in ((train, "train", evaluation, "eval"), (evaluation, "eval", train, "train")):
         if only := sorted(one - other):
             raise UsageError(

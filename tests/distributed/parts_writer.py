@@ -19,7 +19,7 @@ from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Writer
 from crankshaft.engine.parallel import cuts
 from crankshaft.engine.parallel.cuts import Cut
 from crankshaft.engine.parallel.mesh import Mesh
-from crankshaft.engine.strategies.multi_worker import Place, connect
+from crankshaft.engine.strategies.multi_worker import WorkerTask, connect
 from crankshaft.launch.cluster import tf_config
 
 ROWS, WIDTH = 99_999, 128  # 51 MB, which do not divide by 2
@@ -44,15 +44,15 @@ def saved(checkpoints: Checkpoints, step: int) -> str:
 def main(folder: str) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit is then an error
     cluster = tf_config.from_environment(os.environ)
-    place = Place(cluster.index, *zip(*cluster.addresses, strict=True))
-    strategy = connect(place)
+    task = WorkerTask(cluster.index, *zip(*cluster.addresses, strict=True))
+    strategy = connect(task)
     cut = Cut.over(Mesh(strategy, 2), (ROWS, WIDTH), {0: "model"})
     with strategy.scope():
         table, copy = tf.Variable(tf.zeros(cut.local_shape)), tf.Variable(5.0)
     cuts.mark(table, cut)
     cuts.fill(table, whole)
     state = tf.train.Checkpoint(table=table, copy=copy)
-    writer = Writer(place.worker, "life", TIMEOUT_SECONDS)
+    writer = Writer(task.worker, "life", TIMEOUT_SECONDS)
     checkpoints = Checkpoints(folder, state, keep=None, about={}, writer=writer)
     print("step 1:", saved(checkpoints, 1), flush=True)
     ((_, part),) = cuts.parts(table)
@@ -62,11 +62,11 @@ def main(folder: str) -> None:
     part.assign(tf.zeros_like(part))
     checkpoints.restore(manifest)
     print("bits:", np.array_equal(part.numpy(), before) and float(copy.numpy()) == 5.0, flush=True)
-    if place.worker == 1:
+    if task.worker == 1:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     print("step 2:", saved(checkpoints, 2), flush=True)
-    if place.worker == 1:
+    if task.worker == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         checkpoints.save(3, {})
         while not list(pathlib.Path(folder).glob("ckpt-3_temp_*/part-1*")):

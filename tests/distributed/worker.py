@@ -28,7 +28,7 @@ from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.build import prepare
 from crankshaft.engine.step.options import StepOptions
 from crankshaft.engine.strategies import devices
-from crankshaft.engine.strategies.multi_worker import MultiWorker, Place
+from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.engine.strategies.workers import WorkerWindow
 from crankshaft.launch.cluster import tf_config
@@ -272,15 +272,15 @@ def out_of_step(strategy: MultiWorker) -> str:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     cluster = tf_config.from_environment(os.environ)
-    place = Place(cluster.index, *zip(*cluster.addresses, strict=True))
-    plain = devices.create("multi_worker", place=place)
+    task = WorkerTask(cluster.index, *zip(*cluster.addresses, strict=True))
+    plain = devices.create("multi_worker", task=task)
     found = {"feeds": {}}
     for name, (source, options) in sources(folder).items():
-        found["feeds"][name] = seen(MultiWorker(plain.distribution, place, options), source)
-    streamed = MultiWorker(plain.distribution, place, FeedOptions(resident_bytes=0))
+        found["feeds"][name] = seen(MultiWorker(plain.distribution, task, options), source)
+    streamed = MultiWorker(plain.distribution, task, FeedOptions(resident_bytes=0))
     in_files = Part(InFiles(folder / "7"), 0, EVAL_EXAMPLES)
     found["evaluations"] = evaluated(plain, arrays(EVAL_EXAMPLES)) + evaluated(streamed, in_files)
-    found["exchanged"] = plain.exchange(10**12 + place.worker)
+    found["exchanged"] = plain.exchange(10**12 + task.worker)
     found["crossed"] = crossed(plain)
     found["words"] = words(plain, 100)
     found["mlp"] = curve(plain, Mlp((32,)), 100)
@@ -288,7 +288,7 @@ def main() -> None:
     found["agreement"] = agreement(plain)
     found["slow"] = figures_of_a_slow_one(plain, folder)
     found["out of step"] = out_of_step(plain)
-    (folder / f"found-{place.worker}.json").write_text(json.dumps(found))
+    (folder / f"found-{task.worker}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
