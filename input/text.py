@@ -1,4 +1,4 @@
-"""Plain text as windows of tokens for language models; bytes, or a vocabulary of `tokenizers`. A text is bundled.
+"""Plain text as windows of tokens for language models; bytes, or a vocabulary. One is bundled.
 
 Host code, NumPy only, and the library `tokenizers` where a vocabulary is asked for.
 """

@@ -55,6 +55,7 @@ def test_a_mistake_in_a_notebook_is_the_programs_line(tmp_path):
     assert "UsageError: --model=mpl is unknown; did you mean mlp?" in re.sub(r"\x1b\[[0-9;]*m", "", str(raised.value))
 
 
+@pytest.mark.slow
 def test_the_search_finds_and_prunes(tmp_path):
     shutil.copy(EXAMPLES / "search.py", tmp_path)
     done = subprocess.run([sys.executable, "search.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)

@@ -38,6 +38,7 @@ def test_tensorflow_starts_without_a_word_where_crankshaft_is_imported_first(nam
     assert "cudart" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_of_a_worker_is_as_quiet_as_the_program():
     """A lost peer is a line of ours; TensorFlow's pages about it are left out from its start, or not at all."""
     code = "from crankshaft import Trainer; import os; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"

@@ -18,11 +18,10 @@ def define(where: Callable, boolean: Callable) -> None:
     where(
         rules.text,
         "mesh",
-        "",
-        "Replicas as data:D,model:M: layers of engine.parallel are cut over M of them; empty: each has all.",
+        None,
+        "Replicas as data:D,model:M: layers of engine.parallel are cut over M of them; without it each has all.",
         wants="data:D,model:M",
         rule=rules.mesh,
-        may_be_empty=True,
         only=_MESHES,
     )
     where(

@@ -155,9 +155,9 @@ def mesh(text: str) -> None:
         raise ValueError("it is no mesh; use e.g. data:2,model:2")
 
 
-def mesh_shape(text: str) -> dict[str, int]:
+def mesh_shape(text: str | None) -> dict[str, int]:
     """Returns the sizes of a mesh's axes that text gives, by name."""
-    return {name: int(size) for name, size in (axis.split(":") for axis in text.split(",") if axis)}
+    return {name: int(size) for name, size in (axis.split(":") for axis in text.split(","))} if text else {}
 
 
 def whole(name, default, help, *, lower: int, upper: int = INT32, flag_values=flags.FLAGS) -> None:

@@ -52,6 +52,7 @@ def test_the_number_of_files_and_servers_changes_no_bit(start, tmp_path, chunked
     runs.assert_equal_bits(one.run_dir, seven.run_dir, "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

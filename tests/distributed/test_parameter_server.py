@@ -36,6 +36,7 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
     assert job.left == []
 
 
+@pytest.mark.slow
 def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothing_is(start, monkeypatch):
     """What is handed out by then is done, and no more is.
 
@@ -77,6 +78,7 @@ def test_a_killed_server_is_named_and_training_goes_on_from_the_last_checkpoint(
     assert re.search(r"resumed at step [1-9]\d* of", job.output.replace(",", ""))
 
 
+@pytest.mark.slow
 def test_a_signal_saves_what_is_done_and_the_same_command_ends_the_run_exactly(start):
     steps = 30 * STEPS_PER_EPOCH
     flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
@@ -117,6 +119,7 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
     assert job.left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stopped_server_is_named(start, server):
     """The first one holds the counters, by which the coordinator would know who is at what."""

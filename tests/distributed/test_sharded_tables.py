@@ -51,6 +51,7 @@ def test_shards_outlive_the_cluster_that_made_them(inside, tmp_path):
     assert runs.newest(tmp_path / "run") == 170
 
 
+@pytest.mark.slow
 def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, tmp_path):
     """Ids are drawn from 2^40, and most come to both workers at some time. One device then takes the table up."""
     flags = (f"--run_dir={tmp_path}/run", "--input_arg=rows=1099511627776", "--model_arg=table_capacity=20000")
@@ -88,6 +89,7 @@ crankshaft.main(Model, data=data)
 """
 
 
+@pytest.mark.slow
 def test_weights_on_servers_that_are_not_finite_fail_a_run_whose_loss_is(tmp_path):
     """ReLU takes nan for 0, so nothing but the weights shows it, which are looked at where they are."""
     (tmp_path / "script.py").write_text(SCRIPT)

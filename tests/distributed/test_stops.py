@@ -39,6 +39,7 @@ train.main(hooks=[every_steps(7, when_due if asks == "due" else lambda *_: None)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asks", "steps", "reason"),
     [("due", {35}, "good enough: 95 % — done at worker 1"), ("any", range(31, 40), "my time is up at worker 1")],

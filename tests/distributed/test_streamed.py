@@ -15,6 +15,7 @@ RUN = ("--model_arg=hidden_units=16", "--model_arg=dropout=0.3", "--global_batch
 RUN += ("--progress=plain", "--strategy=multi_worker")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_workers_go_on_where_each_was(start_workers, inside, tmp_path, files):
     (tmp_path / "files").mkdir()

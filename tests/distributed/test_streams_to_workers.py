@@ -29,6 +29,7 @@ def test_a_killed_worker_is_replaced_and_its_leases_are_done_with_the_same_examp
     assert said in job.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["gzip", pytest.param("dataset", marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_within_an_epoch_goes_on_with_the_example_after_the_last(start, tmp_path, stream):
     steps = 30 * STEPS_PER_EPOCH + 5

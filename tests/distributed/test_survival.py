@@ -157,6 +157,7 @@ def test_one_preempted_worker_makes_all_save_at_one_step_and_no_step_is_lost(loc
     assert_equal_bits(run.run_dir, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(1, 2, 1), pytest.param((2, 3, 1), marks=pytest.mark.slow)])
 def test_workers_may_change_in_number(local, inside, tmp_path, numbers):
     """One device at last: the same examples at the same steps, so the same run within rounding."""
@@ -179,6 +180,7 @@ def test_workers_may_change_in_number(local, inside, tmp_path, numbers):
         np.testing.assert_allclose(metrics(changed, "eval")["eval"][name], value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_cut_over_two_workers_survives_one_of_them_and_goes_on_on_another_mesh(local, inside, tmp_path):
     """Two workers with half of each matrix, one of them killed; then four devices, 2x2: one device's run."""
     one = tmp_path / "one" / "run"
@@ -246,6 +248,7 @@ def test_on_files_another_number_of_workers_goes_on_with_the_same_batches(
     assert [each["about"]["strategy"]["replicas"] for each in manifests(changed)] == [2, then]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_workers_that_each_read_files_of_their_own_end_with_the_same_bits(local, tmp_path, kills):
     weighing.write(tmp_path / "files", "GZIP")

@@ -243,6 +243,7 @@ def test_stopped_worker_is_named_and_the_other_ends(start_workers, victim):
     assert re.match(rf"worker {victim} \(localhost:\d+\) has not answered for \d+ s .*: it is stopped", said)
 
 
+@pytest.mark.slow
 def test_worker_in_an_endless_input_function_is_named_and_shows_where(start_workers):
     job = start_workers(2, WORKER, 2, 1234)
     said = [line(job, worker) for worker in (0, 1)]

@@ -230,6 +230,7 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
 
 
+@pytest.mark.slow
 def test_runs_of_one_process_are_each_as_if_alone():
     def digests(*names: str) -> list[str]:
         done = subprocess.run([sys.executable, SCRIPT, *names], capture_output=True, text=True, timeout=PATIENCE)
@@ -269,6 +270,7 @@ main(Plane, data=data, may_change=["note"])
 """
 
 
+@pytest.mark.slow
 def test_a_scripts_own_flags_belong_to_its_run(crank, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OWN_FLAG)

@@ -59,6 +59,7 @@ def test_parts_that_are_asked_for_are_never_left_out_silently(inside):
     assert "--batch_parts=2 is for a CPU whose threads are not started yet" in outcome.error
 
 
+@pytest.mark.slow
 def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
     """In processes of their own, whose threads are not there yet: 12 steps, and 7 and then 12."""
     command = [

@@ -85,6 +85,7 @@ def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, runs, tmp_path):
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_cnn_on_one_device_after_sigkill_with_xla_as_it_was_chosen(ended, runs, tmp_path):
     run = (*CNN, *ONE, *RUN)
     outcome = ended("SIGKILL", 40, *run, "--checkpoint_every_steps=15", f"--run_dir={tmp_path}/run")
@@ -114,6 +115,7 @@ def test_cnn_on_replicas_after_ctrl_c_within_an_epoch(ended, runs, tmp_path):
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_mlp_with_averaged_weights_on_replicas_after_sigkill(ended, runs, tmp_path):
     run = (*MLP, *TWO, *RUN, "--ema_decay=0.9", "--learning_rate_schedule=cosine", "--warmup_steps=5")
     outcome = ended("SIGKILL", 25, *run, "--checkpoint_every_steps=10", f"--run_dir={tmp_path}/run")

@@ -36,6 +36,7 @@ def ran(inside, folder):
     return lambda *flags, kind="files": inside(*RUN, *flags, trainer=Model, data=lambda: reading.data(folder, kind))
 
 
+@pytest.mark.slow
 def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
     run = [*RUN, "--train_steps=50"]
     killed = json.dumps([[*run, "--checkpoint_every_steps=10", f"--run_dir={tmp_path}/run"]])

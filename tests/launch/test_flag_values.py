@@ -62,6 +62,7 @@ RUN = ("--model=mlp", "--input=digits")
 # What a flag needs to have a use, where `USES` says what that is.
 NEEDED = {
     ("strategy", "mirrored"): ("--strategy=mirrored",),
+    ("strategy", "mirrored", "multi_worker"): ("--strategy=mirrored",),
     ("run_dir",): ("--run_dir=run",),
     ("sync_every_steps",): ("--strategy=mirrored", "--sync_every_steps=2"),
     ("reduce_lr_patience",): ("--reduce_lr_patience=2",),
@@ -164,7 +165,22 @@ def test_each_flag_has_a_range_or_a_rule():
 @pytest.mark.parametrize("name", USES)
 def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
     flag = flags.FLAGS[name]
-    possible = ("true", "1", "7", "bfloat16", "0.5", "ring", "all", "keras", "9", "x=ps:0", "jit=on", "x", "cold")
+    possible = (
+        "true",
+        "1",
+        "7",
+        "bfloat16",
+        "0.5",
+        "ring",
+        "all",
+        "keras",
+        "9",
+        "x=ps:0",
+        "jit=on",
+        "x",
+        "cold",
+        "data:2",
+    )
     value = next(each for each in possible if _takes(flag, each))
     line = ends(train.main, *RUN, "--mode=train", f"--{name}={value}")
     assert line

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
 from tests.launch.conftest import MLP
 from tests.runs import steps
 
@@ -41,6 +43,7 @@ def test_a_killed_run_whose_checkpoints_are_gone_does_not_begin_anew(crank, insi
     refused(inside(*run), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_its_first_best_checkpoint_and_its_first_other_goes_on(crank, inside, tmp_path):
     run = (*MLP, *EACH_TWO, f"--run_dir={tmp_path}")
     program = crank.start(*run, "--train_steps=1000000")

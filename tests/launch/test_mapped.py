@@ -26,6 +26,7 @@ def peak(tmp_path, mib, *flags):
     return int(re.search(r"peak (\d+)", done.stdout)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("resident", "copies"),
     [pytest.param(1, 0, id="streamed"), pytest.param(MIB, 0.5, id="resident", marks=pytest.mark.slow)],

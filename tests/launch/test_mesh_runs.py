@@ -73,6 +73,7 @@ def test_a_run_in_python_hands_its_model_out_whole(text):
     np.testing.assert_allclose(found, model(TOKENS), rtol=0, atol=1e-6)  # compiled, and op by op
 
 
+@pytest.mark.slow
 def test_weights_are_taken_from_any_mesh_and_from_keras(ran, tmp_path):
     first = ran("first", 3, *MESH)
     model = load_model(tmp_path / "first")

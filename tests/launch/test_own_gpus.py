@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.launch.conftest import MLP
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
 @pytest.mark.parametrize("servers", [(), ("--ps=1",)])
 def test_workers_that_are_given_different_gpus_train_together(crank, monkeypatch, tmp_path, servers):

@@ -85,6 +85,7 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
     assert "faster" in inside(*BENCHMARK, f"--baseline={path}", "--fail_below=0.95").ok().out
 
 
+@pytest.mark.slow
 def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(measured, crank, tmp_path):
     result, path = measured
     path.write_text(json.dumps(slower(result, 1e-6)))

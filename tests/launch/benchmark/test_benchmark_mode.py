@@ -58,6 +58,7 @@ def test_benchmark_on_replicas_says_what_share_their_sums_take(inside, tmp_path)
     assert json.loads((tmp_path / "b.json").read_text())["reduce_fraction"] is None
 
 
+@pytest.mark.slow
 def test_benchmark_on_a_mesh_tells_the_sums_over_the_model_apart(inside, tmp_path):
     sizes = [f"--model_arg={size}" for size in ("layers=1", "width=16", "heads=2")]
     model = ("--model=transformer_lm", *sizes, "--input=text", "--input_arg=context=16", "--global_batch_size=4")

@@ -157,6 +157,7 @@ def test_what_servers_cannot_do_is_one_line_before_tensorflow_starts(crank, monk
     assert outcome.code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluator", [True, False])
 def test_where_there_is_an_evaluator_the_coordinator_leaves_the_best_checkpoint_to_it(
     crank, monkeypatch, tmp_path, evaluator

@@ -73,6 +73,7 @@ def test_the_copy_goes_with_the_object(url):
     assert not os.path.exists(path)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_what_was_copied(crank, tmp_path):
     there = tmp_path / "bucket" / "run"
     flags = (*RUN, f"--run_dir=file://{there}", "--progress=off")
