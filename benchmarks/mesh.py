@@ -1,7 +1,8 @@
 """A decoder cut over two processes, a core each, beside PyTorch's tensor parallel on gloo, in turn; no test.
 
 `.venv/bin/python benchmarks/mesh.py --torch_python=.../bin/python`; that Python needs torch and NumPy. Also told: one
-process of Crankshaft on one core, which has the whole model and as many rows.
+process of Crankshaft on one core, which has the whole model and as many rows; and, by plain gradient descent, a mesh of
+two logical CPUs in one process beside TensorFlow's DTensor.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ def of_torch(python: str, cores, steps: int, path: Path) -> None:
     run_on_free_ports(workers)
 
 
-def of_crankshaft(text: Path, cores, steps: int, path: Path) -> None:
+def of_dtensor(cores, steps: int, path: Path) -> None:
+    options = [f"--shape={json.dumps(SHAPE)}", f"--batch={BATCH}", f"--steps={steps}", f"--result_json={path}"]
+    run_together([Process([PYTHON, "benchmarks/peers/dtensor.py", *options], cores=frozenset(cores))])
+
+
+def of_crankshaft(text: Path, cores, steps: int, path: Path, *more: str) -> None:
     sizes = [f"--model_arg={name}={SHAPE[name]}" for name in ("layers", "width", "heads")]
     flags = ["--model=transformer_lm", *sizes, "--model_arg=norm=layer", "--model_arg=positions=learned"]
     flags += ["--input=text", f"--input_arg=context={SHAPE['context']}", f"--data_dir={text}"]
     flags += [f"--global_batch_size={BATCH}", "--mode=benchmark", f"--benchmark_steps={steps}", "--benchmark_rounds=1"]
-    flags += ["--progress=off", f"--result_json={path}"]
+    flags += ["--progress=off", f"--result_json={path}", *more]
     start = [PYTHON, "-m", "crankshaft", "train"]
-    if len(cores) > 1:
+    if len(cores) > 1 and not more:
         start = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--cores_per_task=1", "--"]
         flags += [f"--mesh=model:{len(cores)}"]
     run_together([Process([*start, *flags], cores=frozenset(cores))])
@@ -58,6 +64,8 @@ def main() -> None:
     asked = parser.parse_args()
     cores = sorted(usable_cores())[:2]
     rates: dict[str, list[float]] = {"PyTorch, two processes": [], "one process": [], "mesh model:2": []}
+    within: dict[str, list[float]] = {"DTensor, one process": [], "mesh model:2, one process": []}
+    devices = ("--strategy=mirrored", "--num_virtual_devices=2", "--mesh=model:2", "--optimizer=sgd")
     with tempfile.TemporaryDirectory() as folder:
         text, path = Path(folder) / "text", Path(folder) / "result.json"
         text.mkdir()
@@ -68,9 +76,16 @@ def main() -> None:
             for name, used in (("one process", cores[:1]), ("mesh model:2", cores)):
                 of_crankshaft(text, used, asked.steps, path)
                 rates[name].append(read_result(path)["steps_per_sec"])
+            of_dtensor(cores, asked.steps, path)
+            within["DTensor, one process"].append(read_result(path)["steps_per_sec"])
+            of_crankshaft(text, cores, asked.steps, path, *devices)
+            within["mesh model:2, one process"].append(read_result(path)["steps_per_sec"])
     print(f"{cpu_model()}, {asked.rounds} rounds of {asked.steps} steps, {SHAPE}, batch {BATCH}\n")
-    ours = rates["mesh model:2"]
-    rows = [[name, spread(found), ratio(ours, found)] for name, found in rates.items()]
+    rows = [
+        [name, spread(found), ratio(list(compared.values())[-1], found)]
+        for compared in (rates, within)
+        for name, found in compared.items()
+    ]
     print(table(["", "steps/s: median (least–most)", "the mesh against it (95 %)"], rows))
 
 
