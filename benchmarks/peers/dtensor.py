@@ -16,23 +16,15 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", type=json.loads, required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--result_json", required=True)
-    asked = parser.parse_args()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
-    width, heads, vocabulary = (asked.shape[name] for name in ("width", "heads", "vocabulary"))
-    context, layers, batch = asked.shape["context"], asked.shape["layers"], asked.batch
+def decoder(mesh: dtensor.Mesh, shape: dict[str, int]):
+    """Makes the model; returns its variables, and its loss as a function of tokens and labels."""
+    width, heads, vocabulary = (shape[name] for name in ("width", "heads", "vocabulary"))
+    context, layers = shape["context"], shape["layers"]
 
-    def variable(shape, cut=None, ones=False):
-        layout = dtensor.Layout([("model" if axis == cut else dtensor.UNSHARDED) for axis in range(len(shape))], mesh)
-        value = tf.ones(shape) if ones else tf.random.stateless_normal(shape, [0, sum(shape)], stddev=0.02)
-        whole = dtensor.copy_to_mesh(value, dtensor.Layout.replicated(mesh, len(shape)))
+    def variable(sizes, cut=None, ones=False):
+        layout = dtensor.Layout([("model" if axis == cut else dtensor.UNSHARDED) for axis in range(len(sizes))], mesh)
+        value = tf.ones(sizes) if ones else tf.random.stateless_normal(sizes, [0, sum(sizes)], stddev=0.02)
+        whole = dtensor.copy_to_mesh(value, dtensor.Layout.replicated(mesh, len(sizes)))
         return dtensor.DVariable(dtensor.relayout(whole, layout))
 
     def norm(x, gain):
@@ -71,6 +63,21 @@ def main() -> None:
         chosen = tf.reduce_sum(tf.one_hot(labels, vocabulary) * tf.nn.log_softmax(logits), -1)
         return -tf.reduce_mean(chosen)
 
+    return variables, loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", type=json.loads, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--result_json", required=True)
+    asked = parser.parse_args()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
+    variables, loss = decoder(mesh, asked.shape)
+
     @tf.function
     def step(tokens, labels):
         with tf.GradientTape() as tape:
@@ -79,7 +86,9 @@ def main() -> None:
             v.assign_sub(1e-3 * tf.convert_to_tensor(gradient))
         return found
 
-    windows = tf.random.stateless_uniform([batch, context + 1], [0, 0], 0, vocabulary, tf.int32)
+    windows = tf.random.stateless_uniform(
+        [asked.batch, asked.shape["context"] + 1], [0, 0], 0, asked.shape["vocabulary"], tf.int32
+    )
     layout = dtensor.Layout.replicated(mesh, 2)
     given = [dtensor.copy_to_mesh(part, layout) for part in (windows[:, :-1], windows[:, 1:])]
     for _ in range(5):
