@@ -97,9 +97,9 @@ class Reduction(tf.Module):
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
-          replicas' slices, ids repeated where replicas share them; on a mesh that cuts the model or shards the
-          optimizer they are made dense. Of a variable whose update is shared out (`engine.parallel.pieces`) it is the
-          piece that this replica updates.
+          replicas' slices, ids repeated where replicas share them; those of a variable that is cut over the mesh, and
+          all where the mesh shards the optimizer, are made dense. Of a variable whose update is shared out
+          (`engine.parallel.pieces`) it is the piece that this replica updates.
         """
         return self._summed(gradients, count, averages, variables, shares_out=True)
 
@@ -136,11 +136,15 @@ class Reduction(tf.Module):
                 "reduction.sum has to know which variables are cut over the mesh; give it variables=..., one for each "
                 "gradient"
             )
-        found = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        shared, found = mesh.once(count), gradients
         pieces = [piece_of(v, mesh) if shares_out else None for v in variables] or [None] * len(found)
         cuts = [cut_of(v) for v in variables] or [None] * len(found)
-        own = [i for i, cut in enumerate(cuts) if cut and found[i] is not None]
-        copied = [i for i, cut in enumerate(cuts) if not cut and found[i] is not None]
+        for i, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                by_rows = not cuts[i] and not mesh.shard_optimizer
+                found[i] = self._gather_slices(gradient, shared) if by_rows else tf.convert_to_tensor(gradient)
+        own = [i for i, cut in enumerate(cuts) if cut and isinstance(found[i], tf.Tensor)]
+        copied = [i for i, cut in enumerate(cuts) if not cut and isinstance(found[i], tf.Tensor)]
 
         def reduce(axis: Axis, places: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
             items = [Item(of_examples(found[i], count), exact=False, piece=pieces[i]) for i in places]
@@ -149,7 +153,6 @@ class Reduction(tf.Module):
                 found[i] = total
             return sums[len(places) :]
 
-        shared = mesh.once(count)
         for axis, places, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
             reduce(axis, [i for i in places if pieces[i]], counted)
         reduce(mesh.data, [i for i in own if not pieces[i]], count)

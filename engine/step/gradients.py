@@ -157,7 +157,8 @@ def _norms_on_mesh(groups) -> list[tf.Tensor]:
         return cut.is_first_holder(replica) if cut else replica == 0
 
     def squares(group) -> tf.Tensor:
-        own = [2.0 * tf.nn.l2_loss(g) for g, cut in group if g is not None and counts(cut)]
+        held = [g.values if isinstance(g, tf.IndexedSlices) else g for g, cut in group if g is not None and counts(cut)]
+        own = [2.0 * tf.nn.l2_loss(values) for values in held]
         return tf.add_n(own) if own else tf.constant(0.0)
 
     return tf.unstack(tf.sqrt(mesh.everyone.all_reduce(tf.stack([squares(group) for group in groups]))))

@@ -263,7 +263,9 @@ class Embedding(tf.Module):
                 return self._sharded(keys, seen)
             if (present := step_context().present) is not None:
                 seen *= tf.cast(present, tf.int64)
-            # All replicas give the same rows to the same ids, so that their tables stay equal.
+            # All replicas give the same rows to the same ids, so that their tables stay equal. An id that replicas
+            # are given together, for each to compute a part of the model, is seen once.
+            seen = step_context().mesh.once(seen)
             self._sharded(*context.all_gather([keys, seen], axis=0))
         return self._sharded(keys)
 

@@ -45,6 +45,14 @@ class Cut2(Trainer):
         return mean((outputs[:, 0] - batch[1]) ** 2)
 
 
+class OfIds(Cut2):
+    """Looks ids up in a table that each replica has a copy of; a step's gradient names few of its rows."""
+
+    def build_model(self):
+        rows = tf.keras.layers.Embedding(30, WIDTH, embeddings_initializer=tf.keras.initializers.RandomNormal(seed=2))
+        return tf.keras.Sequential([rows, tf.keras.layers.Flatten(), Block(), tf.keras.layers.Dense(1)])
+
+
 @pytest.fixture(scope="module")
 def data():
     rng = np.random.default_rng(0)
@@ -90,3 +98,17 @@ def test_each_example_counts_once_whatever_feeds_them(bench, data, form):
         _, count = each.strategy.evaluate().values()["loss"]
         assert count == EXAMPLES
     np.testing.assert_allclose(mesh.curve(14), one.curve(14), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("replicas", "rule"), [(2, "adam"), (4, "momentum")])
+def test_rows_that_nobody_looked_up_stay_as_they_are(bench, replicas, rule):
+    """As on one device: a rule with moments would move all rows by a gradient that is made dense."""
+    ids = np.random.default_rng(3).integers(0, 30, (EXAMPLES, 1))
+    source = ids, np.sin(ids[:, 0]).astype(np.float32)
+    options = {"batch_size": 8, "optimizer": rule, "learning_rate": 0.1, "clip_norm": 0.5}
+    one, mesh = bench(OfIds(), source, **options), bench(OfIds(), source, replicas=replicas, model=2, **options)
+    np.testing.assert_allclose(mesh.curve(20), one.curve(20), rtol=1e-5)  # the rate is large, and so are losses' steps
+    (expected,), held = (run.copies(run.trainer.model.layers[0].embeddings) for run in (one, mesh))
+    for table in held:
+        np.testing.assert_array_equal(table, held[0])
+        np.testing.assert_allclose(table, expected, rtol=1e-4, atol=1e-6)

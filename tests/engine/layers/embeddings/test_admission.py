@@ -150,6 +150,19 @@ def test_a_table_of_given_rows_learns_what_a_table_of_all_ids_does(bench, replic
     assert figures(made.trainer.table) == (len(np.unique(given[0])), 0)
 
 
+@pytest.mark.parametrize(("replicas", "model"), [(2, 2), (4, 2)])
+def test_an_id_that_replicas_of_a_mesh_are_given_together_is_seen_once(bench, replicas, model):
+    options = {"optimizer": "adam", "learning_rate": 0.1, "shuffle": False}
+    one = bench(Pull(admit_after=4), power_law(), 30, **options)
+    mesh = bench(Pull(admit_after=4), power_law(), 30, replicas, model=model, **options)
+    for run in (one, mesh):
+        run.train(3)
+    assert 0 < figures(one.trainer.table)[0] < 32
+    assert figures(mesh.trainer.table) == figures(one.trainer.table)
+    ids = power_law()[0]
+    np.testing.assert_allclose(looked_up(mesh, ids), looked_up(one, ids), rtol=1e-4, atol=1e-6)
+
+
 def test_what_stands_in_for_examples_that_a_replica_lacks_gets_no_row(bench):
     """The last batch has one example for two replicas. Zeros stand in for the other, and no example has id 0."""
     ids = 1 + np.arange(7)
