@@ -76,10 +76,11 @@ class Optimizer(tf.Module):
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
         targets = Targets(self.name, variables, multipliers or [1.0] * len(variables))
-        if any(target.piece for target in targets) and not self.is_elementwise:
+        if not self.is_elementwise and (cut := [target for target in targets if target.slot_cut]):
+            asked = "`shard_optimizer`" if cut[0].piece else "a mesh's model axis"
             raise ValueError(
-                f"`shard_optimizer` cuts a variable's update into pieces, and the rule of {self.name} may look at all "
-                "of it; use one of the engine's, such as adamw, or leave it out"
+                f"{asked} has each replica update a part of {cut[0].path} alone, and the rule of {self.name} may look "
+                "at all of it; use one of the engine's, such as adamw, or leave that out"
             )
         self._build_slots(targets)
         for target in targets:

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from crankshaft.engine.internals import keras
 from crankshaft.engine.optimizers.base import Optimizer
-from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.step.gradients import sum_duplicate_rows
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
@@ -63,11 +62,6 @@ class KerasOptimizer(Optimizer):
             raise ValueError(
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
                 "make it in build_optimizer, or pass a function that makes it"
-            )
-        if cut := [target.path for target in targets if cut_of(target.variable)]:
-            raise ValueError(
-                f"Keras optimizer {optimizer.name} does not know that replicas hold parts of {cut[0]}; use one of the "
-                "engine's, such as adamw, or a mesh without a model axis"
             )
         keras.update_here(optimizer)
         optimizer.build([target.given for target in targets])

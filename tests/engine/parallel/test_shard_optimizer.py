@@ -127,14 +127,21 @@ class Normalised(optimizers.SGD):
     is_elementwise = False
 
 
-@pytest.mark.parametrize("optimizer", [Normalised(0.1), "nadam"])
-def test_rules_that_look_at_whole_variables_are_refused(bench, data, optimizer):
+@pytest.mark.parametrize("optimizer", ["normalised", "nadam"])
+@pytest.mark.parametrize(
+    ("mesh", "line"),
+    [
+        ({"shard_optimizer": True}, "`shard_optimizer` has each replica update a part of .*, and the rule of"),
+        ({"model": 2}, "a mesh's model axis has each replica update a part of .*, and the rule of"),
+    ],
+)
+def test_rules_that_look_at_whole_variables_are_refused(bench, data, optimizer, mesh, line):
     class Own(Model):
         def build_optimizer(self):
-            return super().build_optimizer() if isinstance(optimizer, str) else optimizer
+            return Normalised(0.1) if optimizer == "normalised" else super().build_optimizer()
 
-    with pytest.raises(ValueError, match="`shard_optimizer` cuts a variable's update into pieces"):
-        bench(Own(), data, 8, 2, shard_optimizer=True, optimizer=optimizer if isinstance(optimizer, str) else "sgd")
+    with pytest.raises(ValueError, match=line):
+        bench(Own(), data, 8, 2, optimizer="sgd" if optimizer == "normalised" else optimizer, **mesh)
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 2)])
