@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import hashlib
 import json
 import os
@@ -83,37 +84,63 @@ class Bytes:
 class Vocabulary:
     """Tokens of a vocabulary, as `tokenizers.Tokenizer.save` has written it; the attributes are those of `Bytes`.
 
+    It is read on first use: to train on tokens that were made elsewhere needs no library.
+
     Args:
       text: the JSON.
       path: where it was read, for messages.
       separator: the vocabulary's token that stands for the border of documents; "" takes a number more for it.
 
     Raises:
-      InputError: the library is not installed, this is no such JSON, or it has no such token.
+      InputError: on first use; the library is not installed, this is no such JSON, or it has no such token.
     """
 
     def __init__(self, text: str, path: str, separator: str):
+        self._text, self._path, self._separator = text, path, separator
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
         library = _library()
         try:
-            self._tokenizer = library.Tokenizer.from_str(text)
+            found = library.Tokenizer.from_str(self._text)
         except Exception as error:  # of the library's own, which has no class
             raise InputError(
-                f"tokenizer={path} is no vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of the "
+                f"tokenizer={self._path} is no vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of the "
                 "library tokenizers has written, or tokenizer=bytes"
             ) from None
-        self._kept = {"kind": "vocabulary", "tokenizer": text, "separator": separator}
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        found.no_truncation()
+        found.no_padding()
+        return found
+
+    @functools.cached_property
+    def _known(self) -> int:
+        """The numbers up to which the vocabulary has tokens."""
         known = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if not known:
-            raise InputError(f"tokenizer={path} has no tokens; train it before it is saved")
-        found = self._tokenizer.token_to_id(separator) if separator else known
+            raise InputError(f"tokenizer={self._path} has no tokens; train it before it is saved")
+        return known
+
+    @functools.cached_property
+    def separator(self) -> int:
+        known = self._known
+        found = self._tokenizer.token_to_id(self._separator) if self._separator else known
         if found is None:
-            raise InputError(f"separator={separator} is no token of {path}; name one of them, or leave it out")
-        self.separator: int = found
-        self.count = max(known, found + 1)
-        self.says = f"{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()} {self.separator}"
-        self.ids = zlib.crc32(self.says.encode())
+            raise InputError(
+                f"separator={self._separator} is no token of {self._path}; name one of them, or leave it out"
+            )
+        return found
+
+    @property
+    def count(self) -> int:
+        return max(self._known, self.separator + 1)
+
+    @property
+    def says(self) -> str:
+        return f"{hashlib.blake2b(self._text.encode(), digest_size=10).hexdigest()} {self.separator}"
+
+    @property
+    def ids(self) -> int:
+        return zlib.crc32(self.says.encode())
 
     def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text. Raises `InputError` where one is no UTF-8."""
@@ -122,7 +149,7 @@ class Vocabulary:
 
     def kept(self) -> dict[str, str]:
         """Returns all that `of_kept` needs, plain JSON."""
-        return self._kept
+        return {"kind": "vocabulary", "tokenizer": self._text, "separator": self._separator}
 
     def decoder(self) -> Decoder:
         """Returns what makes text of tokens, one after the other."""
@@ -152,11 +179,11 @@ def of(name: str, separator: str) -> Bytes | Vocabulary:
         raise InputError(f"tokenizer={path} is no text, and so no JSON of a vocabulary; give one") from None
 
 
-def of_kept(kept: dict[str, str]) -> Bytes | Vocabulary:
-    """Returns what cut a run's text, by what it has kept. Raises KeyError or `InputError` where that is another's."""
+def of_kept(kept: dict[str, str], path: str = FILE_NAME) -> Bytes | Vocabulary:
+    """Returns what has cut text, by what was kept of it in a file. Raises KeyError or TypeError if it is none."""
     if kept["kind"] == "bytes":
         return Bytes()
-    return Vocabulary(kept["tokenizer"], FILE_NAME, kept["separator"])
+    return Vocabulary(str(kept["tokenizer"]), path, str(kept["separator"]))
 
 
 def learned(size: int, files: Files, pieces: Iterable[Piece], folder: str | None) -> Vocabulary:

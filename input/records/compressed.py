@@ -17,6 +17,7 @@ from crankshaft.input.records import checksums
 from crankshaft.input.records import features as described
 from crankshaft.input.records.features import Feature, Features, nested
 from crankshaft.input.records.record_index import FOOTER_BYTES, HEADER_BYTES
+from crankshaft.input.records.shards import splits_of
 from crankshaft.input.splits import InputError, Splits
 
 _MAGIC = b"\x1f\x8b"  # of gzip
@@ -52,10 +53,7 @@ def open_splits(
     found = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))
     parse = _parser(found)
     streams = [paths and streamed.records(paths, parse, compression=_COMPRESSION) for paths in (train, evaluation)]
-    about = found.about
-    return Splits(
-        streams[0], streams[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
-    )
+    return splits_of(streams, found, num_classes)
 
 
 def _first_records(path: str, count: int) -> list[bytes]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from crankshaft.input.files import storage
+from crankshaft.input.files import storage, tokens
 from crankshaft.input.records import features, record_index
 from crankshaft.input.records.features import Features
 from crankshaft.input.splits import InputError, Splits
@@ -72,10 +72,29 @@ def open_splits(
         return found["all"]
 
     splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
-    about = found["all"].about
-    return Splits(
-        splits[0], splits[1], num_classes or about.get("num_classes"), about.get("vocabulary"), about.get("ids")
-    )
+    return splits_of(splits, found["all"], num_classes)
+
+
+def splits_of(splits: Sequence[Any], found: Features, num_classes: int) -> Splits:
+    """Returns opened splits, to train and to evaluate on, with what their features.json says of them.
+
+    Args:
+      splits: both, the second may be None.
+      found: of their records.
+      num_classes: as it was given; 0 is as features.json says.
+
+    Raises:
+      InputError: it names tokens, and not what text was cut into.
+    """
+    about = found.about
+    try:
+        cut_by = tokens.of_kept(about["tokens"], features.NAME) if "tokens" in about else None
+    except (KeyError, TypeError):
+        raise InputError(
+            f"{features.NAME}: its `tokens` do not say what text was cut into; run crankshaft prepare again"
+        ) from None
+    num_classes = num_classes or about.get("num_classes")
+    return Splits(splits[0], splits[1], num_classes, about.get("vocabulary"), about.get("ids"), cut_by)
 
 
 def _check_noted(paths: list[str], is_whole_folder: bool) -> None:

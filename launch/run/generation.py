@@ -150,7 +150,9 @@ def _tokens(run_dir: str) -> kinds.Bytes | kinds.Vocabulary | None:
     if not os.path.lexists(path):
         return None
     try:
-        return kinds.of_kept(read_json(path))
+        found = kinds.of_kept(read_json(path))
+        _ = found.ids  # which reads it
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} does not say what text was cut into ({' '.join(str(error).split())}); restore it from a copy, or "

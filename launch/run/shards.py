@@ -92,7 +92,7 @@ def _count(planned: list[Shard], split: str) -> str:
 def load(asked: Asked) -> Loaded:
     """Loads the input and checks that it can be written."""
     found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
-    train, evaluation, num_classes, vocabulary, ids, _ = data.call([*found])
+    train, evaluation, num_classes, vocabulary, ids, tokens = data.call([*found])
     for name, split in (("train", train), ("eval", evaluation)):
         if is_stream(split):
             raise UsageError(
@@ -106,7 +106,7 @@ def load(asked: Asked) -> Loaded:
             )
     train, evaluation, _ = splits.prepare(train, evaluation)
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
-    about = {"num_classes": num_classes, "vocabulary": vocabulary, "ids": ids}
+    about = {"num_classes": num_classes, "vocabulary": vocabulary, "ids": ids, "tokens": tokens and tokens.kept()}
     return Loaded(by_name, shard_writing.described(spec_of(train), _as_json(about)))
 
 

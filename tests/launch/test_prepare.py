@@ -1,12 +1,15 @@
 """`crankshaft prepare`: shards train as their input does, to the bit, and a call that ended is taken up again."""
 
+import json
 import os
+import sys
 import textwrap
 
 import numpy as np
 import pytest
 
 from crankshaft.input import array_record, tfrecord
+from crankshaft.input.files import tokens
 from crankshaft.input.splits import InputError
 from crankshaft.launch import prepare
 from tests.runs import assert_equal_bits
@@ -244,3 +247,52 @@ def test_several_processes_write_what_one_writes(prepared, own_input, tmp_path):
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).rglob("*-of-*")} for name in ("one", "two"))
     assert one == two
     assert len(one) == 8  # four shards and their indices
+
+
+@pytest.mark.parametrize("cut_by", ["bytes", "vocabulary"])
+def test_a_run_on_shards_of_text_says_what_one_on_the_text_says(prepared, inside, tmp_path, cut_by):
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("the cat sat on the mat, and the mat lay under the cat. " * 40)
+    text = [f"--data_dir={tmp_path}/books", "--input_arg=context=16"]
+    if cut_by == "vocabulary":
+        pytest.importorskip("tokenizers")
+        text.append("--input_arg=vocabulary_size=270")
+    out = tmp_path / "shards"
+    assert prepared("--input=text", *text, f"--output_dir={out}", "--shards=2")[0] == 0
+    model = (
+        "--model=transformer_lm",
+        "--model_arg=layers=1",
+        "--model_arg=width=16",
+        "--model_arg=heads=2",
+        "--global_batch_size=8",
+    )
+    said = []
+    for name, data in (("text", ["--input=text", *text]), ("shards", ["--input=tfrecord", f"--data_dir={out}"])):
+        run = f"--run_dir={tmp_path}/{name}"
+        inside(
+            *model, *data, run, "--train_steps=30", "--learning_rate=0.01", "--global_batch_size=8", "--jit=off"
+        ).ok()
+        said.append(inside("--mode=generate", run, "--prompt=the cat", "--tokens=20", "--temperature=0").ok().out)
+    assert said[0].startswith("the cat")
+    assert said[1] == said[0]
+
+
+def test_to_train_on_shards_of_text_takes_no_library(prepared, tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    out = tmp_path / "shards"
+    text = ("--input=text", "--input_arg=vocabulary_size=300", f"--input_arg=prepared_dir={tmp_path}")
+    assert prepared(*text, f"--output_dir={out}", "--shards=1")[0] == 0
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    kept = tfrecord.load(str(out), 0).tokens.kept()
+    monkeypatch.undo()
+    assert tokens.of_kept(kept, "here").count == 301  # the border of documents among them
+
+
+@pytest.mark.parametrize("kept", [{"kind": "vocabulary"}, [], {}])
+def test_shards_that_do_not_say_what_text_was_cut_into_are_refused(prepared, tmp_path, kept):
+    out = tmp_path / "shards"
+    assert prepared("--input=text", f"--input_arg=prepared_dir={tmp_path}", f"--output_dir={out}", "--shards=1")[0] == 0
+    content = json.loads((out / "features.json").read_text())
+    (out / "features.json").write_text(json.dumps({**content, "tokens": kept}))
+    with pytest.raises(InputError, match=r"features\.json: its `tokens` do not say what text was cut into; run"):
+        tfrecord.load(str(out), 0)
