@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, generation, mean
@@ -31,6 +32,8 @@ from crankshaft.engine.layers import recomputed
 from crankshaft.engine.layers.one_pass import gelu, swiglu
 from crankshaft.engine.metrics.means import exp_mean
 from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
+from crankshaft.engine.parallel.weights import part_of
+from crankshaft.engine.step import batches
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5
@@ -83,6 +86,10 @@ class Model(Trainer):
         for name, number in (("layers", layers), ("width", width), ("heads", heads)):
             if number < 1:
                 raise ValueError(f"{name}={number} is none; use 1 or more")
+        others = {"kv_heads": kv_heads, "hidden": hidden, "context": context, "vocabulary": vocabulary}
+        for name, number in others.items():
+            if number < 0:
+                raise ValueError(f"{name}={number} is none; use 1 or more, or leave it out")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} is no share; use 0 up to, not including, 1")
         self.context, self.vocabulary = context, vocabulary
@@ -101,12 +108,18 @@ class Model(Trainer):
         }
 
     def build_model(self) -> tf.keras.Model:
-        features, tokens = self.given.example[0], self.given.num_classes
+        features, tokens = batches.features(self.given.example), self.given.num_classes
+        if getattr(features, "ndim", 0) != 2 or not np.issubdtype(features.dtype, np.integer):
+            raise ValueError(
+                "features are no rows of tokens, whole numbers [batch, context], which a language model reads; use "
+                "input=text, or data in that form"
+            )
         context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens
         if context < features.shape[1]:
             raise ValueError(f"context={context} is less than the data's {features.shape[1]} tokens; use as many or 0")
         if tokens and vocabulary < tokens:
             raise ValueError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
+        part_of(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
         return Decoder(context, vocabulary, **self.shape, name="decoder")
 
     def losses(self, outputs, batch) -> tf.Tensor:

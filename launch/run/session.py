@@ -22,6 +22,7 @@ from crankshaft.engine.data.split import spec_of
 from crankshaft.engine.data.streamed import is_stream
 from crankshaft.engine.health import watchdog
 from crankshaft.engine.layers.embeddings import shards_in
+from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
@@ -199,7 +200,13 @@ def build_state(
         state.build()
         return state
 
-    return strategy.build(make)
+    state = strategy.build(make)
+    if strategy.mesh.is_cut and not any(map(cut_of, Holdings(state.trainer).all_weights)):
+        raise UsageError(
+            f"--mesh={config.mesh}: {config.model_entry.name} has no layer that is cut over the model's axis, so "
+            "replicas would compute the same; make it of crankshaft.engine.parallel's layers, or leave --mesh out"
+        )
+    return state
 
 
 def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:

@@ -61,6 +61,29 @@ def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, m
     assert f"--mesh={mesh} does not lay out 4 replicas; use {fitting}" in error
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ("--model=mlp", "--input=digits", *PAIR),
+            "--mesh=model:2: mlp has no layer that is cut over the model's axis",
+        ),
+        (
+            ("--model=transformer_lm", "--input=digits"),
+            "features are no rows of tokens, whole numbers [batch, context]",
+        ),
+        (
+            (*FLAGS[:3], "--model_arg=hidden=15", *PAIR),
+            "hidden=15 does not divide over the mesh's model:2; use 14 or 16",
+        ),
+    ],
+)
+def test_a_model_that_is_not_for_the_mesh_or_the_data_is_one_line(inside, flags, line):
+    outcome = inside(*flags, "--train_steps=1", "--jit=off")
+    assert outcome.code == 2
+    assert line in outcome.error
+
+
 def test_a_run_in_python_hands_its_model_out_whole(text):
     given = (flag for flag in (*FLAGS, *MESH, *text) if "checkpoint" not in flag)
     names = (flag.removeprefix("--").split("=", 1) for flag in given)
