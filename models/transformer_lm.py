@@ -93,7 +93,7 @@ class Model(Trainer):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} is no share; use 0 up to, not including, 1")
         self.context, self.vocabulary = context, vocabulary
-        self.shape = {
+        self.shape: dict[str, Any] = {
             "layers": layers,
             "width": width,
             "heads": heads,
