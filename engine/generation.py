@@ -1,6 +1,6 @@
-"""Goes on with a row of tokens by a language model: what a model offers for that, and how a token is chosen.
+"""Generates text with a language model: the contract that a model meets (`Generates`), and how a token is chosen.
 
-`Generates` is the contract. Replica code, but for `generate`, which is the host's loop around it.
+Replica code, except `generate`, which is the host's loop around it.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ import tensorflow as tf
 
 @runtime_checkable
 class Generates(Protocol):
-    """A Keras model that tells what may follow a row of tokens, and keeps what it has computed of those before.
+    """A Keras model that predicts the next token of a row, and caches what it has computed of the tokens before it.
 
     Attributes:
-      context: the most tokens that it looks at.
+      context: the largest number of tokens that it attends to.
     """
 
     context: int
 
     def empty_cache(self, batch: int | tf.Tensor) -> Any:
-        """Returns a nest of tensors with room for what `context` tokens leave behind, such as keys and values.
+        """Returns an empty cache: a nest of tensors with room for `context` tokens, such as their keys and values.
 
         Args:
           batch: how many rows, the first axis of each tensor. The other axes are static.
         """
 
-    def next_logits(self, tokens: tf.Tensor, cache: Any, place: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Reads tokens, and tells what may follow the last of them.
+    def next_logits(self, tokens: tf.Tensor, cache: Any, position: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Computes logits of the token that follows `tokens`, and adds these to the cache.
 
         Args:
-          tokens: int32 [batch, n], n from 1 to context - place, unknown when it is traced.
-          cache: what the `place` tokens before have left. What it holds from there on counts for nothing.
-          place: scalar int32, the position of the first of these tokens.
+          tokens: int32 [batch, n], n from 1 to context - position, unknown when it is traced.
+          cache: of the `position` tokens before these. What it holds beyond them is ignored.
+          position: scalar int32, the position of the first of these tokens.
 
         Returns:
-          Logits [batch, vocabulary], the same on all replicas that hold the model together, and the cache with what
-          these tokens leave, of the same shapes.
+          Logits [batch, vocabulary], the same on all replicas that hold the model together, and the cache with these
+          tokens in it, of the same shapes.
         """
 
 
 class Reading(NamedTuple):
-    """How far a row of tokens has been read: the cache holds what those from `start` to `end` have left."""
+    """How far a row of tokens has been read: the cache holds the tokens [start, end)."""
 
     cache: Any
     start: tf.Tensor
     end: tf.Tensor
 
 
-def begun(model: Generates, row: tf.Tensor) -> Reading:
-    """Returns that nothing is read yet of a row, int32 [batch, n], of which the last `context` tokens will be."""
+def begin_reading(model: Generates, row: tf.Tensor) -> Reading:
+    """Returns the reading of a row, int32 [batch, n], that is yet to read the row's last `context` tokens."""
     start = tf.maximum(tf.shape(row)[1] - model.context, 0)
     return Reading(model.empty_cache(row.shape[0] or tf.shape(row)[0]), start, start)
 
@@ -59,16 +59,16 @@ def begun(model: Generates, row: tf.Tensor) -> Reading:
 def read(model: Generates, row: tf.Tensor, reading: Reading) -> tuple[tf.Tensor, Reading]:
     """Reads the rest of a row.
 
-    Positions are counted from where reading has started, so a row that has grown beyond the context is read anew, from
-    its last context / 2 tokens on: the older half is forgotten at once, and the rest is cached again for as long.
+    Positions are counted from `start`. A row that has grown beyond the context is therefore read again, from its last
+    context / 2 tokens on: the older half is dropped at once, and the cache then lasts for as many new tokens.
 
     Args:
-      model: reads.
-      row: int32 [batch, n], longer than what is read.
-      reading: how far it is read.
+      model: the language model.
+      row: int32 [batch, n], longer than what has been read of it.
+      reading: how far it has been read.
 
     Returns:
-      Logits float32 [batch, vocabulary] of what may follow the row, and how far it is read then: to its end.
+      Logits float32 [batch, vocabulary] of the token that follows the row, and the reading up to the row's end.
     """
     count = tf.shape(row)[1]
     is_full = count - reading.start > model.context
@@ -79,13 +79,12 @@ def read(model: Generates, row: tf.Tensor, reading: Reading) -> tuple[tf.Tensor,
 
 
 def choose(logits, temperature, top_k, seed) -> tf.Tensor:
-    """Returns a token for each row, int32 [batch]: the same for the same seed, on any device.
+    """Chooses a token for each row, int32 [batch]: the same for the same seed, on any device.
 
     Args:
       logits: float32 [batch, vocabulary].
-      temperature: scalar float32 that logits are divided by; 0 takes the likeliest token.
-      top_k: scalar int32, how many of the likeliest tokens may be drawn (and those as likely as the last of them); 0 is
-        all.
+      temperature: scalar float32 that logits are divided by; 0 takes the most likely token.
+      top_k: scalar int32: draws among this many of the most likely tokens, ties with the last one included; 0 is all.
       seed: int64 [2].
     """
     count = tf.shape(logits)[1]
@@ -112,23 +111,23 @@ def generate(
 ) -> Iterator[int]:
     """Yields the tokens that follow a row, one after the other, without end. Host code.
 
-    Every replica computes each step, and takes part in the sums of a model that is cut over them; a loop of sums may
-    not be compiled within replica code, so this one is around it. In a process of several, the others have to ask for
-    as many tokens.
+    Every replica computes each token, because a model that is cut over replicas sums across them. Such sums may not
+    stand in a loop within replica code, so the loop is here, on the host. Where there are several processes, all have
+    to ask for the same number of tokens.
 
     Args:
       distribution: the strategy whose replicas hold the model.
-      model: goes on.
-      row: one token or more.
+      model: the language model.
+      row: the prompt: one token or more.
       temperature: see `choose`.
       top_k: see `choose`.
-      seed: with the number of tokens before it, decides which token is drawn.
+      seed: together with the number of tokens so far, it decides which token is drawn.
     """
     scalars = tf.constant(temperature, tf.float32), tf.constant(top_k, tf.int32), tf.constant(seed, tf.int64)
 
     @tf.function(autograph=False)
     def begin(row):
-        return distribution.run(lambda row: begun(model, row), args=(row,))
+        return distribution.run(lambda row: begin_reading(model, row), args=(row,))
 
     @tf.function(autograph=False)
     def step(row, reading, *scalars):
@@ -145,24 +144,24 @@ def generate(
 
 
 def _next(model: Generates, row, reading: Reading, temperature, top_k, seed) -> tuple[tf.Tensor, Reading]:
-    """Returns the token that follows each row, int32 [batch], and that the row is read."""
+    """Returns the token that follows each row, int32 [batch], and the reading up to the rows' end."""
     logits, reading = read(model, row, reading)
-    place = tf.cast(reading.end, tf.int64)
-    return choose(logits, temperature, top_k, tf.stack([seed, place])), reading
+    position = tf.cast(reading.end, tf.int64)
+    return choose(logits, temperature, top_k, tf.stack([seed, position])), reading
 
 
 def signatures(model: Generates) -> dict[str, Callable]:
-    """Returns what a SavedModel of the model serves beside its outputs, as `export_signatures` of a model does.
+    """Returns a SavedModel's serving functions by name, for a model's `export_signatures`.
 
-    `next_token_logits` takes tokens, int32 [batch, n], n from 1 on, and returns `logits`, float32 [batch, vocabulary].
-    `generate` takes tokens, how many shall follow, and the scalars of `choose`; it returns `tokens` with them, int32
-    [batch, n + num_tokens].
+    `next_token_logits` takes tokens, int32 [batch, n] with n >= 1, and returns `logits`, float32 [batch, vocabulary].
+    `generate` takes tokens, the number of new ones and the scalars of `choose`; it returns `tokens`, the given ones and
+    the new ones, int32 [batch, n + num_tokens].
     """
     rows = tf.TensorSpec([None, None], tf.int32, "tokens")
 
     @tf.function(input_signature=[rows], autograph=False)
     def next_token_logits(tokens):
-        return {"logits": read(model, _checked(tokens), begun(model, tokens))[0]}
+        return {"logits": read(model, _checked(tokens), begin_reading(model, tokens))[0]}
 
     @tf.function(
         input_signature=[
@@ -180,7 +179,7 @@ def signatures(model: Generates) -> dict[str, Callable]:
             return tf.concat([row, token[:, tf.newaxis]], 1), reading
 
         tokens = _checked(tokens)
-        reading = begun(model, tokens)
+        reading = begin_reading(model, tokens)
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape([None, *x.shape[1:]] if x.shape.rank else []), reading)
         row, _ = tf.while_loop(
             lambda *_: True,

@@ -1,4 +1,4 @@
-"""The outer loop, on the host: runs steps until something is due, then does it. Knows no model, no device."""
+"""The outer loop, on the host: runs steps until a hook is due, then calls it. It knows no model and no device."""
 
 from __future__ import annotations
 

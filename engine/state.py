@@ -72,15 +72,15 @@ class TrainState:
 
         The copy is held by the host of the device that has the variable: a GPU need not have room for two.
         """
-        parts = [part for variable in self.variables() for part in per_replica.parts(variable)]
+        components = [component for variable in self.variables() for component in per_replica.components(variable)]
         step, before = self.step, []
-        for part in parts:
-            with tf.device(host_of(part.device)):  # a parameter server's host keeps its variables' copies
-                before.append(tf.identity(part))
+        for component in components:
+            with tf.device(host_of(component.device)):  # a parameter server's host keeps its variables' copies
+                before.append(tf.identity(component))
 
         def put_back() -> None:
-            for part, value in zip(parts, before, strict=True):
-                part.assign(value)
+            for component, value in zip(components, before, strict=True):
+                component.assign(value)
             self.step = step
 
         return put_back

@@ -57,11 +57,12 @@ class Trainer(tf.Module):
         )
 
     def learning_rate_multiplier(self, variable) -> float:
-        """Returns what a variable's learning rate, and its weight decay with it, is multiplied by. Host code.
+        """Returns the factor of a variable's learning rate and of its weight decay. Host code.
 
-        As in PyTorch's parameter groups; 0 freezes it: no gradient, update, or slots. `variable.path` names a layer's.
+        As in PyTorch's parameter groups. 0 freezes the variable: no gradient, no update, no slots. Find a layer's
+        variables by `variable.path`.
 
-        Batch normalisation's moving statistics are frozen by `layer.trainable = False` in `build_model`, as in Keras.
+        To freeze batch normalisation's moving statistics, set `layer.trainable = False` in `build_model`, as in Keras.
         """
         return 1.0
 
@@ -70,10 +71,10 @@ class Trainer(tf.Module):
         return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:
-        """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, losses one an example.
+        """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, one loss for each example.
 
-        Here and in `metrics`, `batch` is (features, labels), or features alone where the data has no labels. Where it
-        has weights, they are not in it: what `mean` makes is weighed by them afterwards. Outputs of 16 bits come as
+        Here and in `metrics`, `batch` is (features, labels), or features alone where the data has no labels. Examples'
+        weights are not in it: what `mean` returns is weighted by them afterwards. Outputs of 16 bits are converted to
         float32.
         """
         raise NotImplementedError(
@@ -81,26 +82,26 @@ class Trainer(tf.Module):
         )
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
-        """Returns further pairs as `loss` does, by names that are not the engine's: loss, gradient_norm, skipped."""
+        """Returns further metrics by name, pairs as `loss` returns. The engine has loss, gradient_norm and skipped."""
         return {}
 
     def training_loss(self, outputs, batch) -> Mean:
-        """Returns what training minimizes, and shows as its `loss`; evaluation has `loss` itself."""
+        """Returns what training minimizes and shows as its loss; evaluation shows `loss` itself."""
         return self.loss(outputs, batch)
 
     @classmethod
     def splits_batch(cls, **arguments) -> bool:
-        """Returns whether each of a CPU's cores may take a part of a batch, for a trainer made with these arguments.
+        """Returns whether a CPU's cores may each compute a part of a batch, for a trainer made with these arguments.
 
-        Return True if no example's outputs or loss depend on another's (as batch normalisation makes them), and the
-        layers are faster so: convolutions and embeddings are; large dense ones are bound by memory, small ones are
-        faster with XLA, which computes a batch whole.
+        Return True if no example's outputs or loss depend on another's (with batch normalisation they do), and the
+        model is faster that way: convolutions and embeddings are; large dense layers are bound by memory, and small
+        ones are faster with XLA, which computes a batch as a whole.
         """
         return False
 
     @property
     def trainable_variables(self) -> list:
-        """What the default step trains: `model`'s variables, then the embeddings' shards, but for frozen ones."""
+        """The variables that the default step trains: `model`'s, then the embeddings' shards, without frozen ones."""
         variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._held.shards]
         return [variable for variable in variables if self.learning_rate_multiplier(variable) != 0]
 
@@ -112,7 +113,7 @@ class Trainer(tf.Module):
         self.optimizer = make_optimizer(self, self.trainable_variables)
 
     def train_step(self, batch) -> dict[str, Mean]:
-        """Makes one update from one batch, in the form of the data, this replica's part of it. Replica code."""
+        """Makes one update from this replica's part of a batch, which has the form of the data. Replica code."""
         variables = self.trainable_variables
         gradients, metrics = self.compute_gradients(batch)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
@@ -122,7 +123,7 @@ class Trainer(tf.Module):
         return update.end(metrics)
 
     def eval_step(self, batch) -> dict[str, Mean]:
-        """Returns the metrics of one batch, this replica's part of it. Replica code."""
+        """Returns the metrics of this replica's part of a batch. Replica code."""
         return batches.side_by_side(self._metrics_of, batch, self.given.options.batch_parts)
 
     # -- to call in a step of one's own -------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Trainer(tf.Module):
     def compute_gradients(self, batch) -> tuple[Gradients, dict[str, Any]]:
         """Computes gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
-        In the micro-batches and the parts that `given.options` ask for. What layers add to the loss (Keras's
+        Computes them in the micro-batches and parts that `given.options` ask for. What layers add to the loss (Keras's
         regularizers and `add_loss`; not of layers that another step trains) is added to the mean over the global batch,
         once: here times this replica's count, which the division by the global count undoes. The metric `loss` is that
         of `loss` alone, so that training and evaluation compare.

@@ -131,8 +131,8 @@ def _hexadecimal(text: np.ndarray) -> np.ndarray:
     for value, both in enumerate("00 11 22 33 44 55 66 77 88 99 aA bB cC dD eE fF".split()):
         digits[[ord(character) for character in both]] = value
     values = np.zeros(text.shape[:-1], np.uint32)
-    for place in range(text.shape[-1]):
-        digit, used = digits[text[..., place]], text[..., place] != 0
+    for column in range(text.shape[-1]):
+        digit, used = digits[text[..., column]], text[..., column] != 0
         if (digit[used] == 255).any():
             raise ValueError("a category that is no hexadecimal number")
         values = np.where(used, values * np.uint32(16) + digit, values)
@@ -150,12 +150,12 @@ def _why_bad(line: bytes) -> str | None:
         )
     if fields[0] not in (b"0", b"1"):
         return f"expected a label 0 or 1, found {shown(fields[0])}"
-    for place, field in enumerate(fields[1:], 1):
-        if place <= _INTEGERS:
+    for column, field in enumerate(fields[1:], 1):
+        if column <= _INTEGERS:
             if not _is_integer(field):
-                return f"expected an integer or nothing in I{place}, found {shown(field)}"
+                return f"expected an integer or nothing in I{column}, found {shown(field)}"
         elif not _CATEGORY.fullmatch(field):
-            name = f"C{place - _INTEGERS}"
+            name = f"C{column - _INTEGERS}"
             return f"expected up to {_DIGITS} hexadecimal digits or nothing in {name}, found {shown(field)}"
     return None
 

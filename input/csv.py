@@ -126,7 +126,7 @@ class CsvTable(Table):
             raise SourceError(str(self._prepared.damaged(f"group {group}")))
         return _unpacked(body, int(self.group_rows[group]), self.kinds, {*names})
 
-    def place(self, group: int, row: int) -> str:
+    def describe_row(self, group: int, row: int) -> str:
         row += group * _GROUP_ROWS
         for path, records in zip(self._paths, self._about["records"], strict=True):
             if row < records:
@@ -272,15 +272,15 @@ class _Packing:
 def _kinds(header: list[str], records: Iterator[tuple[str, list[list[str]]]]) -> dict[str, str]:
     """Finds each column's type: the first in `_KINDS` that all of its values are."""
     order = [*_KINDS]
-    places = [0] * len(header)
+    ranks = [0] * len(header)
     there = [False] * len(header)
     for _, rows in records:
         for column, fields in enumerate(zip(*rows, strict=True)):
             values = {field for field in fields if field}
             there[column] |= bool(values)
-            while places[column] < len(order) - 1 and not all(_is(_KINDS[order[places[column]]][0], x) for x in values):
-                places[column] += 1
-    return {name: order[place] if any_ else "text" for name, place, any_ in zip(header, places, there, strict=True)}
+            while ranks[column] < len(order) - 1 and not all(_is(_KINDS[order[ranks[column]]][0], x) for x in values):
+                ranks[column] += 1
+    return {name: order[rank] if any_ else "text" for name, rank, any_ in zip(header, ranks, there, strict=True)}
 
 
 def _is(parse: Callable[[str], Any], field: str) -> bool:

@@ -94,29 +94,30 @@ class ParquetTable(Table):
         self._warn_of_large_groups()
 
     def read(self, group: int, names: list[str]) -> Group:
-        number, place = self._groups[group]
+        number, row_group = self._groups[group]
         try:
             with self._opened(number, SourceError, self._metadata[number]) as file:
                 # One thread: whoever reads groups ahead does so by several.
-                table = file.read_row_group(place, columns=names, use_threads=False)
+                table = file.read_row_group(row_group, columns=names, use_threads=False)
         except (self._pa.ArrowException, OSError) as error:
             raise SourceError(
-                f"{self._files.paths[number]}: row group {place} can't be read ({_first_line(error)}); restore the file"
+                f"{self._files.paths[number]}: row group {row_group} can't be read ({_first_line(error)}); restore the "
+                "file"
             ) from None
         found = Group({}, {}, {})
         for name in names:
             self._decode(name, table.column(name).combine_chunks(), found)
         return found
 
-    def place(self, group: int, row: int) -> str:
-        number, place = self._groups[group]
-        before = sum(self._metadata[number].row_group(i).num_rows for i in range(place))
+    def describe_row(self, group: int, row: int) -> str:
+        number, row_group = self._groups[group]
+        before = sum(self._metadata[number].row_group(i).num_rows for i in range(row_group))
         return f"{self._files.paths[number]}, row {before + row}"
 
     def extremes(self, name: str) -> tuple[int, int] | None:
         found = []
-        for group, (number, place) in enumerate(self._groups):
-            statistics = self._statistics(number, place, name)
+        for group, (number, row_group) in enumerate(self._groups):
+            statistics = self._statistics(number, row_group, name)
             if statistics is not None and statistics.has_min_max:
                 found += [int(statistics.min), int(statistics.max)]
             elif statistics is None or statistics.null_count != self.group_rows[group]:
@@ -125,8 +126,8 @@ class ParquetTable(Table):
                 found += [int(there.min()), int(there.max())] if len(there) else []
         return (min(found), max(found)) if found else None
 
-    def _statistics(self, number: int, place: int, name: str) -> Any:
-        group = self._metadata[number].row_group(place)
+    def _statistics(self, number: int, row_group: int, name: str) -> Any:
+        group = self._metadata[number].row_group(row_group)
         for i in range(group.num_columns):
             if group.column(i).path_in_schema == name:
                 return group.column(i).statistics
@@ -168,9 +169,9 @@ class ParquetTable(Table):
 
     def _length(self, name: str) -> int:
         """Returns how many values the first row has in a column of lists."""
-        number, place = self._groups[0]
+        number, row_group = self._groups[0]
         with self._opened(number, InputError) as file:
-            found = next(file.iter_batches(1, row_groups=[place], columns=[name])).column(0)[0]
+            found = next(file.iter_batches(1, row_groups=[row_group], columns=[name])).column(0)[0]
         return len(found) if found.is_valid else 0
 
     def _decode(self, name: str, array, found: Group) -> None:
@@ -193,8 +194,8 @@ class ParquetTable(Table):
             found.arrays[name] = values.fill_null(0).to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
 
     def _warn_of_large_groups(self) -> None:
-        number, place = self._groups[int(np.argmax(self.group_rows))]
-        group = self._metadata[number].row_group(place)
+        number, row_group = self._groups[int(np.argmax(self.group_rows))]
+        group = self._metadata[number].row_group(row_group)
         if group.total_byte_size > _LARGE_GROUP_BYTES and len(self._groups) > 4:
             logging.warning(
                 "%s has row groups of %s rows, %.0f MiB each, and a shuffle keeps the groups of two windows in memory; "

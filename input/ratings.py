@@ -132,13 +132,13 @@ class _Layout:
     Attributes:
       separator: between fields.
       columns: a line's number of fields.
-      places: of user, item, rating and, where it is asked for, timestamp.
+      indices: of user, item, rating and, where it is asked for, timestamp.
       header_lines: lines at the start that are no records.
     """
 
     separator: str
     columns: int
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     header_lines: int
 
     @classmethod
@@ -153,21 +153,21 @@ class _Layout:
             raise InputError(f"{where}: expected UTF-8, found {shown(lines[number])}; convert the file") from None
         separator, fields = _separate(path, where, line)
         if any(map(_is_number, fields)):
-            places, header_lines = dict(zip(_COLUMNS, range(len(fields)), strict=False)), number
+            indices, header_lines = dict(zip(_COLUMNS, range(len(fields)), strict=False)), number
             if len(fields) > len(_COLUMNS):
                 raise InputError(
                     f"{where}: expected 3 or 4 columns where the first line does not name them, found {len(fields)} "
                     f"({shown(line)}); put a line of names before it: user, item, rating, timestamp"
                 )
         else:
-            places, header_lines = _named(where, fields), number + 1
-        if with_times and "timestamp" not in places:
+            indices, header_lines = _named(where, fields), number + 1
+        if with_times and "timestamp" not in indices:
             raise InputError(
                 f"{where}: split=time needs a fourth column, the timestamp, found {shown(line)}; "
                 "use --input_arg split=random"
             )
         wanted = _COLUMNS if with_times else _COLUMNS[:3]
-        return cls(separator, len(fields), tuple(places[name] for name in wanted), header_lines)
+        return cls(separator, len(fields), tuple(indices[name] for name in wanted), header_lines)
 
     def parse(self, lines: list[bytes]):
         """Parses lines into user and item ids (strings), ratings float32, times float64 (length 0 if not asked for)."""
@@ -175,7 +175,7 @@ class _Layout:
         if set(map(len, rows)) != {self.columns}:
             raise ValueError("not as many columns in each line")
         columns = list(zip(*rows, strict=True))
-        users, items, rating_fields, *time_fields = (columns[place] for place in self.places)
+        users, items, rating_fields, *time_fields = (columns[index] for index in self.indices)
         if not (all(users) and all(items)):
             raise ValueError("an empty id")
         with np.errstate(over="ignore"):
@@ -200,13 +200,13 @@ class _Layout:
                 f"expected {self.columns} columns between {_SEPARATORS[self.separator]}, "
                 f"found {len(fields)} ({shown(text)})"
             )
-        for name, place in zip(_COLUMNS, self.places, strict=False):
+        for name, index in zip(_COLUMNS, self.indices, strict=False):
             if name in ("user", "item"):
-                if not fields[place]:
+                if not fields[index]:
                     return f"expected the id of {'a user' if name == 'user' else 'an item'}, found an empty field"
-            elif not _is_finite(fields[place], np.float32 if name == "rating" else np.float64):
+            elif not _is_finite(fields[index], np.float32 if name == "rating" else np.float64):
                 expected = "a rating" if name == "rating" else "a timestamp, in seconds,"
-                return f"expected {expected} that is a number, found {shown(fields[place])}"
+                return f"expected {expected} that is a number, found {shown(fields[index])}"
         return None
 
 
@@ -227,23 +227,23 @@ def _separate(path: str, where: str, line: str) -> tuple[str, list[str]]:
 
 
 def _named(where: str, fields: list[str]) -> dict[str, int]:
-    """Finds the columns' places by the names in a header."""
+    """Finds the columns' indices by the names in a header."""
     names = ["".join(filter(str.isalnum, field.partition(":")[0].lower())) for field in fields]
-    places: dict[str, int] = {}
-    for place, name in enumerate(names):
+    indices: dict[str, int] = {}
+    for index, name in enumerate(names):
         if column := _COLUMN_OF_NAME.get(name):
-            if column in places:
+            if column in indices:
                 raise InputError(
-                    f"{where}: expected one column for {column}, found {shown(fields[places[column]])} and "
-                    f"{shown(fields[place])}; rename one of them"
+                    f"{where}: expected one column for {column}, found {shown(fields[indices[column]])} and "
+                    f"{shown(fields[index])}; rename one of them"
                 )
-            places[column] = place
-    if missing := [column for column in _COLUMNS[:3] if column not in places]:
+            indices[column] = index
+    if missing := [column for column in _COLUMNS[:3] if column not in indices]:
         raise InputError(
             f"{where}: expected columns user, item, rating[, timestamp], found no {missing[0]} in "
             f"{shown(','.join(fields))}; name them so, or pass the file of ratings as --data_dir"
         )
-    return places
+    return indices
 
 
 def _fields(line: str, separator: str) -> list[str]:

@@ -90,6 +90,6 @@ def _draw(
         )
         noise = generator(seed, noise_stream, chunk)
         noise.standard_normal(dtype=np.float32, out=features[start:stop])
-        for place in range(start, stop):  # one by one: a chunk's prototypes, side by side, would take as much again
-            features[place] += prototypes[labels[place]]
+        for example in range(start, stop):  # one by one: a chunk's prototypes, side by side, would take as much again
+            features[example] += prototypes[labels[example]]
     return features, labels

@@ -127,7 +127,7 @@ class Windows(Source):
         records = self._prepared.read_each((indices * size).tolist(), size)
         checksums = [*map(zlib.crc32, records)]
         if checksums.count(_INTACT) < len(records):
-            bad = int(indices[next(place for place, found in enumerate(checksums) if found != _INTACT)])
+            bad = int(indices[next(number for number, found in enumerate(checksums) if found != _INTACT)])
             raise BadRecordError(bad, str(self._prepared.damaged(f"window {bad}")))
         row = np.frombuffer(b"".join(records), self._record)["tokens"]
         features, labels = row[:, :-1].astype(np.int32), row[:, 1:].astype(np.int32)

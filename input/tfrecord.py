@@ -116,8 +116,8 @@ class TFRecords(ExampleSource):
             if len(rows) > 1 and (np.diff(its_numbers) == 1).all():
                 first = int(starts[0])
                 block = self._index.files.pread(shard, first, int(starts[-1] + sizes[-1]) - first)
-                places = (starts - first).tolist()
-                found += [block[place : place + size] for place, size in zip(places, sizes.tolist(), strict=True)]
+                first_bytes = (starts - first).tolist()
+                found += [block[at : at + size] for at, size in zip(first_bytes, sizes.tolist(), strict=True)]
             else:
                 found += self._index.files.pread_each(shard, starts.tolist(), sizes.tolist())
         return self._checked(found, np.concatenate(lengths), indices)

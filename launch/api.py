@@ -94,7 +94,7 @@ class Run:
     def __init__(self, done: train.Done):
         self.result = done.result
         self.history = Rows(done.history)
-        self.run_dir: str | None = done.session.config.run_place
+        self.run_dir: str | None = done.session.config.given_run_dir
         self._session = done.session
         self._forward: Callable | None = None
 

@@ -278,7 +278,7 @@ def _write_result(asked: config.Config, result: dict) -> None:
 
 def _say_where(asked: config.Config) -> None:
     if asked.writes_run:
-        run_dir = asked.run_place
+        run_dir = asked.given_run_dir
         board = os.path.join(run_dir, "tensorboard")
         print(f"The run's files: {run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}")
 

@@ -90,8 +90,8 @@ def _products(x: tf.Tensor):
 
     def gradient(dy: tf.Tensor):
         # One symmetric matrix holds the other vector's share for each vector of a pair; a vector's own entry is a zero.
-        places = np.full([n, n], len(rows))
-        places[rows, columns] = places[columns, rows] = np.arange(len(rows))
-        return tf.matmul(tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), places, axis=1), x)
+        indices = np.full([n, n], len(rows))
+        indices[rows, columns] = indices[columns, rows] = np.arange(len(rows))
+        return tf.matmul(tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), indices, axis=1), x)
 
     return tf.gather(products, rows * n + columns, axis=1), gradient

@@ -1,10 +1,10 @@
-"""A decoder-only transformer for text, whose weights may be cut over a mesh: GPT-2's, or LLaMA's, by its arguments.
+"""A decoder-only transformer for text, GPT-2's or LLaMA's by its arguments; its weights may be cut over a mesh.
 
 Radford et al. 2019, "Language models are unsupervised multitask learners"; Touvron et al. 2023,
-https://arxiv.org/abs/2302.13971. Pre-norm: each block adds attention, then two or three products, to what it is given.
+https://arxiv.org/abs/2302.13971. Pre-norm: each block adds attention, then a feed-forward layer, to its input.
 
-On a mesh data x model, which of a block's weights is cut how over `model`, and which sums travel (values a token, in
-the forward pass, and as many in the backward one):
+How weights are cut over the axis `model` of a mesh data x model, and what is summed over it (values a token, in the
+forward pass, and as many in the backward pass):
 
 | weights | cut by | what is sent over `model` |
 |---|---|---|
@@ -16,7 +16,7 @@ the forward pass, and as many in the backward one):
 | down [hidden, width] | rows | width |
 | the loss's logits [vocabulary] | vocabulary | 3 (largest, sum, the label's), once |
 
-Over `data` travel the gradients, as of any model.
+Over `data` gradients are summed, as any model's are.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ _CHOICES = {"positions": ("rotary", "learned"), "norm": ("rms", "layer"), "activ
 
 
 class Model(Trainer):
-    """Tells each token from those before it.
+    """Predicts each token from those before it.
 
-    Features are tokens, int [batch, context], and labels the tokens that follow, of which -1 does not count. Metrics:
-    `perplexity`, e to the loss, and where the text is bytes `bits_per_byte`; the border of documents counts as a byte.
+    Features are tokens, int [batch, context]; labels are the tokens that follow, where -1 does not count. Metrics:
+    `perplexity`, e to the loss, and for text as bytes `bits_per_byte`, where a document's end counts as a byte.
 
     Args:
       layers: number of blocks.
-      width: of what goes from block to block.
-      heads: of attention; they divide the width, and by the mesh's `model`.
-      kv_heads: of keys and values, shared by as many heads each; 0 is as many as heads.
-      hidden: width between up and down; 0 is 4 widths, and with swiglu 8/3, a multiple of 64.
-      context: the most tokens that it looks at; 0 is the data's.
+      width: of the activations between blocks.
+      heads: of attention; divides the width, and is a multiple of the mesh's `model`.
+      kv_heads: heads of keys and values, each shared by heads / kv_heads query heads; 0 is as many as heads.
+      hidden: width of the feed-forward layer; 0 is 4 widths, with swiglu 8/3 widths rounded up to a multiple of 64.
+      context: the largest number of tokens that it attends to; 0 is the data's.
       vocabulary: number of tokens; 0 is the data's.
       positions: rotary, or learned.
       norm: rms, or layer.
       activation: gelu, or swiglu.
-      tied: whether logits are products with the embedding, or with a table of their own.
-      bias: whether products and layer norms have biases.
-      dropout: share of the embedding, of the attention's weights and of what each block adds, that training sets to 0.
+      tied: whether logits use the embedding's table, or a table of their own.
+      bias: whether dense layers and layer norms have biases.
+      dropout: rate of dropout of the embedding, of the attention's weights and of what each block adds.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Model(Trainer):
         return Decoder(context, vocabulary, **self.shape, name="decoder")
 
     def losses(self, outputs, batch) -> tf.Tensor:
-        """Returns each token's loss in nats, float32 [batch, context]; of labels of -1 any number."""
+        """Returns each token's loss in nats, float32 [batch, context]; where the label is -1, any finite number."""
         return cross_entropy(outputs, batch[1], self.model.vocabulary, self.model.mesh)
 
     def loss(self, outputs, batch) -> Mean:
@@ -141,7 +141,7 @@ class Decoder(tf.keras.Model):
     """Maps tokens, int [batch, positions], to logits [batch, positions, vocabulary]; on a mesh each replica has a part.
 
     Args:
-      context: the most positions.
+      context: the largest number of positions.
       vocabulary: number of tokens.
       **shape: the others of `Model`'s arguments.
     """
@@ -177,11 +177,11 @@ class Decoder(tf.keras.Model):
         """See `engine.generation.Generates`."""
         return [block.attention.empty_cache(batch, self.context) for block in self.blocks]
 
-    def next_logits(self, tokens: tf.Tensor, cache: list, place: tf.Tensor) -> tuple[tf.Tensor, list]:
+    def next_logits(self, tokens: tf.Tensor, cache: list, position: tf.Tensor) -> tuple[tf.Tensor, list]:
         """See `engine.generation.Generates`."""
-        x, written = self._embedded(tokens, place, training=False), []
+        x, written = self._embedded(tokens, position, training=False), []
         for block, kept in zip(self.blocks, cache, strict=True):
-            x, kept = block(x, cache=kept, place=place, training=False)
+            x, kept = block(x, cache=kept, position=position, training=False)
             written.append(kept)
         logits = self.logits.logits(self.norm(x[:, -1:]))[:, 0]
         if self.mesh.is_cut:
@@ -189,23 +189,23 @@ class Decoder(tf.keras.Model):
         return logits, written
 
     def export_signatures(self) -> dict:
-        """Returns what a SavedModel serves beside the outputs: logits of the next token, and tokens that follow."""
+        """Returns what a SavedModel serves besides the outputs: the next token's logits, and generated tokens."""
         return generation.signatures(self)
 
-    def _embedded(self, tokens, place, training):
+    def _embedded(self, tokens, position, training):
         x = self.embedding(tokens)
         if self.positions:
-            x += self.positions(place + tf.range(tf.shape(tokens)[1]))
+            x += self.positions(position + tf.range(tf.shape(tokens)[1]))
         return self.drop(x, training=training)
 
 
 class Block(tf.keras.layers.Layer):
-    """Adds attention, and then a product up, an activation and a product down, each of the normalised input."""
+    """Adds attention, then a feed-forward layer (up, activation, down), each of the normalised input."""
 
     def __init__(self, shape: dict[str, Any], **arguments):
         super().__init__(**arguments)
         width, bias, rate = shape["width"], shape["bias"], shape["dropout"]
-        # What is added up over the blocks is drawn the smaller, the more there are (GPT-2, section 2.3).
+        # The weights of what is added to the residual stream shrink with the number of blocks (GPT-2, section 2.3).
         added = _STDDEV / (2 * shape["layers"]) ** 0.5
         self.norm_1, self.norm_2 = _norm(shape, "norm_1"), _norm(shape, "norm_2")
         self.attention = Attention(
@@ -230,8 +230,8 @@ class Block(tf.keras.layers.Layer):
                 layer.build(input_shape)
         self.down.build((*input_shape[:-1], self.up.own_units))
 
-    def call(self, x, cache=None, place=0, training=None):
-        attended = self.attention(self.norm_1(x), cache=cache, position=place, training=training)
+    def call(self, x, cache=None, position=0, training=None):
+        attended = self.attention(self.norm_1(x), cache=cache, position=position, training=training)
         if cache is not None:
             attended, cache = attended
         x += self.drop_1(attended, training=training)

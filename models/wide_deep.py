@@ -86,23 +86,23 @@ class Model(Tabular):
     def _crossed(self, features: dict) -> tf.Tensor:
         """Returns a number for each pair of ids, int64 [batch, pairs]; no two pairs of fields share a number."""
         columns, number = self.columns(features), len(self.pairs)
-        one, other = (tf.gather(columns, places, axis=1) for places in zip(*self.pairs, strict=True))
+        one, other = (tf.gather(columns, indices, axis=1) for indices in zip(*self.pairs, strict=True))
         # It may overflow, which is a hash as well.
         crossed = one * [self.fields[b].rows for _, b in self.pairs] + other
         return crossed * number + tf.range(number, dtype=tf.int64)
 
     def _find_pairs(self) -> list[tuple[int, int]]:
-        """Finds the crosses, as pairs of their fields' places."""
-        places = {field.name: i for i, field in enumerate(self.fields)}
+        """Finds the crosses, as pairs of their fields' indices."""
+        indices = {field.name: i for i, field in enumerate(self.fields)}
         if tuple(self.crosses) == ("all",):
             return list(itertools.combinations(range(len(self.fields)), 2))
         pairs = [tuple(cross.split(":")) for cross in self.crosses]
         for cross, pair in zip(self.crosses, pairs, strict=True):
-            if len(pair) != 2 or not set(pair) <= set(places):
+            if len(pair) != 2 or not set(pair) <= set(indices):
                 raise ValueError(
-                    f"crosses={cross} is no pair of fields; use e.g. {':'.join([*places, '?'][:2])}, or all"
+                    f"crosses={cross} is no pair of fields; use e.g. {':'.join([*indices, '?'][:2])}, or all"
                 )
-        return [(places[a], places[b]) for a, b in pairs]
+        return [(indices[a], indices[b]) for a, b in pairs]
 
 
 def _weight_0(deep: Callable) -> Callable:

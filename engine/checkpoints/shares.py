@@ -1,8 +1,8 @@
-"""How processes that hold parts of one state write its checkpoint together, in a directory that all see. Host code.
+"""Lets processes that hold parts of one state write its checkpoint together, in a directory that all see. Host code.
 
-Each writes its slices to files of its own in one temporary folder, and then a *note*, renamed into place, that names
-them, or says why it could not write them. The process that seals the checkpoint reads the notes. Nothing is exchanged
-otherwise: writing is beside training, whose collectives may not be disturbed.
+Each writes its *share*, files of its own in one temporary folder, and then a *note*, renamed into place, that names the
+files or says why they could not be written. The process that seals the checkpoint reads the notes. Nothing else is
+exchanged: checkpoints are written beside training, whose collectives must not be disturbed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from crankshaft.engine.checkpoints.manifest import CheckpointError
 from crankshaft.engine.machine import files
 
 _POLL_SECONDS = 0.05
-_LEFT_ALONE_SECONDS = 5.0  # for what others write, once this process is ending
+_LEFT_ALONE_SECONDS = 5.0  # a process that is ending waits so long for the others' shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Writer:
     """Which of the processes that hold a state together this one is.
 
     Attributes:
-      process: its number; the first, 0, seals checkpoints.
-      life: what they have agreed to call this life of theirs: letters, digits and _. An earlier one's parts are none of
-        this one's.
-      timeout_seconds: without a sign of it, until another process's part is given up; 0 waits for ever.
+      process: its number; process 0 seals checkpoints.
+      life: a name for this start of the processes, of letters, digits and _, the same in all of them: shares that an
+        earlier start left behind are not taken for its own.
+      timeout_seconds: how long another process may write nothing until its share is given up; 0 waits for ever.
     """
 
     process: int = 0
@@ -39,7 +39,7 @@ class Writer:
 
 
 def give(folder: str, process: int, names: Iterable[str]) -> None:
-    """Says that a process's files, checkpoints of these names in the folder, are whole and on the disk."""
+    """Writes the note that a process's share, checkpoints of these names in the folder, is whole and on the disk."""
     names = [os.path.basename(name) for name in names]
     for file in os.listdir(folder):
         if file.split(".")[0] in names:
@@ -48,21 +48,21 @@ def give(folder: str, process: int, names: Iterable[str]) -> None:
 
 
 def give_up(folder: str, process: int, why: str) -> None:
-    """Says why a process could not write its share. Raises OSError."""
+    """Writes the note that says why a process could not write its share. Raises OSError."""
     files.write_text(_note(folder, process), json.dumps({"why": why}))
 
 
 def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> list[str]:
-    """Waits for the shares of other processes, and returns the paths of the checkpoints that they are.
+    """Waits for other processes' shares, and returns the paths of the checkpoints in them.
 
     Args:
-      folder: of this checkpoint alone.
-      processes: whose shares there are to be.
-      timeout_seconds: without a change in the folder, until it is given up; 0 waits for ever. A process that is ending
-        waits no more than a few seconds.
+      folder: of this checkpoint only.
+      processes: the numbers of those that write a share.
+      timeout_seconds: how long the folder may stay unchanged until a share is given up; 0 waits for ever. A process
+        that is ending waits a few seconds at most.
 
     Raises:
-      CheckpointError: a share could not be written, or does not come.
+      CheckpointError: a share could not be written, or did not come in time.
     """
     waiting, paths = set(processes), []
     seen, since = None, time.monotonic()
@@ -94,14 +94,14 @@ def _note(folder: str, process: int) -> str:
 
 
 def _sizes(folder: str) -> dict[str, int]:
-    """Returns the bytes of each file in the folder: what shows that somebody is writing."""
+    """Returns the size in bytes of each file in the folder: a change shows that a process is still writing."""
     found = {}
     for path, _, names in os.walk(folder):
         for name in names:
             try:
                 found[os.path.join(path, name)] = os.path.getsize(os.path.join(path, name))
             except OSError:
-                continue  # renamed meanwhile
+                continue  # it was renamed in between
     return found
 
 

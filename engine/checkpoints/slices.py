@@ -1,7 +1,7 @@
-"""Values that a checkpoint holds in slices: parts of what is cut over a mesh, rows of large tables. Host code.
+"""Variables that a checkpoint writes in slices: parts of what is cut over a mesh, rows of large tables. Host code.
 
-The slices of one key, from however many files and processes, are one entry of the whole's shape once
-`MergeV2Checkpoints` has joined the files; any other slice of it can be read from that.
+Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the files, and the
+key is then one entry of the whole's shape, from which any other slice can be read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ from crankshaft.engine.internals.variables import tf_variable
 from crankshaft.engine.parallel import cuts
 from crankshaft.engine.parallel.cuts import Box
 
-# Bytes of a slice. So much is copied, at once, of what can't be written from where it is, and on reading another slice.
+# Bytes of a slice. What can't be written from the variable's own memory is copied slice by slice; so is what is read.
 SLICE_BYTES = 32 << 20
-_ALIGNMENT_BYTES = 64  # of tensors: rows that begin elsewhere can't be had without copying them
+_ALIGNMENT_BYTES = 64  # of tensors: rows that begin at another address have to be copied
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """One slice: `spec` is its place as SaveV2 has it, `device` the CPU that writes it, `read` makes the tensor."""
+class Slice:
+    """One slice of a variable.
+
+    Attributes:
+      spec: which slice it is, in the form that SaveV2 takes.
+      device: the CPU that writes it.
+      read: returns its values.
+      copied_bytes: memory that reading it takes; 0 where it shares the variable's.
+    """
 
     spec: str
     device: str
@@ -36,32 +43,32 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slices:
+class SlicedVariable:
     """A variable at the moment of a snapshot, in the slices that this process writes.
 
     Attributes:
       key: in the checkpoint.
-      pieces: the first of a few rows: it is written with the graph of the state, by the process that writes that.
-      is_live: whether pieces are read from the variable itself, so before it changes.
-      writers: the processes that have pieces of it, by number.
+      slices: the first is of a few rows only: it is written with the state's graph, by the process that writes that.
+      is_live: whether slices are read from the variable itself, so they have to be written before it changes.
+      writers: numbers of the processes that write slices of it.
     """
 
     key: str
-    pieces: Sequence[Piece]
+    slices: Sequence[Slice]
     is_live: bool
     writers: frozenset[int] = frozenset({0})
 
     @property
     def stand_in(self) -> TrackableNode:
-        """What stands for it in the graph of a checkpoint that is written, with the first piece."""
-        return _FirstPiece(self.pieces[0])
+        """What stands for the variable in the graph of a checkpoint that is written: it holds the first slice."""
+        return _FirstSlice(self.slices[0])
 
 
-class _FirstPiece(TrackableNode):
-    def __init__(self, piece: Piece):
-        # What TensorFlow makes for a save lives on until garbage is collected, and a slice that shares its memory would
-        # keep all of a part.
-        self._values = {piece.spec: tf.raw_ops.DeepCopy(x=piece.read())}
+class _FirstSlice(TrackableNode):
+    def __init__(self, slice_: Slice):
+        # What TensorFlow makes for a save lives until garbage is collected, and a slice that shares memory would keep
+        # all of the part until then.
+        self._values = {slice_.spec: tf.raw_ops.DeepCopy(x=slice_.read())}
 
     def _serialize_to_tensors(self):
         return {"VARIABLE_VALUE": self._values}
@@ -70,29 +77,31 @@ class _FirstPiece(TrackableNode):
         raise NotImplementedError("what is written is not read into")
 
 
-def of_table(variable: tf.Variable, key: str) -> Slices:
-    """Cuts a large table, or a slot of one, which is read some rows at a time: reading it as a whole would copy it."""
+def of_table(variable: tf.Variable, key: str) -> SlicedVariable:
+    """Slices a large table, or a slot of one. It is read some rows at a time, since reading all of it would copy it."""
     whole = Box((0,) * len(variable.shape), tuple(variable.shape))
-    return Slices(key, list(_pieces(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), is_live=True)
+    return SlicedVariable(
+        key, list(_slices_of(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), is_live=True
+    )
 
 
-def of_parts(variable, key: str, is_live: bool) -> Slices:
-    """Cuts what this process writes of a variable that is cut over a mesh: the parts of which it has the first holder.
+def of_parts(variable, key: str, is_live: bool) -> SlicedVariable:
+    """Slices what this process writes of a variable that is cut over a mesh: the parts whose first holder it has.
 
     Args:
       variable: Keras's or TensorFlow's.
       key: in the checkpoint.
-      is_live: whether to read the variable slice by slice as it is written, and not now: see `copies_when_read`.
+      is_live: whether the variable is read slice by slice while it is written, and not now: see `copies_when_read`.
     """
     cut, held = cuts.cut_of(variable), list(cuts.parts(variable))
-    pieces: list[Piece] = []
+    slices: list[Slice] = []
     for replica, part in held:
         if cut.is_first_holder(replica):
             read = _rows_of(part) if is_live else _rows_in(_read(part))
             box = cut.box(replica)
             is_copied = is_live or box.size[1:] != cut.local_shape[1:]
-            pieces += _pieces(cut.shape, box, read, part, is_copied)
-    return Slices(key, pieces, is_live, frozenset(_writers(cut, len(held))))
+            slices += _slices_of(cut.shape, box, read, part, is_copied)
+    return SlicedVariable(key, slices, is_live, frozenset(_writers(cut, len(held))))
 
 
 def _writers(cut: cuts.Cut, replicas_a_process: int) -> Iterator[int]:
@@ -101,22 +110,22 @@ def _writers(cut: cuts.Cut, replicas_a_process: int) -> Iterator[int]:
             yield replica // replicas_a_process
 
 
-def _pieces(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.Variable, is_copied: bool):
-    """Yields the pieces of a box; `read` is given where they are in what this process holds."""
+def _slices_of(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.Variable, is_copied: bool):
+    """Yields the slices of a box; `read` takes a slice's box within what this process holds."""
     if not all(box.size):
         return
     row_bytes = variable.dtype.size * math.prod(box.size[1:])
     unit = 1 if is_copied else _ALIGNMENT_BYTES // math.gcd(_ALIGNMENT_BYTES, row_bytes)
-    step = max(1, SLICE_BYTES // row_bytes // unit) * unit
+    rows_at_once = max(1, SLICE_BYTES // row_bytes // unit) * unit
     first = 0
     while first < box.size[0]:
-        stop = min(first + (step if first else unit), box.size[0])
+        stop = min(first + (rows_at_once if first else unit), box.size[0])
         size = (stop - first, *box.size[1:])
         inside = Box((first, *(0 for _ in size[1:])), size)
         spec = Box((box.begin[0] + first, *box.begin[1:]), size).spec(shape)
         size_bytes = row_bytes * size[0]
         copied_bytes = size_bytes if is_copied or size_bytes % _ALIGNMENT_BYTES else 0
-        yield Piece(spec, host_of(variable.device), functools.partial(read, inside), copied_bytes)
+        yield Slice(spec, host_of(variable.device), functools.partial(read, inside), copied_bytes)
         first = stop
 
 
@@ -146,19 +155,19 @@ def _read(variable: tf.Variable) -> tf.Tensor:
 
 
 def copies_when_read(variable: tf.Variable) -> bool:
-    """Returns whether each read of a variable of this process takes its memory once more.
+    """Returns whether reading a variable of this process copies it.
 
-    On a CPU a read shares the variable's memory, unless some rows of it were ever changed by themselves.
+    On a CPU a read shares the variable's memory, unless single rows of it were ever changed by a scatter.
     """
     if tf.DeviceSpec.from_string(variable.device).device_type != "CPU":
-        return False  # copied to the host, which is no copy in the device's memory
+        return False  # it is copied to the host, not in the device's memory
     reads = [variable.read_value() for _ in range(2)]
     first, second = (np.asarray(read).__array_interface__["data"] for read in reads)
     return first != second
 
 
-def write(found: Iterable[tuple[Piece, str]], prefix: str) -> list[str]:
-    """Writes (slice, its key) to files; returns the names of the checkpoints that they are, `prefix` and a number."""
+def write(found: Iterable[tuple[Slice, str]], prefix: str) -> list[str]:
+    """Writes (slice, its key) to checkpoint files; returns their prefixes: `prefix` and a number each."""
     names = []
     for number, batch in enumerate(_batches(found)):
         names.append(f"{prefix}-{number}")
@@ -166,28 +175,28 @@ def write(found: Iterable[tuple[Piece, str]], prefix: str) -> list[str]:
             tf.raw_ops.SaveV2(
                 prefix=names[-1],
                 tensor_names=[key for _, key in batch],
-                shape_and_slices=[piece.spec for piece, _ in batch],
-                tensors=[piece.read() for piece, _ in batch],
+                shape_and_slices=[slice_.spec for slice_, _ in batch],
+                tensors=[slice_.read() for slice_, _ in batch],
             )
     return names
 
 
-def _batches(found: Iterable[tuple[Piece, str]]) -> Iterator[list[tuple[Piece, str]]]:
-    """Yields what is written to one file: of one host, and no more than a slice of what has to be copied."""
-    batch: list[tuple[Piece, str]] = []
+def _batches(found: Iterable[tuple[Slice, str]]) -> Iterator[list[tuple[Slice, str]]]:
+    """Yields what is written to one file: slices on one host, of which no more than SLICE_BYTES have to be copied."""
+    batch: list[tuple[Slice, str]] = []
     copied = 0
-    for piece, key in found:
-        if batch and (piece.device != batch[0][0].device or copied + piece.copied_bytes > SLICE_BYTES):
+    for slice_, key in found:
+        if batch and (slice_.device != batch[0][0].device or copied + slice_.copied_bytes > SLICE_BYTES):
             yield batch
             batch, copied = [], 0
-        batch.append((piece, key))
-        copied += piece.copied_bytes
+        batch.append((slice_, key))
+        copied += slice_.copied_bytes
     if batch:
         yield batch
 
 
 def read_parts(prefix: str, key: str, variable) -> None:
-    """Assigns each replica of this process its part of a cut variable from a checkpoint, of any mesh."""
+    """Reads each local replica's part of a cut variable from a checkpoint, whatever mesh that was written on."""
     cut, variable = cuts.cut_of(variable), tf_variable(variable)
     read: dict[Box, tf.Tensor] = {}
     for replica, part in cuts.parts(variable):

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import slices
 from crankshaft.engine.checkpoints.manifest import CheckpointError
-from crankshaft.engine.checkpoints.slices import Slices, host_of
+from crankshaft.engine.checkpoints.slices import SlicedVariable, host_of
 from crankshaft.engine.internals.keras import KEPT_IN_LISTS
 from crankshaft.engine.internals.tensorflow import TrackableNode, has_state_beside_variables
 from crankshaft.engine.internals.variables import tf_variable
@@ -23,11 +23,12 @@ from crankshaft.engine.parallel.cuts import cut_of
 from crankshaft.engine.reduction import per_replica
 
 _LISTED = 8
-# Bytes of what reading copies, tables, parts of some kinds and their slots, that are copied for the writer; the rest is
-# written slice by slice while nothing changes it. With the copies in progress of a slice this is 256 MiB at most.
+# Some variables are copied when they are read: tables, some parts of cut variables, and their slots. So many bytes of
+# them are copied for the writer; the rest is written slice by slice before training goes on. With the slices being
+# copied that is 256 MiB at most.
 COPIED_BYTES = 128 << 20
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
-# TensorFlow's own entries, made by the first save: not a part of any state.
+# Entries that TensorFlow adds at the first save; they belong to no state.
 _NOT_STATE = {"save_counter/" + _ATTRIBUTE, "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
@@ -44,13 +45,14 @@ def take(state) -> tuple[dict, dict]:
     Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it. On a
     CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
     new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
-    for that. A mirrored variable gives its first replica's value, one that is cut over a mesh its parts of which this
-    process has the first holder, one that is summed on read its sum, and one that differs by replica a row for each:
+    for that. A mirrored variable gives its first replica's value; one that is cut over a mesh, the parts whose first
+    holder is in this process; one that is summed on read, its sum; one that differs by replica, a row for each replica:
     where replicas live in several processes, all have to take their snapshots.
 
     Returns:
-      (tree, variables): `tree` holds `Value`s and `Slices` at the leaves and dicts {child name: ...} elsewhere; an
-      object that is reached twice appears twice, by identity. `variables` is {checkpoint key: [shape, dtype name]}.
+      (tree, variables): `tree` holds `Value`s and `SlicedVariable`s at the leaves and dicts {child name: ...}
+      elsewhere; an object that is reached twice appears twice, by identity. `variables` is {checkpoint key: [shape,
+      dtype name]}.
     """
     variables = {}
     differing = [node for _, node in walk(state) if per_replica.differs(node)]
@@ -64,7 +66,7 @@ def take(state) -> tuple[dict, dict]:
         if cut_of(variable):
             return slices.of_parts(variable, key, id(variable) in live)
         if id(variable) in live:
-            return slices.of_table(per_replica.parts(variable)[0], key)
+            return slices.of_table(per_replica.components(variable)[0], key)
         read = Value(gathered[id(variable)] if id(variable) in gathered else _read(variable))
         variables[key][0] = read.tensor.shape.as_list()
         return read
@@ -83,7 +85,7 @@ def _too_large_to_copy(state) -> set[int]:
     copied = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
     copied = [node for node in copied if not per_replica.differs(node) and not cut_of(node)]
     copied += [
-        node for node in nodes if cut_of(node) and slices.copies_when_read(per_replica.parts(tf_variable(node))[0])
+        node for node in nodes if cut_of(node) and slices.copies_when_read(per_replica.components(tf_variable(node))[0])
     ]
     large, total = set(), 0
     for node in sorted(copied, key=lambda node: node.shape.num_elements()):
@@ -93,12 +95,12 @@ def _too_large_to_copy(state) -> set[int]:
     return large
 
 
-def slices_in(tree: dict) -> list[Slices]:
+def slices_in(tree: dict) -> list[SlicedVariable]:
     """Lists what is written in slices of a tree made by `take`, each once."""
     found, queue, seen = {}, [tree], {id(tree)}
     for part in queue:
         for child in part.values():
-            if isinstance(child, Slices):
+            if isinstance(child, SlicedVariable):
                 found[child.key] = child
             elif isinstance(child, dict) and id(child) not in seen:
                 seen.add(id(child))
@@ -155,7 +157,7 @@ def to_checkpoint(tree: dict) -> tf.train.Checkpoint:
             if isinstance(part, Value):
                 with tf.device(host_of(part.tensor.device)):
                     made[id(part)] = tf.Variable(part.tensor, trainable=False)
-            elif isinstance(part, Slices):
+            elif isinstance(part, SlicedVariable):
                 made[id(part)] = part.stand_in
             elif not isinstance(part, dict):
                 made[id(part)] = part

@@ -31,7 +31,7 @@ from crankshaft.engine.checkpoints import shares, slices, snapshot
 from crankshaft.engine.checkpoints.catalogue import Catalogue
 from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
 from crankshaft.engine.checkpoints.shares import Writer
-from crankshaft.engine.checkpoints.slices import Slices
+from crankshaft.engine.checkpoints.slices import SlicedVariable
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.machine import environment, files
 
@@ -56,7 +56,7 @@ class _Saving:
     step: int
     folder: str
     tree: dict
-    slices: list[Slices]
+    slices: list[SlicedVariable]
     record: dict
     may_change: threading.Event
 
@@ -126,7 +126,7 @@ class Checkpoints:
         about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
         tree, variables = snapshot.take(self.state)  # takes part in gathering what differs by replica
         own = snapshot.slices_in(tree)
-        if not self.writes or (self._writer.process and not any(each.pieces for each in own)):
+        if not self.writes or (self._writer.process and not any(each.slices for each in own)):
             self._current_step = step
             return
         # A folder as `manifest.leftovers` knows it.
@@ -260,7 +260,7 @@ class Checkpoints:
 
     def _write_share(self, saving: _Saving) -> None:
         """Writes this process's slices, for the first process to seal."""
-        found = [(piece, each.key) for each in saving.slices for piece in each.pieces]
+        found = [(slice_, each.key) for each in saving.slices for slice_ in each.slices]
         names = slices.write(found, os.path.join(saving.folder, f"part-{self._writer.process}"))
         saving.may_change.set()
         shares.give(saving.folder, self._writer.process, names)
@@ -280,7 +280,7 @@ class Checkpoints:
 
     def _write_files(self, saving: _Saving) -> None:
         """Writes TensorFlow's files: slices, then the rest, merged with what others wrote into one checkpoint."""
-        found = [(piece, each.key) for each in saving.slices for piece in each.pieces[1:]]
+        found = [(slice_, each.key) for each in saving.slices for slice_ in each.slices[1:]]
         parts = slices.write(found, os.path.join(saving.folder, "part-0"))
         checkpoint = snapshot.to_checkpoint(saving.tree)
         saving.may_change.set()

@@ -1,4 +1,4 @@
-"""What a feed is: how a step's batch reaches each replica, for whoever calls one or writes one."""
+"""The contract of a feed: how a step's batch reaches each replica."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Feed(abc.ABC):
     """One split of the data, on its way to the replicas.
 
     It has a host side (`reach`: how far the next call of the inner loop can go, `take`: what the call gets), a side in
-    the compiled loop (`most_steps`: how many steps there can be, `next_operands`: what a step is given) and a replica
-    side (`batch`: one step's batch).
+    the compiled loop (`most_steps`: how many steps there can be, `next_operands`: what a step gets) and a replica side
+    (`batch`: one step's batch).
 
     Attributes:
       order: which examples make which step: sizes, seed, shuffle.
@@ -44,7 +44,7 @@ class Feed(abc.ABC):
 
     @property
     def steps_ahead(self) -> float | None:
-        """Steps whose examples are read, and not yet taken; None where nobody knows."""
+        """Steps whose examples are read and not taken yet; None if unknown."""
         return None
 
     @abc.abstractmethod
@@ -56,13 +56,14 @@ class Feed(abc.ABC):
         """Returns the operands for at most `limit` steps from `step` on. Host code."""
 
     def look(self, step: int) -> Run:
-        """Returns the operands of one step, and leaves training's place in the data. Host code."""
+        """Returns the operands of one step, and leaves training where it stands in the data. Host code."""
         return self.take(step, 1)
 
     def close(self) -> None:
         """Frees what reads ahead; a later `take` opens it again. Host code.
 
-        Needed before the interpreter ends: what runs Python code then waits for it for ever, and whoever frees it too.
+        Needed before the interpreter ends: a pipeline that calls Python would then wait for the interpreter for ever,
+        and whoever frees the pipeline would wait for it.
         """
         return
 
@@ -72,11 +73,16 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def most_steps(self, operands) -> float:
-        """Returns how many steps a call with operands of this shape has at most."""
+        """Returns the largest number of steps of a call with operands of this shape."""
 
     @abc.abstractmethod
-    def next_operands(self, operands, place: tf.Tensor) -> tuple:
-        """Returns what one step's `strategy.run` is given. In the compiled loop, outside replicas."""
+    def next_operands(self, operands, offset: tf.Tensor) -> tuple:
+        """Returns the arguments of one step's `strategy.run`. In the compiled loop, outside of replicas.
+
+        Args:
+          operands: of the call, as `take` returned them.
+          offset: scalar int64 or int32, the step's number within them, from the run's `start` on.
+        """
 
     @abc.abstractmethod
     def batch(self, *operands) -> Any:

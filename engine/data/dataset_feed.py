@@ -1,6 +1,6 @@
 """The feed of a stream, such as a user's `tf.data.Dataset`: shuffled within a buffer, divided among workers.
 
-Each process has one plain `tf.data` iterator over its share, whose place a checkpoint keeps (`engine.data.position`).
+Each process has one plain `tf.data` iterator over its share. Checkpoints keep its position (`engine.data.position`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from crankshaft.engine.step.randomness import epoch_seed
 _COUNTED_AT_ONCE = 1024  # examples
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow writes none of 2 GiB, and several checkpoints are kept
 
-# (what is done, how much there is to do or None) -> a context of a function that is told how much is done.
+# (what is being done, how much there is to do or None) -> a context that yields a function of how much is done so far.
 Watch = Callable[[str, int | None], contextlib.AbstractContextManager[Callable[[int], None]]]
 
 
@@ -41,9 +41,9 @@ class Share:
     """What one process reads of a stream.
 
     Attributes:
-      stream: that it reads: its own files, or all of it, of which it takes its rows of each batch.
-      counts: examples in each process's stream; one number where all read all.
-      process: whose of `counts` this one's is.
+      stream: what it reads: its own files, or all files, taking its own rows of each batch.
+      counts: examples in each process's stream; one number if all processes read all files.
+      process: the index in `counts` of this process's stream.
     """
 
     stream: Stream
@@ -130,8 +130,8 @@ def count(stream: Stream, watch: Watch = unwatched) -> int:
 class DatasetFeed(Feed):
     """A stream's epochs, each shuffled and batched.
 
-    A step's batch comes after those before it: elsewhere than where it stands the feed goes by a kept state, or reads
-    the step's epoch from its beginning.
+    Batches come in the order of the steps. To begin at another step the feed restores a kept state of the iterator, or
+    reads the step's epoch from its beginning.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -142,7 +142,7 @@ class DatasetFeed(Feed):
       mesh: how the strategy's replicas are laid out.
 
     Attributes:
-      kept: step -> the state in which `state` has found the iterator there, or b"".
+      kept: step -> the iterator's state at that step, as `state` found it, or b"".
     """
 
     reads_in_loop = True
@@ -168,7 +168,7 @@ class DatasetFeed(Feed):
         self._next_step: int | None = None
         self._bytes_taken = 0
         self._never_kept = False
-        # How many parts this process's batches have, and which is its first, of all.
+        # How many replicas' parts this process's batches have, and the number of the first of them.
         self._parts = self._mesh.part(0, strategy.num_replicas_in_sync)[1] // len(share.counts)
         self._first_part = share.process * self._parts
 
@@ -189,7 +189,7 @@ class DatasetFeed(Feed):
 
     @property
     def pipeline(self) -> str:
-        """What a state has to be of, to be taken up here: TensorFlow may fill a smaller buffer past its end."""
+        """Identifies the pipeline that a kept state fits: TensorFlow would fill a smaller buffer past its end."""
         spec = tf.nest.map_structure(lambda part: f"{part.dtype.name} {part.shape}", self.share.stream.element_spec)
         order = self.order
         return json.dumps([self.share.about(), order.batch_size, order.seed, self._shuffle_buffer, spec], default=str)
@@ -213,7 +213,7 @@ class DatasetFeed(Feed):
     def most_steps(self, operands) -> float:
         return math.inf
 
-    def next_operands(self, operands, place: tf.Tensor):
+    def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
         return (next(iterator),)
 
@@ -229,7 +229,7 @@ class DatasetFeed(Feed):
         self._iterator = self._next_step = None
 
     def state(self, step: int) -> bytes | None:
-        """Returns the iterator's state, to be kept with this step; b"" if it has none that can be, None elsewhere."""
+        """Returns the iterator's state at this step; b"" if its state can't be kept, None if it is at another step."""
         if step != self._next_step:
             return None
         if self._never_kept:
@@ -269,7 +269,7 @@ class DatasetFeed(Feed):
         return iterator
 
     def _pass(self, iterator, steps: int) -> None:
-        """Reads the batches of so many steps, and leaves them."""
+        """Reads and discards the batches of so many steps."""
         with self._watch("reading the epoch again, batches", steps) as done:
             for number in range(steps):
                 next(iterator)

@@ -57,12 +57,12 @@ class ResidentFeed(Feed):
     def most_steps(self, operands) -> float:
         return operands[1].shape[0]
 
-    def next_operands(self, operands, place: tf.Tensor):
-        return (*operands, place)
+    def next_operands(self, operands, offset: tf.Tensor):
+        return (*operands, offset)
 
-    def batch(self, arrays, indices: tf.Tensor, place: tf.Tensor):
+    def batch(self, arrays, indices: tf.Tensor, offset: tf.Tensor):
         context = tf.distribute.get_replica_context()
-        mine = indices[place]
+        mine = indices[offset]
         if context.num_replicas_in_sync > 1:
             # A block's batches are of one size, known where it is traced, and so is this replica's part.
             replica = tf.get_static_value(context.replica_id_in_sync_group)
@@ -145,13 +145,13 @@ class StreamedFeed(Feed):
     def most_steps(self, operands) -> float:
         return tf.nest.flatten(operands)[0].shape[0]
 
-    def next_operands(self, operands, place: tf.Tensor):
-        return (*operands, place)
+    def next_operands(self, operands, offset: tf.Tensor):
+        return (*operands, offset)
 
-    def batch(self, block, place: tf.Tensor):
+    def batch(self, block, offset: tf.Tensor):
         if self.order.block_steps == 1:  # the block is the batch, and large: need not be copied
             return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
-        return tf.nest.map_structure(lambda x: x[place], block)
+        return tf.nest.map_structure(lambda x: x[offset], block)
 
     def close(self) -> None:
         self._blocks.close()
@@ -186,7 +186,7 @@ class StreamedFeed(Feed):
 
 
 class RepeatedFeed(Feed):
-    """The same values, given to every step: no input at all. For measuring what steps take without it.
+    """The same values for every step: no input at all. For measuring how long steps take without input.
 
     Args:
       values: nest of tensors or per-replica values, of which each replica gets its own.
@@ -208,7 +208,7 @@ class RepeatedFeed(Feed):
     def most_steps(self, operands) -> float:
         return math.inf
 
-    def next_operands(self, operands, place: tf.Tensor):
+    def next_operands(self, operands, offset: tf.Tensor):
         return operands
 
     def batch(self, values):
@@ -221,7 +221,7 @@ class _Blocks:
     Args:
       order: which examples make which step.
       open_at: returns an iterator over blocks from a number on.
-      brought: given a block, returns it where replicas read it, once for all calls that do; None leaves it as it is.
+      brought: moves a block to where replicas read it, once for all calls that do; None leaves it as it is.
     """
 
     def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None):
@@ -235,8 +235,8 @@ class _Blocks:
         self.taken = 0  # since the iterator was opened
 
     def reach(self, step: int, limit: int) -> int:
-        _, place, length = self._order.block_of(step)
-        return min(limit, length - place)
+        _, offset, length = self._order.block_of(step)
+        return min(limit, length - offset)
 
     def steps_of_next(self, blocks: int) -> int:
         """Returns the steps of so many blocks after the one in use."""
@@ -246,21 +246,21 @@ class _Blocks:
         return step - self._end
 
     def take(self, step: int, limit: int):
-        number, place, length = self._order.block_of(step)
+        number, offset, length = self._order.block_of(step)
         if number != self._number:
             if self._iterator is None or number != self._number + 1:
                 self._iterator, self.taken = self._open_at(number), 0
             self._block = self._brought(next(self._iterator))
             self._number = number
             self.taken += 1
-            self._end = step - place + length
-        return self._block, place, place + self.reach(step, limit)
+            self._end = step - offset + length
+        return self._block, offset, offset + self.reach(step, limit)
 
     def close(self) -> None:
         held = [self._iterator]
         self._iterator = self._number = self._block = None
-        # That of a distributed dataset has a thread that is waited for (see `untuned`): not by who trains next, or
-        # wants the result; the process ends after it.
+        # Freeing a distributed dataset's iterator waits for its thread (see `untuned`). Training, or the result, must
+        # not wait for that; the process ends after it.
         threading.Thread(target=held.clear, name="frees an iterator").start()
 
 

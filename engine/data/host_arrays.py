@@ -43,30 +43,30 @@ class Mapped:
 
     def __getitem__(self, examples) -> np.ndarray:
         if isinstance(examples, slice):
-            first, stop, step = examples.indices(len(self))
-            found = np.empty((len(range(first, stop, step)), *self.shape[1:]), self.dtype)
-            self._read(found, lambda start, end: self._array[first + start * step : first + end * step : step])
+            first, stop, stride = examples.indices(len(self))
+            found = np.empty((len(range(first, stop, stride)), *self.shape[1:]), self.dtype)
+            self._read(found, lambda start, end: self._array[first + start * stride : first + end * stride : stride])
             return found
-        places = np.asarray(examples)
-        flat = places.reshape(-1)
+        indices = np.asarray(examples)
+        flat = indices.reshape(-1)
         found = np.empty((len(flat), *self.shape[1:]), self.dtype)
         self._read(found, lambda start, end: self._array[flat[start:end]], _AROUND_BYTES)
-        return found.reshape((*places.shape, *self.shape[1:]))
+        return found.reshape((*indices.shape, *self.shape[1:]))
 
     def copy_to(self, target: np.ndarray) -> None:
         """Fills an array of this one's shape and dtype."""
         self._read(target, lambda start, end: self._array[start:end])
 
-    def part(self, examples: slice) -> Mapped:
+    def view(self, examples: slice) -> Mapped:
         return Mapped(self._array[examples], self.dtype)
 
-    def _read(self, target: np.ndarray, part, around: int = 0) -> None:
-        """Fills `target`, whose examples start to end are `part(start, end)`."""
+    def _read(self, target: np.ndarray, read, around: int = 0) -> None:
+        """Fills `target`, whose examples start to end are `read(start, end)`."""
         an_example = max(1, self._array.dtype.itemsize * int(np.prod(self.shape[1:])))
-        step = max(1, _PIECE_BYTES // (an_example + around))
-        for start in range(0, len(target), step):
-            end = min(start + step, len(target))
-            target[start:end] = part(start, end)
+        examples = max(1, _PIECE_BYTES // (an_example + around))
+        for start in range(0, len(target), examples):
+            end = min(start + examples, len(target))
+            target[start:end] = read(start, end)
             _file_of(self._array).madvise(mmap.MADV_DONTNEED)
 
 
@@ -76,9 +76,9 @@ def of(array):
     return Mapped(array, array.dtype) if has_file else array
 
 
-def part(array, examples: slice):
+def view(array, examples: slice):
     """Returns some examples of an array, without copying them."""
-    return array.part(examples) if isinstance(array, Mapped) else array[examples]
+    return array.view(examples) if isinstance(array, Mapped) else array[examples]
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:

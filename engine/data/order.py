@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from crankshaft.engine.step.randomness import epoch_seed
 
-# Epochs in a block. The cipher behind a shuffle has 16 bits or more, and is asked until its answer is an example: for
-# 64 examples that takes about a thousand times each.
+# Epochs in a block. The cipher behind a shuffle has 16 bits or more, and is applied until its output is an example:
+# with 64 examples about a thousand times for each.
 _MOST_EPOCHS = 8
 _ROUNDS = 8  # of the cipher
 
@@ -23,8 +23,8 @@ _ROUNDS = 8  # of the cipher
 class Order:
     """Epochs of `num_examples` examples in global batches of `batch_size`; the last one of an epoch may be smaller.
 
-    An epoch is a row of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the examples
-    do not divide, a block that is one smaller batch. Several short epochs without a smaller batch share one block.
+    An epoch is a sequence of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the
+    examples do not divide, a block of one smaller batch. Several short epochs without a smaller batch share one block.
 
     Attributes:
       num_examples: examples in an epoch, at least 1.
@@ -65,8 +65,8 @@ class Order:
         return self.whole_steps + (1 if self.remainder else 0)
 
     def steps_alike(self, step: int) -> float:
-        """Returns how many steps from `step` on bring each worker as many examples as that one; inf if all do."""
-        fewer = [place for place in self._steps_with_fewer if 0 < place < self.steps_per_epoch]
+        """Returns for how many steps, from `step` on, each worker has as many examples as at `step`; inf if always."""
+        fewer = [later for later in self._steps_with_fewer if 0 < later < self.steps_per_epoch]
         if not fewer:
             return math.inf
         in_epoch = step % self.steps_per_epoch
@@ -98,7 +98,7 @@ class Order:
         return 0 if self.remainder else min(self.block_steps // self.whole_steps, _MOST_EPOCHS)
 
     def block_of(self, step: int) -> tuple[int, int, int]:
-        """Returns a step's place: (block, the step's place in the block, steps in the block)."""
+        """Returns where a step stands: (block, its offset in the block, steps in the block)."""
         if self._epochs_per_block:
             steps = self._epochs_per_block * self.whole_steps
             return *divmod(step, steps), steps
@@ -106,8 +106,8 @@ class Order:
         first = epoch * self.blocks_per_epoch
         if in_epoch >= self.whole_steps:
             return first + self._whole_blocks, 0, 1
-        block, place = divmod(in_epoch, self.block_steps)
-        return first + block, place, min(self.block_steps, self.whole_steps - block * self.block_steps)
+        block, offset = divmod(in_epoch, self.block_steps)
+        return first + block, offset, min(self.block_steps, self.whole_steps - block * self.block_steps)
 
     def examples(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the examples of a block, by index.
@@ -249,7 +249,7 @@ class ChunkedOrder(Order):
 
 
 def _permuted(places: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
-    """Permutes the numbers below `count`: returns where these go.
+    """Permutes the numbers below `count`: returns where each of `places` goes.
 
     Args:
       places: [n] int64.

@@ -1,4 +1,4 @@
-"""Where streamed input stands, as a part of a run's state: a checkpoint keeps it, a resumed run goes on from it."""
+"""The position of streamed input, as part of a run's state: checkpoints keep it, and a resumed run continues there."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from crankshaft.engine.internals.tensorflow import TrackableNode
 
 
 class Position(TrackableNode):
-    """The state of each process's iterator, at one step. Empty where the step says all, as for arrays. Host code.
+    """The state of each process's iterator at one step. Empty where the step says all, as for arrays. Host code.
 
     Attributes:
-      num_bytes: of the states that this process has taken up last.
+      num_bytes: of the states that this process took last.
       step: scalar int64 variable, the step to which the states belong; -1 for none.
       pipeline: scalar string variable, `DatasetFeed.pipeline` of the feed whose states they are.
       part_0, ...: scalar string variables, a state of each process that has a share of its own; "" for none.
@@ -29,7 +29,7 @@ class Position(TrackableNode):
         self.num_bytes = 0
 
     def follow(self, feed, processes) -> None:
-        """Says whose place it is: of the training's feed, among `engine.strategies.base.Processes`."""
+        """Sets the feed whose position this is: training's, in these processes (`engine.strategies.base.Processes`)."""
         self._feed = feed if isinstance(feed, DatasetFeed) else None
         self._processes = processes
         if self._feed is None:
@@ -44,12 +44,12 @@ class Position(TrackableNode):
         feed.kept = self._of
 
     def take(self, step: int) -> None:
-        """Takes up where the feed stands, for the checkpoint of this step. Every process has to call it."""
+        """Stores where the feed stands, for the checkpoint of this step. Every process has to call it."""
         if self._feed is None or int(self.step) == step:
             return
         parts = len(self._feed.share.counts)
         if parts == 1 and not self._processes.is_chief:
-            return  # all stand at the same place, and the chief writes
+            return  # all stand at the same position, and the chief writes
         state = self._feed.state(step)
         if state is None:
             return

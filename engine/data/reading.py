@@ -152,12 +152,12 @@ class Chunks:
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
         rows = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        places = [indices[each] % self._size for each in rows]
+        offsets = [indices[each] % self._size for each in rows]
 
         def gathered(*parts: np.ndarray) -> np.ndarray:
             found = np.empty((len(indices), *parts[0].shape[1:]), parts[0].dtype)
-            for each, place, part in zip(rows, places, parts, strict=True):
-                found[each] = part[place]
+            for each, within, part in zip(rows, offsets, parts, strict=True):
+                found[each] = part[within]
             return found
 
         return tf.nest.map_structure(gathered, *chunks)

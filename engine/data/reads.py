@@ -1,4 +1,4 @@
-"""Calls a source's `read` in threads of its own: checks what it returns, counts it, and waits so long, no longer."""
+"""Calls a source's `read` in threads of its own, checks and counts what it returns, and limits how long it may take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 class Reads:
-    """Reads of one source. A read that never returns can't be broken off: its thread is left, and the run ends.
+    """Reads of one source. A read that never returns can't be interrupted: its thread is abandoned, and the run ends.
 
     Args:
       source: what is read.
@@ -73,13 +73,14 @@ class Reads:
     def _stuck(self, idle: float) -> StuckReadError:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
         return StuckReadError(
-            f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_place(thread)}, from example {first} "
-            f"on{_of_files(self.source)}; see whether its files' disk or host answers, or raise `step_timeout_seconds`"
+            f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
+            f"{first} on{_of_files(self.source)}; see whether its files' disk or host answers, or raise "
+            "`step_timeout_seconds`"
         )
 
 
 class _Progress:
-    """What the threads are at.
+    """What the threads are reading.
 
     Attributes:
       last: when a read ended last, by the monotonic clock.
@@ -94,7 +95,7 @@ class _Progress:
 
 
 def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
-    """Reads what is asked for. Must not know its `Reads`, whose end ends it."""
+    """Serves reads in a thread. Must hold no reference to its `Reads`, whose deletion ends the thread."""
     thread = threading.get_ident()
     while call := calls.get():
         future, source, indices = call
@@ -130,7 +131,7 @@ def checked(source: Source, found: Any, examples: int) -> Any:
             "an array [n, ...] for each Spec, in the same tuples and dicts"
         ) from None
 
-    def as_said(spec: Spec, part) -> np.ndarray:
+    def as_array(spec: Spec, part) -> np.ndarray:
         array = np.asarray(part)
         if array.ndim == 0 or len(array) != examples:
             count = "a single value" if array.ndim == 0 else f"{len(array)} examples"
@@ -147,7 +148,7 @@ def checked(source: Source, found: Any, examples: int) -> Any:
             )
         return array.astype(spec.dtype, copy=False)
 
-    return tf.nest.map_structure(as_said, source.stored_spec, found)
+    return tf.nest.map_structure(as_array, source.stored_spec, found)
 
 
 def _holds(dtype: np.dtype, found: np.dtype) -> bool:
@@ -183,7 +184,7 @@ def _of_files(source: Source) -> str:
     return f" of {files[0]}{others}" if files else ""
 
 
-def _place(thread: int) -> str:
+def _location(thread: int) -> str:
     """Returns "file:line in function" of where a thread is, outside the standard library."""
     frame = sys._current_frames().get(thread)
     while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY + os.sep):

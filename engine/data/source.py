@@ -1,4 +1,4 @@
-"""What a source is: examples with random access, in memory or in files. Host code that does without TensorFlow."""
+"""The contract of a source: examples with random access, in memory or in files. Host code that needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """One part of an example, as `tf.TensorSpec` says it.
+    """The shape and dtype of one array of an example, like `tf.TensorSpec`.
 
     Attributes:
       shape: of one example, without an axis of examples.
@@ -29,7 +29,7 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one example's part in memory; a string counts as its reference."""
+        """Bytes of one example's array in memory; a string counts as its reference."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -51,21 +51,21 @@ class BadRecordError(SourceError):
 
 
 class StuckReadError(SourceError):
-    """A read has not returned for too long. It may the next time."""
+    """A read has taken too long. It may succeed the next time."""
 
 
 class Source(abc.ABC):
     """Examples that are read by their indices, in any order, as often as one likes.
 
-    The engine does the rest: which example stands where, epochs, batches, replicas, workers, what a resumed run reads.
-    A source knows nothing of these, and keeps no position.
+    The engine does the rest: the order of examples, epochs, batches, replicas, workers, what a resumed run reads. A
+    source knows nothing of these, and keeps no position.
 
     Attributes:
-      element_spec: nest of `Spec`, the parts of one example in a form of `engine.step.batches`.
+      element_spec: nest of `Spec`, one example in one of the forms of `engine.step.batches`.
       chunk_examples: how many neighbours are best read at once: 1 where single examples are read well, as from memory
         or a warm disk; more where a file is in pieces that are read whole, or far away. Such a source is shuffled by
         chunks (`engine.data.order.ChunkedOrder`); all are of this size but the last.
-      draws: whether `decode` uses its seeds, so that an example is another one in the next epoch.
+      draws: whether `decode` uses its seeds, so that an example differs from epoch to epoch.
     """
 
     element_spec: Any
@@ -78,7 +78,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def read(self, indices: np.ndarray) -> Any:
-        """Reads examples. Is called by several threads at once, with hundreds of indices or more.
+        """Reads examples. Called by several threads at once, with hundreds of indices or more.
 
         Args:
           indices: [n] int64, in any order; a whole chunk comes in ascending order.
@@ -101,7 +101,7 @@ class Source(abc.ABC):
 
         Args:
           stored: nest of tensors [n, ...].
-          seeds: [n, 2] int64, another one for each (seed, epoch, example), for `tf.random.stateless_*`.
+          seeds: [n, 2] int64, different for each (seed, epoch, example), for `tf.random.stateless_*`.
 
         Returns:
           Nest of tensors [n, ...], as `element_spec` says.
@@ -111,7 +111,7 @@ class Source(abc.ABC):
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         """Raises `BadRecordError` for an example that `read` has returned and `decode` can't decode.
 
-        Is called where bad records are left out, and where a decoding has failed, to learn which example it was.
+        Called where bad records are left out, and after decoding has failed, to find out which example it was.
 
         Args:
           indices: [n] int64.
@@ -124,7 +124,7 @@ class Source(abc.ABC):
         return self
 
     def identity(self) -> str:
-        """Returns text that differs where the examples do: files' names, sizes, what an index knows of them."""
+        """Returns text that differs if the examples do: files' names, sizes, what an index knows of them."""
         return ""
 
     def files(self) -> Sequence[str]:
@@ -133,7 +133,7 @@ class Source(abc.ABC):
 
 
 class Around(Source):
-    """A source around another, which reads as that one does."""
+    """A source that wraps another, and reads as that one does."""
 
     def __init__(self, source: Source):
         self.source = source
@@ -164,7 +164,7 @@ class Around(Source):
         return self.source.files()
 
 
-class Part(Around):
+class SourceSlice(Around):
     """Some examples of a source, from one index to another.
 
     Args:
@@ -189,7 +189,7 @@ class Part(Around):
             self.source.verify(indices + self._range.start, stored)
 
     def for_evaluation(self) -> Source:
-        return Part(self.source.for_evaluation(), self._range.start, self._range.stop)
+        return SourceSlice(self.source.for_evaluation(), self._range.start, self._range.stop)
 
     @contextlib.contextmanager
     def _from_first(self) -> Iterator[None]:
@@ -203,13 +203,13 @@ class Part(Around):
 
 
 class WithoutBadRecords(Around):
-    """A source whose bad records are left out, up to a number: in the place of each stands the next good one.
+    """A source that skips bad records, up to a number: the next good record is read in the place of each.
 
     Which one that is depends on nothing but the records, so it is the same on each worker and after a resume.
 
     Args:
       source: the whole.
-      limit: bad records that are put up with; one more is an error.
+      limit: how many bad records are tolerated; one more is an error.
       warn: is given the line of each that is left out, once.
 
     Attributes:

@@ -15,7 +15,7 @@ _WINDOW_CHUNKS = 64  # where none is: a batch's classes then vary little more th
 
 
 def spec_of(split) -> Any:
-    """Returns the nest of `Spec` of one example's parts."""
+    """Returns the nest of `Spec` of one example."""
     if isinstance(split, Source):
         return split.element_spec
     if is_stream(split):
@@ -36,7 +36,7 @@ def example_bytes(split) -> int:
 
 
 def draws(split) -> bool:
-    """Returns whether an example is another one in the next epoch, so that it can't be kept."""
+    """Returns whether examples differ from epoch to epoch, so that they can't be cached."""
     return isinstance(split, Source) and split.draws
 
 

@@ -1,4 +1,4 @@
-"""Streams: examples that can only be read from the beginning on, as a user's `tf.data.Dataset` or files without index.
+"""Streams: examples that can only be read in sequence, such as a user's `tf.data.Dataset` or files without an index.
 
 Host code that makes pipelines; `engine.data.dataset_feed` shuffles, batches and divides what they give.
 """
@@ -41,7 +41,7 @@ class Stream(abc.ABC):
         """Returns a worker's part, by files; None where there are fewer than workers. All workers are told alike."""
 
     def identity(self) -> str:
-        """Returns what tells this data from other data, read in no time; "" where nothing does."""
+        """Returns text that differs if the data does, found without reading it; "" if there is none."""
         return ""
 
 
@@ -102,13 +102,13 @@ class OfFiles(Stream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         paths, last = tf.constant(self._paths), len(self._paths) - 1
         if seed is not None and last > 0:
-            places = tf.raw_ops.RandomIndexShuffle(
+            shuffled = tf.raw_ops.RandomIndexShuffle(
                 index=tf.range(last + 1, dtype=tf.int64),
                 seed=epoch_seed(seed, epoch, [3]),
                 max_index=tf.constant(last, tf.int64),
                 rounds=_ROUNDS,
             )
-            paths = tf.gather(paths, places)
+            paths = tf.gather(paths, shuffled)
         at_once = min(self._files_at_once, last + 1)
         files = tf.data.Dataset.from_tensor_slices(paths)
         return files.interleave(self._read, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True)

@@ -1,7 +1,7 @@
 """Finds parameter servers that do not answer, so that a coordinator does not wait for one for ever. Host code.
 
-A process that is gone refuses at once. One that is stopped, or cut off, lets TensorFlow wait: for a variable's value,
-for a checkpoint's file, for its part of an update, with nothing that could be timed from outside.
+A process that is gone refuses connections at once. For one that is stopped, or cut off, TensorFlow waits without a
+limit: for a variable's value, for a checkpoint's file, for its part of an update.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ANSWER_SECONDS = 3.0  # for a worker that is asked for a number
 
 
 def ask(job: str, task: int) -> None:
-    """Asks a task for the time; returns once it has answered, or could not be asked."""
+    """Asks a task for its time; returns once it has answered, or refused."""
     with contextlib.suppress(Exception), tf.device(f"/job:{job}/task:{task}/device:CPU:0"):
         tf.timestamp()  # without an input: a constant goes to the task with Python's lock held
 
 
 def silent(job: str, tasks: Iterable[int]) -> list[int]:
-    """Returns those tasks of a job that do not even tell the time within seconds: stopped, or cut off."""
+    """Returns the tasks of a job that do not answer within seconds: those that are stopped, or cut off."""
     # Daemons: the process must not wait for a thread that waits for a stopped task.
     asked = {task: threading.Thread(target=ask, args=(job, task), daemon=True) for task in tasks}
     for thread in asked.values():
@@ -53,7 +53,9 @@ def watched(
     ask_server: Callable[[int], None],
     end: Callable[[str], None] | None = None,
 ):
-    """Ends the process if, within, a server does not answer for too long. Time in which it was held does not count.
+    """Ends this process if, within the context, a server does not answer for too long.
+
+    Time in which this process itself was stopped does not count.
 
     Args:
       addresses: of the servers, host:port.

@@ -1,14 +1,14 @@
-"""Exchanges between workers, beside TensorFlow, that they are alive, how far they are, why they end. Host code.
+"""Heartbeats between workers, beside TensorFlow: that they are alive, how far they are, why they end. Host code.
 
-UDP datagrams, at the number of the port at which TensorFlow's server has TCP. TensorFlow's own key-value store (its
-coordination service) will not do: it lives in task 0, so all calls hang when that one is stopped; keys cannot be
-overwritten; and after the first lost peer, when it is to be asked, it refuses every call.
+They are UDP datagrams, at the port number at which TensorFlow's server has TCP. TensorFlow's own key-value store (its
+coordination service) will not do: it lives in task 0, so all calls hang when that is stopped; keys cannot be
+overwritten; and after the first lost peer, just when it is needed, it refuses every call.
 
-A datagram counts only if it is of this job, of a peer that has heard of this very process, and newer than those before:
-each process has a number that cannot be guessed, which the others' datagrams repeat to it, so that a datagram of a
-worker's earlier process, sent again, has no effect. With the job's secret each is signed too (HMAC, RFC 2104); without
-it whoever can read the job's network can forge them. What arrives is shown to people, and ends a process only where
-that process has itself seen no progress.
+A datagram counts only if it belongs to this job, comes from a peer that has heard of this very process, and is newer
+than those before. Each process has a random number that cannot be guessed and that its peers' datagrams repeat, so a
+datagram of a worker's earlier process, sent again, has no effect. With the job's secret each datagram is signed too
+(HMAC, RFC 2104); without it whoever can read the job's network can forge them. What arrives is shown to people, and
+ends a process only if that process has itself seen no progress.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Peers:
     """The channel to the other workers. One thread exchanges; any may read `heard`.
 
     Args:
-      worker: this process's place among the workers.
+      worker: this process's index among the workers.
       names: of all workers, as messages call them.
       addresses: of all workers, host:port.
       secret: the job's, by which datagrams are signed; empty signs none.
@@ -133,7 +133,7 @@ class Peers:
         return f"{self._names[worker]} ({self.addresses[worker]})"
 
     def tell(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
-        """Sends this worker's state to all others. What is lost on the way is sent again the next time."""
+        """Sends this worker's state to all others. A lost datagram is made up for by the next one."""
         state: dict[str, object] = {"step": step, "beats": beats, "arrived": arrived}
         if farewell is not None:
             line = farewell.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
@@ -234,7 +234,7 @@ def is_gone(address: str) -> bool:
             return False
     except ConnectionRefusedError:
         return True
-    except OSError:  # it can't be told
+    except OSError:  # unknown
         return False
 
 

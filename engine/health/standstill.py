@@ -1,8 +1,8 @@
-"""Ends a process that stands still even where no Python runs, so that nothing written in Python could end it.
+"""Ends a process that hangs with Python's lock held, when no Python code could end it.
 
-TensorFlow waits for other hosts with Python's lock held at some places, such as where it registers a function with them
-or removes one, which a checkpoint of several servers does. A host that is there and does not answer so stops all
-threads. faulthandler's own thread needs no lock; a process has one, so two of these do not nest.
+Some calls of TensorFlow hold that lock while they wait for another host, such as registering a function with it or
+removing one, which a checkpoint of several servers does. A host that is there and does not answer then stops all
+threads. faulthandler's timer thread needs no lock; a process has only one, so two of these do not nest.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _STDERR = 2
 
 
 def put_off(seconds: float) -> None:
-    """Sets the process to end so many seconds from now, and no earlier: with exit code 1, all stacks on stderr."""
+    """Schedules the process's end, in place of any scheduled before: exit code 1, with all stacks on stderr."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
@@ -26,7 +26,7 @@ def call_off() -> None:
 
 @contextlib.contextmanager
 def watched(seconds: float):
-    """Ends the process if, within, no Python has run for so many seconds. Time in which it was stopped counts too.
+    """Ends the process if, within the context, no Python has run for so many seconds; stopped time counts too.
 
     Args:
       seconds: half a minute at least; 0 is never.

@@ -1,6 +1,6 @@
-"""Ends a run whose workers would wait for each other for ever, and names the worker that has not arrived.
+"""Ends a run whose workers would wait for each other for ever, and names the worker that they wait for.
 
-Host code, in a separate thread: a collective operation blocks the main thread without running Python.
+Host code, in a thread of its own: a collective operation blocks the main thread without running Python.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.
 
 
 class LostPeerError(Exception):
-    """A peer is lost, so that this process can't go on; all start again from the last checkpoint. One line."""
+    """A peer is lost, so this process can't go on; all have to restart from the last checkpoint. One line."""
 
 
 def default_timeout_seconds() -> float:
@@ -43,11 +43,10 @@ def default_timeout_seconds() -> float:
 
 
 class Arrivals:
-    """Counts, in the compiled loop, the steps whose data is there, and the time for which it was waited.
+    """Counts, in the compiled loop, the steps whose data has arrived, and the time spent waiting for it.
 
-    Of several workers, one whose data is there goes on to meet the others. Without the count a worker that waits for
-    its data within a call looks like one that waits for its peers. The data has to be endless: where a distributed
-    dataset can end, `next` itself asks all workers whether they have some.
+    Tells a worker that waits for its data, within a call, from one that waits for its peers. The data has to be
+    endless: where a distributed dataset can end, `next` itself asks all workers whether they have some.
     """
 
     def __init__(self):
@@ -76,7 +75,7 @@ class Arrivals:
         return float(self._waited.numpy())
 
     def untold(self) -> tf.Tensor:
-        """Returns the seconds spent waiting for data since this was last asked, scalar float64. In the loop."""
+        """Returns the seconds spent waiting for data since the last call of this, scalar float64. In the loop."""
         waited = self._waited.read_value()
         seconds = waited - self._told.read_value()
         with tf.control_dependencies([seconds]):
@@ -89,13 +88,13 @@ class Arrivals:
 
 
 class Watchdog:
-    """Ends this process, with a line that names the worker to look at, when nothing has moved for too long.
+    """Ends this process, with a line that names the worker to blame, when there was no progress for too long.
 
-    The strategy calls `beat` as it goes on; all workers beat alike, so a worker that has fewer beats, or fewer
-    arrivals, is the one that the others wait for. Use as a context, around the training, after the strategy is made.
+    The strategy calls `beat` as it makes progress. All workers beat alike, so the one with fewer beats, or fewer
+    arrivals, is the one that the others wait for. Use it as a context around the training, after the strategy is made.
 
     Args:
-      worker: this process's place among the workers.
+      worker: this process's index among the workers.
       names: what messages call the workers.
       addresses: host:port of each.
       timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
@@ -134,7 +133,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def beat(self, step: int, factor: float = 1.0) -> None:
-        """Records that the main thread begins, or has ended, a call from `step` on. Its cost is negligible.
+        """Records that the main thread begins, or has ended, a call from `step` on. It costs next to nothing.
 
         Up to the next beat `factor` times the timeout may pass: `FIRST_CALL_FACTOR` where something is compiled.
         """
@@ -190,14 +189,14 @@ class Watchdog:
             else:
                 self._closing.wait(self._period)
             now = time.monotonic()
-            if now - before > 4 * self._period:  # the whole process was held: that time does not count
+            if now - before > 4 * self._period:  # the whole process was stopped: that time does not count
                 self._moved += now - before
             self._abort_for_ended_peer()
             if self._arrived_now is not None:
                 with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up: so does the main thread
                     self._arrived = self._arrived_now()
-            if (place := (self._mark, self._arrived)) != seen:
-                seen, self._moved = place, now
+            if (now_at := (self._mark, self._arrived)) != seen:
+                seen, self._moved = now_at, now
             if self._timeout and not self._closing.is_set():
                 self._judge(now - self._moved)
 
@@ -239,15 +238,15 @@ class Watchdog:
         self._speaks.release()
 
     def _verdict(self, idle: float) -> tuple[str, int]:
-        """Returns what to say after so many seconds without progress, and the worker that is to blame, -1 for none."""
+        """Returns the message after so many seconds without progress, and the worker to blame, -1 for none."""
         peers, (beats, step, _) = self._peers, self._mark
         if found := self._by_farewell() or self._by_silence():
             return found
-        places = {worker: (heard.arrived, heard.beats) for worker, heard in peers.heard.items()}
-        places[peers.worker] = (self._arrived, beats)
-        column = 0 if len({arrived for arrived, _ in places.values()}) > 1 else 1
-        worker = min(places, key=lambda worker: places[worker][column])
-        if places[worker][column] < max(place[column] for place in places.values()):
+        progress = {worker: (heard.arrived, heard.beats) for worker, heard in peers.heard.items()}
+        progress[peers.worker] = (self._arrived, beats)
+        column = 0 if len({arrived for arrived, _ in progress.values()}) > 1 else 1
+        worker = min(progress, key=lambda worker: progress[worker][column])
+        if progress[worker][column] < max(reached[column] for reached in progress.values()):
             if worker == peers.worker:
                 return self._itself(idle), worker
             last = peers.heard[worker].step

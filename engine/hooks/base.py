@@ -1,4 +1,4 @@
-"""The kinds of hook and the basic ones: callables with a period, called by the outer loop on the host.
+"""The contract of hooks and the basic ones: callables with a period, called by the outer loop on the host.
 
 A hook sees every call of the inner loop (so that it can gather sums without waiting for a device) and acts when it is
 due. Its own state, if it has any, goes into each checkpoint.
@@ -79,20 +79,20 @@ class Hook:
     name = "hook"
 
     def begin(self, status: Status) -> None:
-        """Is called before the first step (of this process)."""
+        """Called before the first step of this process."""
 
     def next_due(self, step: int, status: Status) -> int | None:
         """Returns the next step, after `step`, at which the loop has to stop for this hook; None is never."""
         return None
 
     def __call__(self, status: Status) -> None:
-        """Is called after each call of the inner loop, due or not. May set `status.stop`."""
+        """Called after each call of the inner loop, due or not. May set `status.stop`."""
 
     def settle(self, status: Status) -> None:
-        """Is called before a save: raises if the state must not be kept, and writes what has to be on disk."""
+        """Called before a save: raises if the state must not be saved, and writes what has to be on disk by then."""
 
     def end(self, status: Status) -> None:
-        """Is called after the last step, or where a hook stopped the run; not after an exception."""
+        """Called after the last step, or when a hook stopped the run; not after an exception."""
 
     def close(self) -> None:
         """Releases what the hook holds (a terminal, a thread), however the run ended; after `end`, if called."""
@@ -107,7 +107,7 @@ class Hook:
     def data_changed(self, splits: set[str]) -> None:
         """Forgets what was measured on these splits ("train", "eval"), whose data has changed.
 
-        Is called after `restore_host_state`.
+        Called after `restore_host_state`.
         """
 
 

@@ -14,7 +14,7 @@ from crankshaft.engine.step.holdings import Holdings
 
 @contextlib.contextmanager
 def averaged_weights(trainer):
-    """Puts the moving average, within, into every variable that has one; restores the variables afterwards, to the bit.
+    """Puts the moving average into every variable that has one, and restores the variables, to the bit, afterwards.
 
     Host code, outside of replicas: an assignment reaches the copies on all of them. Without `ema_decay` it does
     nothing.

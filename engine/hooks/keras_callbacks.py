@@ -90,8 +90,8 @@ class KerasCallbacks(Windowed):
 
     def _tell(self, what: str, *arguments) -> None:
         for callback in self._callbacks:
-            *place, logs = arguments
-            getattr(callback, what)(*place, dict(logs))  # which one may write to
+            *numbers, logs = arguments
+            getattr(callback, what)(*numbers, dict(logs))  # which one may write to
 
 
 def _looks_at_batches(callback: tf.keras.callbacks.Callback) -> bool:

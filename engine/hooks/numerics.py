@@ -53,8 +53,8 @@ def explain(error: Exception) -> str | None:
         line += f" ({node.group(1)})"
     if shape:
         line += f", shape {shape.group(1).strip()}"
-    if place := _users_line(text):
-        line += f", made at {place}"
+    if users_line := _users_line(text):
+        line += f", made at {users_line}"
     return line + "; look at that op's inputs, lower the learning rate or set clip_norm"
 
 
@@ -106,7 +106,7 @@ def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
     Of what replicas have copies of the first copy is looked at, of what is cut over a mesh each part in this process.
     """
     found = []
-    for part in per_replica.parts(variable) if cut_of(variable) else [own_copy(variable)]:
+    for part in per_replica.components(variable) if cut_of(variable) else [own_copy(variable)]:
         with tf.device(part.device):
             found += [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(part)]
     return found
@@ -118,9 +118,9 @@ def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
     if row_bytes * math.prod(variable.shape[:1]) <= _PIECE_BYTES:
         yield tf.convert_to_tensor(variable)
         return
-    step = max(1, _PIECE_BYTES // row_bytes)
-    for first in range(0, variable.shape[0], step):
-        yield variable.sparse_read(tf.range(first, min(first + step, variable.shape[0])))
+    rows = max(1, _PIECE_BYTES // row_bytes)
+    for first in range(0, variable.shape[0], rows):
+        yield variable.sparse_read(tf.range(first, min(first + rows, variable.shape[0])))
 
 
 class NanGuard(Hook):

@@ -1,4 +1,4 @@
-"""Warns of a worker that is slow by itself. Host code.
+"""Warns of a worker that is slower than the others. Host code.
 
 Reads what the workers exchange anyway, and waits, every few seconds, for the devices to reach the newest of it.
 """

@@ -1,4 +1,4 @@
-"""Checks now and then that replicas hold the same values, and names one that does not before it spoils a run.
+"""Checks periodically that replicas hold the same values, and names one that does not, before it spoils a run.
 
 Host code around replica code.
 """
@@ -28,7 +28,7 @@ class SyncCheck(Periodic):
     A variable that is cut over a mesh is compared between the replicas that hold the same part. Variables that are
     meant to differ by replica are left out: those of `engine.reduction.per_replica`. The checksum is
     the sum of the values' bits as integers, modulo 2**64: it finds a single value that has changed in any bit, not
-    values that have changed places.
+    values that were swapped.
 
     Args:
       every_steps: the period; 0 is never.

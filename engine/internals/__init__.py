@@ -1,1 +1,1 @@
-"""What lies under TensorFlow's and Keras's public names: variables, graphs, the text of an error."""
+"""TensorFlow's and Keras's private functions; below their public names: variables, graphs, an error's text."""

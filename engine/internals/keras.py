@@ -1,8 +1,8 @@
-"""Keras's private functions, each behind a name that says what it is for; nothing else here calls one.
+"""Keras's private functions, each behind a name that says what it is for; no other file calls one.
 
-With them it finds what layers hold beside the weights that a step trains, and what they add to its loss.
+They find what layers hold besides the weights that a step trains, and what they add to its loss.
 
-What a new Keras lacks of them, `tests/engine/internals/test_private_names.py` says by name.
+`tests/engine/internals/test_private_names.py` names those that a new Keras lacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keras.src.backend.common.variables import AutocastScope
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
 
 
-def parts(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:
+def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:
     """Returns a layer, if asked for, and all layers in it, at any depth."""
     return list(layer._flatten_layers(include_self=itself))
 
@@ -42,7 +42,7 @@ def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.random.SeedGenerator]:
     """Returns the seed generators of layers and their parts, in the order of the layers, each once."""
-    found = {id(each): each for part in _all_parts(layers) for each in own_generators(part)}
+    found = {id(each): each for inner in _all_layers_in(layers) for each in own_generators(inner)}
     return list(found.values())
 
 
@@ -53,7 +53,7 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
     `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round constants.
     """
     found = {}
-    for layer in _all_parts(layers):
+    for layer in _all_layers_in(layers):
         constant = isinstance(layer, tf.keras.layers.Normalization)
         constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
         for variable in () if constant else own_untrained(layer):
@@ -72,7 +72,7 @@ def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.V
     """Returns the layers' float variables that a forward pass leaves unchanged: all but moving statistics."""
     moving = {id(variable) for variable in moving_statistics(layers)}
     found = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
-    return [variable for place, variable in found.items() if place not in moving]
+    return [variable for key, variable in found.items() if key not in moving]
 
 
 def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
@@ -87,7 +87,7 @@ def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> lis
 
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     """Returns scalars that layers added in the last traced forward pass: `add_loss`, activity regularizers."""
-    return list({id(loss): loss for layer in _all_parts(layers) for loss in added_losses(layer)}.values())
+    return list({id(loss): loss for layer in _all_layers_in(layers) for loss in added_losses(layer)}.values())
 
 
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
@@ -96,8 +96,8 @@ def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
 
 
-def _all_parts(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
-    return [part for layer in layers for part in parts(layer)]
+def _all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
+    return [inner for layer in layers for inner in layers_in(layer)]
 
 
 def new_state() -> threading.local:
@@ -114,7 +114,7 @@ def restore_state(state: threading.local) -> None:
 
 @contextlib.contextmanager
 def made_at_once() -> Iterator[None]:
-    """Has variables that are made within be there at once, where Keras but traces shapes, and would make them later."""
+    """Makes variables at once that are created in this context, where Keras only traces shapes and would defer them."""
     before = global_state.get_global_attribute("stateless_scope")
     global_state.set_global_attribute("stateless_scope", None)
     try:
@@ -135,7 +135,7 @@ def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:
-    """Has an optimizer update this replica's variables alone, by `update`: Keras's own step would reduce first."""
+    """Makes an optimizer update only this replica's variables, by `update`: Keras's own step would reduce first."""
     if not isinstance(optimizer, _LocalUpdates):
         optimizer.__class__ = type(type(optimizer).__name__, (type(optimizer), _LocalUpdates), {})
 

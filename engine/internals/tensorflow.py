@@ -1,6 +1,6 @@
-"""TensorFlow's private functions, each behind a name that says what it is for; nothing else here calls one. Host code.
+"""TensorFlow's private functions, each behind a name that says what it is for; no other file calls one. Host code.
 
-What a new TensorFlow lacks of them, `tests/engine/internals/test_private_names.py` says by name.
+`tests/engine/internals/test_private_names.py` names those that a new TensorFlow lacks.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine.machine import cpus
 
-# Kernels of fewer values gain nothing: their products take microseconds either way.
+# Smaller kernels gain nothing: their products take microseconds either way.
 _LARGE = 1 << 18
 
 
@@ -16,10 +16,10 @@ _LARGE = 1 << 18
 class Dense(tf.keras.layers.Dense):
     """`tf.keras.layers.Dense`, whose gradients take less time where kernels are large. The values differ by rounding.
 
-    Only on CPUs. The inputs' gradient, dy W^T, is a batched product of one: TensorFlow's own for two matrices reads W
-    across its rows, which takes two to three times as long. The kernel's comes after it, since an update of W while W
-    is still being read would copy all of W first. The outputs are a batched product too where the CPU and the width
-    make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
+    On CPUs only. The inputs' gradient, dy W^T, is computed as a batch of one product: TensorFlow's plain one reads W
+    across its rows, which takes two to three times as long. The kernel's gradient is computed after it, since updating
+    W while W is still being read would copy all of W first. The outputs are a batched product too where the CPU and the
+    width make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
     """
 
     def call(self, inputs, training=None):
@@ -37,10 +37,10 @@ class Dense(tf.keras.layers.Dense):
 class Conv2DMaxPool(tf.keras.layers.Conv2D):
     """`Conv2D` and then `MaxPooling2D`, with fewer passes over what lies between them.
 
-    A maximum commutes with what is added to all values of a channel and with a function that never falls, such as ReLU,
-    rounding included: the values are those of the two layers, to the bit. So gradients of the bias and the activation
-    are taken after the pooling, of a fraction of the values, as such passes are bound by memory. In the forward pass
-    ReLU stays before it, where TensorFlow makes it part of the convolution; any other activation comes after it.
+    A maximum commutes with adding a bias per channel and with any non-decreasing activation such as ReLU, rounding
+    included: the values are those of the two layers, to the bit. So the gradients of the bias and the activation are
+    computed after the pooling, on a fraction of the values, since such passes are bound by memory. In the forward pass
+    ReLU stays before the pooling, where TensorFlow fuses it with the convolution; any other activation comes after it.
 
     Args:
       filters: as `Conv2D`'s.
@@ -74,13 +74,12 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
 class BatchNormalization(tf.keras.layers.BatchNormalization):
     """`tf.keras.layers.BatchNormalization` (Ioffe, Szegedy 2015) of images [batch, height, width, channels].
 
-    Uses TensorFlow's fused kernel, where Keras's layer computes moments and the rest in separate passes, in float32
-    whatever the inputs are. Moving statistics are Keras's too: the variance is that of the batch, not its unbiased
-    estimate.
+    Uses TensorFlow's fused kernel, where Keras's layer computes the moments and the rest in separate passes, in float32
+    whatever the inputs are. Moving statistics are Keras's: the variance is the batch's, not its unbiased estimate.
 
     Args:
-      total: sums a float32 tensor over replicas, and its gradient likewise: `Reduction.sum_statistics`. The statistics
-        are then those of all replicas' examples, as if one device had them; None takes this replica's own.
+      total: sums a float32 tensor over replicas, and its gradient too: `Reduction.sum_statistics`. The statistics are
+        then those of all replicas' examples, as on one device; None takes this replica's own.
       **arguments: as Keras's; `axis` is the last, and `total` replaces `synchronized`.
     """
 
@@ -116,8 +115,8 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _of_all_replicas(self, inputs):
         x = tf.cast(inputs, tf.float32)
-        # One sum gives both moments. Around the moving mean, which is equal on all replicas, the difference of squares
-        # below is not one of large numbers.
+        # One sum gives both moments. They are taken around the moving mean, which is equal on all replicas: the
+        # difference of squares below would else lose digits.
         shift = tf.identity(self.moving_mean)
         shifted = x - shift
         moments = [tf.reduce_sum(power, [0, 1, 2]) for power in (tf.ones_like(x), shifted, tf.square(shifted))]
@@ -129,7 +128,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
 
 def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
-    """Computes max_pool(relu(x + bias)) with gradients that find ReLU's active values from the outputs alone."""
+    """Computes max_pool(relu(x + bias)); its gradient finds ReLU's active values from the pooled outputs."""
     window = {"ksize": [1, size, size, 1], "strides": [1, size, size, 1], "padding": "VALID"}
 
     @tf.custom_gradient
@@ -153,7 +152,7 @@ def _matmul(x: tf.Tensor, w: tf.Tensor):
 
     def gradient(dy: tf.Tensor):
         dx = _batched(dy, w, transpose_b=True)
-        with tf.control_dependencies([dx]):  # keeps no dx in a graph that has no other use for it
+        with tf.control_dependencies([dx]):  # a dx that nothing else uses is still pruned
             dw = tf.matmul(x, dy, transpose_a=True)
         return dx, dw
 
@@ -162,5 +161,5 @@ def _matmul(x: tf.Tensor, w: tf.Tensor):
 
 
 def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
-    """Multiplies two matrices as a batch of one, for which TensorFlow takes another of oneDNN's kernels."""
+    """Multiplies two matrices as a batch of one product, for which TensorFlow uses another oneDNN kernel."""
     return tf.matmul(a[tf.newaxis], b[tf.newaxis], transpose_b=transpose_b)[0]

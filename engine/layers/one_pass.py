@@ -1,8 +1,8 @@
-"""Elementwise functions in one pass over memory each, forward and backward. Replica code.
+"""Elementwise functions, each in one pass over memory forward and one backward. Replica code.
 
 TensorFlow computes such a function op by op, and each op reads and writes all values, which for wide layers takes as
-long as a product. XLA compiles one into a single loop, whatever `jit` says of the step. It compiles anew for each
-shape, so where shapes change from call to call, as in generation, `compiled=False` is for plain ops.
+long as a matrix product. XLA compiles it into a single loop, whether or not the step itself is compiled (`jit`). It
+compiles again for each shape, so `compiled=False` uses plain ops where shapes change from call to call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def swiglu(gate: tf.Tensor, x: tf.Tensor, compiled: bool = True) -> tf.Tensor:
 
 
 def _may_compile() -> bool:
-    return not step_context().options.check_numerics  # which looks at each op's output, by one that XLA lacks
+    return not step_context().options.check_numerics  # which checks each op's output by an op that XLA lacks
 
 
 def _loop(function: Callable) -> Callable:

@@ -1,4 +1,4 @@
-"""Blocks of a model whose inner values are computed again in the backward pass, not kept until then. Replica code."""
+"""Activation checkpointing: blocks whose activations are recomputed in the backward pass, not kept. Replica code."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from crankshaft.engine.step.context import step_context
 
 
 def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
-    """Calls a block, a layer; where the run's options say `recompute`, the backward pass calls it once more.
+    """Calls a block, a Keras layer; where the run's options say `recompute`, the backward pass calls it a second time.
 
-    Of what a training step computes in it then only what goes in and what comes out is kept, for one more forward pass
-    of it: of a model of n equal blocks about 1/n of a block's values each (Chen et al. 2016,
-    https://arxiv.org/abs/1604.06174). The second call is given the weights, seeds and moving statistics that the first
-    was given, so it drops the same values, and what the first assigns is assigned once. Sums over replicas within are
-    made once more as well.
+    A training step then keeps only the block's inputs and outputs, at the cost of one more forward pass of it (Chen et
+    al. 2016, https://arxiv.org/abs/1604.06174). The second call gets the weights, seeds and moving statistics that the
+    first got, so dropout drops the same values, and what the first call assigns is assigned once. Sums over replicas
+    within the block are made a second time as well.
 
     Args:
-      layer: that is built; its layers add no losses of their own (regularizers are not added by them).
-      *inputs: of its call, nests of tensors.
-      **arguments: others of its call, of which no gradient is asked.
+      layer: the block, built. No layer in it adds a loss of its own; weight regularizers are fine.
+      *inputs: of the call, nests of tensors.
+      **arguments: further arguments of the call, which get no gradient.
 
     Raises:
-      ValueError: it adds to the loss by add_loss or an activity regularizer.
+      ValueError: the block adds to the loss, by add_loss or an activity regularizer.
     """
-    step = step_context()
-    if not step.options.recompute or step.step is None or step.batch_number is not None:
+    context = step_context()
+    if not context.options.recompute or context.step is None or context.batch_number is not None:
         return layer(*inputs, **arguments)
-    step.recomputes = True
+    context.recomputes = True
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)
@@ -40,7 +39,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     @tf.custom_gradient
     def compute(*tensors):
         def gradient(*upstream):
-            with tf.control_dependencies(upstream):  # not before the gradient is there, nor merged with the first call
+            with tf.control_dependencies(upstream):  # so that it runs after the gradient is there, apart from the first
                 again = [tf.identity(x) for x in tensors[: len(flat)]]
             sources = [x for x in (*again, *tensors[len(flat) :]) if x.dtype.is_floating]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -66,7 +65,7 @@ class _Call:
         self.assigned: list = []
 
     def outputs(self, flat: Sequence[tf.Tensor], trained: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls it, and returns what it returns, flat; notes what that is made of, and what was assigned meanwhile."""
+        """Calls the layer; returns its outputs, flat, and records their structure and what was assigned meanwhile."""
         layer, others = self._layer, self._layer.non_trainable_variables
         values = [*zip(layer.trainable_variables, trained, strict=True), *zip(others, self._fixed, strict=True)]
         inputs = tf.nest.pack_sequence_as(self._inputs, flat)

@@ -135,12 +135,12 @@ def _drawn(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
     weights are.
     """
 
-    def draw(place, dtype, shape):
+    def draw(index, dtype, shape):
         shape = [examples, *(size or 2 for size in shape)]
-        whole = place == 0 or not dtype.is_floating
+        whole = index == 0 or not dtype.is_floating
         return tf.cast(random.integers(0, 2, shape) if whole else random.uniform(0, 1, shape), dtype)
 
-    return [draw(place, *each) for place, each in enumerate(form)]
+    return [draw(index, *each) for index, each in enumerate(form)]
 
 
 def _alike(a, b) -> bool:

@@ -1,4 +1,4 @@
-"""Metrics as (total, count) pairs: values that merge, so they are exact on uneven batches, whoever counted what.
+"""Metrics as (total, count) pairs, which merge exactly, whatever the sizes of batches and replicas' parts of them.
 
 Replica code makes pairs; the inner loop adds them up on the device; host code merges the sums and finishes once.
 """
@@ -22,7 +22,7 @@ SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums: `engine.st
 
 
 class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
-    """The common part of all kinds of pairs: a sum and a count.
+    """The base of all kinds of pairs: a sum and a count.
 
     Attributes:
       weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where the
@@ -153,12 +153,12 @@ def auc(logits, labels, weights=None) -> Auc:
     each = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
     finite = tf.math.is_finite(logits)
     middle, last = AUC_BUCKETS // 2, math.asinh(_AUC_LAST / _AUC_EVEN)
-    place = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
+    bucket = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
     # Integers as float32: int32 is compared on the host of a GPU, which would wait for it.
-    place = tf.clip_by_value(tf.floor(place) + middle, 0.0, AUC_BUCKETS - 1.0)
-    place = tf.where(finite, tf.cast(place, tf.int32), -1)  # the kernel leaves -1 out
+    bucket = tf.clip_by_value(tf.floor(bucket) + middle, 0.0, AUC_BUCKETS - 1.0)
+    bucket = tf.where(finite, tf.cast(bucket, tf.int32), -1)  # the kernel leaves -1 out
     positives = each * tf.reshape(tf.cast(labels, tf.float32), [-1])
-    pair = Auc(*(tf.math.unsorted_segment_sum(part, place, AUC_BUCKETS) for part in (positives, each)))
+    pair = Auc(*(tf.math.unsorted_segment_sum(part, bucket, AUC_BUCKETS) for part in (positives, each)))
     return weighable(pair, lambda examples: auc(given, labels, combined(weights, examples, given)), weights is not None)
 
 

@@ -36,7 +36,7 @@ class WeightAverage(tf.Module):
 
     def reset(self) -> None:
         """Restarts the average from the variables' present values. Host code, after weights were loaded."""
-        for variable, shadow in self._pairs.parts():
+        for variable, shadow in self._pairs.components():
             shadow.assign(tf.identity(variable))
 
     def update(self, variables: Sequence, updates: tf.Tensor) -> None:
@@ -68,11 +68,11 @@ class WeightAverage(tf.Module):
 
     def hand_over(self) -> None:
         """Assigns each variable its average, for good. Host code."""
-        for variable, shadow in self._pairs.parts():
+        for variable, shadow in self._pairs.components():
             variable.assign(tf.identity(shadow))
 
     def _swap(self) -> None:
-        for variable, shadow in self._pairs.parts():
+        for variable, shadow in self._pairs.components():
             value = tf.identity(variable)
             variable.assign(tf.identity(shadow))
             shadow.assign(value)
@@ -89,10 +89,10 @@ class _Pairs:
         self._pairs = [(tf_variable(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]
         self._by_id = {id(variable): shadow for variable, shadow in self._pairs}
 
-    def parts(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
+    def components(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
         """Yields what each replica of this process holds of each pair."""
         for variable, shadow in self._pairs:
-            yield from zip(per_replica.parts(variable), per_replica.parts(shadow), strict=True)
+            yield from zip(per_replica.components(variable), per_replica.components(shadow), strict=True)
 
     def shadow_of(self, variable) -> tf.Variable | None:
         return self._by_id.get(id(tf_variable(variable)))

@@ -42,11 +42,9 @@ class Optimizer(tf.Module):
     learning_rate_scale, float32 scalar, 1.0 until a hook lowers it, which multiplies every rate.
     """
 
-    # Whether a gradient and the rate matter by their product alone: then a factor of all gradients may be one of the
-    # rate.
+    # Whether only the product of gradient and rate matters: a factor of all gradients may then be applied to the rate.
     takes_factors_as_rate = False
-    # Whether what becomes of a value depends on that value, its slots and its gradient alone: then replicas may share
-    # an update out.
+    # Whether a value's update depends only on that value, its slots and its gradient: then replicas may share it out.
     is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, where there is one.
     weight_average = None

@@ -34,7 +34,7 @@ class DynamicLossScale(tf.Module):
         self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)
 
     def expect_sums(self, examples: float) -> None:
-        """Takes losses to be sums over about so many examples, which a scale made for means would be too high for.
+        """Expects losses to be sums over about so many examples, for which a scale meant for means would be too high.
 
         They are divided by the nearest power of two: a mean's range, and no bit is lost. Host code, before a step is
         traced; the same number for all replicas, since a layer's gradients may be sums over them.

@@ -1,4 +1,4 @@
-"""Names of things (optimizers, schedules), their arguments, and the errors for unknown ones. Host code."""
+"""Checks the names of optimizers and schedules and of their arguments; errors name the nearest. Host code."""
 
 import difflib
 import inspect

@@ -99,7 +99,7 @@ class Adam(FusedOptimizer):
 
 
 class AdamW(Adam):
-    """Adam that decays weights unless told otherwise; https://arxiv.org/abs/1711.05101."""
+    """Adam with decoupled weight decay by default; https://arxiv.org/abs/1711.05101."""
 
     def __init__(self, learning_rate=0.001, weight_decay=0.004, **arguments):
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)

@@ -1,8 +1,8 @@
-"""A model cut over the replicas of a mesh, data x model: which replica holds what, the layers, the sums that travel."""
+"""Models that are cut over a mesh of replicas, data x model: which replica holds what, the layers, the collectives."""
 
 from importlib import import_module
 
-# Found on first use: layers need a step's context, and that needs the mesh.
+# Imported on first use: layers import a step's context, which imports the mesh.
 _HOMES = {
     "Attention": "crankshaft.engine.parallel.attention",
     "Dense": "crankshaft.engine.parallel.layers",

@@ -1,6 +1,6 @@
 """Causal attention whose heads are cut over a mesh's axis `model`. Replica code.
 
-Letters: B batch, T positions, K key-value heads of this replica, G query heads to each of them, D size of a head.
+Axes: B batch, T positions, K key-value heads of this replica, G query heads to each of them, D size of a head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from crankshaft.engine.parallel.mesh import current_mesh
 
 
 class Cache(NamedTuple):
-    """Keys and values of the positions so far, [B, K, positions that there is room for, D] each."""
+    """Keys and values of the positions so far, [B, K, positions, D] each; the third axis is the cache's capacity."""
 
     keys: tf.Tensor
     values: tf.Tensor
@@ -24,27 +24,28 @@ class Cache(NamedTuple):
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
 class Attention(tf.keras.layers.Layer):
-    """Attends from each position to itself and those before it: x [B, T, width] gives [B, T, width].
+    """Computes causal self-attention: x [B, T, width] gives [B, T, width].
 
     Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; grouped key-value heads: Ainslie et al. 2023,
     https://arxiv.org/abs/2305.13245; rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864.
 
-    Each replica has heads / model of the heads, with their columns of the product that gives queries, keys and values
-    and their rows of the one that joins the heads. So it sends forward a sum of `width` values a token, after that,
-    and backward another, of x's gradient. Scores and softmax are float32 whatever the layer computes in.
+    Each replica has heads / model of the heads: their columns of the projection to queries, keys and values, and their
+    rows of the output projection. So the forward pass sums `width` values a token over `model`, after the output
+    projection, and the backward pass as many, of x's gradient. Scores and softmax are float32 whatever the layer
+    computes in.
 
-    The first product's columns are ordered by key-value head: the G query heads, the key, the value of each. So a cut
-    into equal ranges of columns is one by heads.
+    The first projection's columns are ordered by key-value head: the G query heads, the key, the value of each. So a
+    cut into equal ranges of columns is a cut by heads.
 
     Args:
-      heads: of queries; divides the width, or `head_size` is given.
-      kv_heads: of keys and values, which divide `heads` and by the mesh's `model`; None is as many as heads.
+      heads: query heads; divides the width unless `head_size` is given.
+      kv_heads: heads of keys and values; divides `heads`, and is a multiple of the mesh's `model`. None is `heads`.
       head_size: D; None is width / heads.
       rotary: whether queries and keys are rotated by their positions.
-      dropout: share of the attention's weights that training sets to 0.
-      use_bias: whether the two products have biases.
+      dropout: rate of dropout of the attention's weights.
+      use_bias: whether the two projections have biases.
       stddev: of the normal distribution that weights are drawn from; None as `Dense`.
-      output_stddev: of those of the product that joins the heads; None is `stddev`.
+      output_stddev: the output projection's; None is `stddev`.
       **arguments: as Keras's `Layer`.
     """
 
@@ -86,18 +87,18 @@ class Attention(tf.keras.layers.Layer):
         self.join.build((*input_shape[:-1], self.own_kv_heads * group * self.own_size))
 
     def empty_cache(self, batch: int | tf.Tensor, positions: int) -> Cache:
-        """Returns the cache of no position, with room for `positions`, for `batch` rows."""
+        """Returns an empty cache with room for `positions`, for `batch` rows."""
         shape = [batch, self.own_kv_heads, positions, self.own_size]
         return Cache(tf.zeros(shape, self.compute_dtype), tf.zeros(shape, self.compute_dtype))
 
     def call(self, x, cache=None, position=0, training=None):
-        """Returns the outputs; with a cache (outputs, the cache with the T new positions).
+        """Returns the outputs; with a cache, (outputs, the cache with the T new positions).
 
         Args:
           x: [B, T, width]; T may be unknown when it is traced.
-          cache: of the positions before, for generation: what is attended to beside x itself.
-          position: scalar int32, the first of x's positions; how many there are in the cache.
-          training: whether there is dropout.
+          cache: keys and values of the positions before x's, which are attended to as well; for generation.
+          position: scalar int32, the first of x's positions: how many the cache holds.
+          training: whether dropout is applied.
         """
         group, length = self.heads // self.kv_heads, _size(x, 1)
         qkv = tf.reshape(self.qkv(x), [_size(x, 0), length, self.own_kv_heads, group + 2, self.own_size])
@@ -115,9 +116,9 @@ class Attention(tf.keras.layers.Layer):
         return outputs if cache is None else (outputs, cache)
 
     def _attend(self, queries, keys, values, position, training) -> tf.Tensor:
-        """Returns each head's mean of values, [B, K, G, T, D]."""
+        """Returns each head's weighted mean of values, [B, K, G, T, D]."""
         group, length, shape = queries.shape[2], _size(queries, 3), tf.shape(queries)
-        # The group's queries are rows of one product with their key-value head: keys are not repeated.
+        # The queries of a group are rows of one product with their key-value head, so keys need not be repeated.
         rows = tf.reshape(queries, [_size(queries, 0), self.own_kv_heads, group * length, self.own_size])
         scores = tf.cast(tf.matmul(rows * self.own_size**-0.5, keys, transpose_b=True), tf.float32)
         scores += _mask(length, _size(keys, 2), position, group)
@@ -146,13 +147,13 @@ def _rotated(x: tf.Tensor, position) -> tf.Tensor:
 
 
 def _mask(queries, keys, position, group: int) -> tf.Tensor:
-    """Returns [group x queries, keys]: 0 where a query may look, else what no score makes up for."""
+    """Returns [group x queries, keys]: 0 where a query may attend to a key, else -1e9, which no score makes up for."""
     may = tf.range(keys) <= position + tf.range(queries)[:, tf.newaxis]
     return tf.tile(tf.where(may, 0.0, -1e9), [group, 1])
 
 
 def _written(old: tf.Tensor, new: tf.Tensor, position) -> tf.Tensor:
-    """Returns a cache's keys or values with the new ones at `position` and on."""
+    """Returns a cache's keys or values with the new ones written from `position` on."""
     length = _size(new, 2)
     written = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)
     return tf.ensure_shape(written, old.shape)

@@ -1,4 +1,4 @@
-"""What crosses between replicas: a sum, or each replica's value, in as few messages as there can be. Replica code."""
+"""Sums and gathers over all replicas of a strategy, in as few messages as possible. Replica code."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import tensorflow as tf
 
 from crankshaft.engine.internals import tensorflow
 
-# Between CPUs, replicas that send no more than this together gather their values and add them up themselves.
+# Between CPUs, values that take no more than this together are gathered, and each replica adds them up itself.
 GATHERED_BYTES = 1 << 20
 
 
 def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
     """Returns the sum over replicas, the same bits on each.
 
-    Of n replicas a ring makes each wait for 2 (n - 1) messages of 1/n of the bytes, one after the other, and gathering
-    for n - 1 with all of them. A message takes 0.3 ms between two processes on a CPU before it has a byte, so a small
-    value travels faster whole (as in Thakur, Rabenseifner & Gropp 2005, https://doi.org/10.1177/1094342005051521).
+    A ring of n replicas takes 2 (n - 1) messages in turn, each of 1/n of the bytes; a gather takes n - 1, each of all
+    of them. An empty message between two processes of a CPU takes 0.3 ms, so small values are faster gathered (Thakur,
+    Rabenseifner & Gropp 2005, https://doi.org/10.1177/1094342005051521).
     """
     if _between_hosts(context) and _is_small(value, context.num_replicas_in_sync):
         return tf.add_n(tf.unstack(all_gather(context, value)))
@@ -26,8 +26,8 @@ def all_gather(context, value: tf.Tensor) -> tf.Tensor:
     """Returns each replica's value, of one static shape on all, in the order of the replicas: [replicas, ...]."""
     if not _between_hosts(context):
         return context.all_gather(value[tf.newaxis], axis=0)
-    # `all_gather` of TensorFlow first gathers the shapes, in messages of their own, and moves all values four times to
-    # transpose, pad, cut and transpose them back. Where shapes are known and alike, the collective within is enough.
+    # TensorFlow's `all_gather` first gathers the shapes, in messages of their own, and copies all values four times to
+    # transpose, pad, slice and transpose them back. Shapes here are static and equal, so its bare collective suffices.
     gathered = tensorflow.gather(context, value[tf.newaxis])
     return tf.ensure_shape(gathered, [context.num_replicas_in_sync, *value.shape])
 

@@ -1,7 +1,7 @@
-"""Variables that each replica of a mesh holds a part of: which part, how it is filled, how a checkpoint names it.
+"""Variables of which each replica of a mesh holds a part: which part, how it is filled, how a checkpoint names it.
 
-Such a variable is made in a strategy's scope, of its part's shape, and each replica's part is assigned its own values.
-It carries its `Cut`; a slot or an average of it carries the same, or one that is cut further.
+Such a variable is made in a strategy's scope with the shape of a part, and each replica assigns its part its own
+values. The variable carries its `Cut`; its slots and its average carry the same one, or one that is cut further.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.variables import path_of, tf_variable
 from crankshaft.engine.parallel.mesh import Mesh, local_replicas
 
-_PIECE_BYTES = 16 << 20  # of a part, that are drawn at once
+_PIECE_BYTES = 16 << 20  # of a part that is filled: drawn at once
 
 
 class Box(NamedTuple):
@@ -31,7 +31,7 @@ class Box(NamedTuple):
         return tuple(slice(b, b + s) for b, s in zip(self.begin, self.size, strict=True))
 
     def spec(self, shape: Sequence[int]) -> str:
-        """Returns it, of an array of `shape`, in the form of TensorFlow's SaveV2 and RestoreV2: "8 12 0,8:6,6"."""
+        """Formats the box, within an array of `shape`, for TensorFlow's SaveV2 and RestoreV2: "8 12 0,8:6,6"."""
         whole = " ".join(map(str, shape))
         return f"{whole} " + ":".join(f"{b},{s}" for b, s in zip(self.begin, self.size, strict=True))
 
@@ -40,13 +40,13 @@ class Box(NamedTuple):
 class Cut:
     """How an array is cut over a mesh.
 
-    Each axis of the mesh that is named cuts an axis of the array into equal pieces, the last of which may lack some
-    rows of the array (it is *padded*); where several cut the same one, the later cut the pieces of the earlier.
+    Each pair in `axes` cuts one axis of the array into equal pieces over one axis of the mesh; the last piece is
+    *padded* where the sizes do not divide. Two pairs that name the same axis of the array cut its pieces once more.
 
     Attributes:
-      shape: of the whole.
+      shape: of the whole array.
       axes: (axis of the array, name of the mesh's axis), in the order of cutting.
-      mesh_shape: by the name of an axis of the mesh, its size.
+      mesh_shape: (name, size) of each axis of the mesh.
     """
 
     shape: tuple[int, ...]
@@ -76,43 +76,43 @@ class Cut:
         return range(math.prod(size for _, size in self.mesh_shape))
 
     def box(self, replica: int) -> Box:
-        """Returns which part of the whole a replica holds, without padding; its size may be 0 along an axis."""
+        """Returns the part of the whole that a replica holds, without padding; its size may be 0 along an axis."""
         sizes = dict(self.mesh_shape)
-        place = {"data": replica // sizes["model"], "model": replica % sizes["model"]}
+        coordinates = {"data": replica // sizes["model"], "model": replica % sizes["model"]}
         begin, end, length = [0] * len(self.shape), list(self.shape), list(self.shape)
         for axis, name in self.axes:
             length[axis] = -(-length[axis] // sizes[name])
-            begin[axis] = min(begin[axis] + place[name] * length[axis], end[axis])
+            begin[axis] = min(begin[axis] + coordinates[name] * length[axis], end[axis])
             end[axis] = min(begin[axis] + length[axis], end[axis])
         size = [e - b for b, e in zip(begin, end, strict=True)]
         return Box(tuple(begin), tuple(size))
 
     def is_first_holder(self, replica: int) -> bool:
-        """Returns whether no replica of a lower id holds the same part: it writes the part into checkpoints."""
+        """Returns whether a replica is the first of those that hold its part: the one that writes it to checkpoints."""
         cut_by, sizes = {name for _, name in self.axes}, dict(self.mesh_shape)
-        place = {"data": replica // sizes["model"], "model": replica % sizes["model"]}
-        return all(place[name] == 0 for name in place if name not in cut_by)
+        coordinates = {"data": replica // sizes["model"], "model": replica % sizes["model"]}
+        return all(coordinates[name] == 0 for name in coordinates if name not in cut_by)
 
 
 def cut_of(variable) -> Cut | None:
-    """Returns how a variable, Keras's or TensorFlow's, is cut; None of one that each replica has a copy of."""
+    """Returns how a variable, Keras's or TensorFlow's, is cut; None if each replica has a copy of all of it."""
     return getattr(tf_variable(variable), "mesh_cut", None)
 
 
 def mark(variable, cut: Cut | None, padding: float = 0.0) -> None:
-    """Says how a variable is cut, once it is made, and what its padding is filled with. Host code."""
+    """Records on a variable how it is cut, and what its padding is filled with. Host code."""
     if cut is not None:
         tf_variable(variable).mesh_cut = cut
         tf_variable(variable).mesh_padding = padding
 
 
 def padding_of(variable) -> float:
-    """Returns what the padding of a cut variable is filled with: of a slot what it begins with, as 1/0 is no number."""
+    """Returns what a cut variable's padding is filled with: a slot's initial value, so that 1/slot stays finite."""
     return tf_variable(variable).mesh_padding
 
 
 def parts(variable) -> Iterator[tuple[int, tf.Variable]]:
-    """Yields (replica's id, its part) of each of this process's replicas; a plain variable is replica 0's."""
+    """Yields (replica's id, its part) for each replica in this process; a plain variable is replica 0's."""
     variable = tf_variable(variable)
     if not isinstance(variable, tf.distribute.DistributedValues):
         yield 0, variable
@@ -128,10 +128,10 @@ def size(variable) -> int:
 
 
 def whole(variable) -> np.ndarray:
-    """Returns the whole of any variable, cut or not, of which this process has all parts. Host code.
+    """Returns the whole value of a variable, cut or not, all of whose parts are in this process. Host code.
 
     Raises:
-      ValueError: other processes have parts of it.
+      ValueError: other processes hold parts of it.
     """
     cut = cut_of(variable)
     if cut is None:
@@ -150,9 +150,9 @@ def fill(variable, draw: Callable[[Box], tf.Tensor]) -> None:
     """Assigns each replica's part of a cut variable its own values, piece by piece; padding is 0. Host code.
 
     Args:
-      variable: that carries its cut.
-      draw: returns the values of any box of the whole: a function of the position alone, so that a model does not
-        depend on the mesh.
+      variable: carries its cut.
+      draw: returns the values of any box of the whole: a function of the position alone, so that a model's weights do
+        not depend on the mesh.
     """
     cut = cut_of(variable)
     for replica, part in parts(variable):
@@ -160,7 +160,7 @@ def fill(variable, draw: Callable[[Box], tf.Tensor]) -> None:
         row_bytes = max(1, part.dtype.size * math.prod(size[1:]))
         rows = max(1, _PIECE_BYTES // row_bytes)
         with tf.device(part.device):
-            # Not by scattering into the variable: from then on each read of it would copy it.
+            # Not by scattering into the variable: after that, each read of it would make a copy.
             values = tf.raw_ops.Empty(shape=cut.local_shape, dtype=part.dtype, init=True)
             for first in range(0, size[0], rows):
                 count = min(rows, size[0] - first)

@@ -1,7 +1,7 @@
 """Keras layers that are cut over a mesh's axis `model`; on a mesh of one they are ordinary ones. Replica code.
 
-They take the mesh in whose scope they are made (`current_mesh`), as layers made by a `Trainer.build_model` are. What is
-cut how, and what travels, stands at each layer. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
+They take the mesh in whose scope they are made (`current_mesh`), as layers in `Trainer.build_model` are. Each layer's
+docstring says what is cut and what is sent. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Dense(tf.keras.layers.Layer):
     | `"columns"` | whole | W by columns, b cut | cut: [..., units / model] | | a sum of inputs values a row |
     | `"rows"` | cut, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values a row | |
 
-    A value takes the bytes of the layer's compute dtype, 4 or 2 (on a CPU 4: its kernels add no other); a ring moves
-    2 (model - 1) / model times as many. W is float32, drawn by position, the same on any mesh.
+    A value takes the bytes of the layer's compute dtype, 4 or 2 (4 on a CPU, whose collectives add no 16-bit values);
+    a ring moves 2 (model - 1) / model times as many. W is float32, drawn by position, the same on any mesh.
 
     Args:
-      units: of the whole layer; with `"columns"` they divide by the mesh's `model`.
-      split: how the weights are cut; `"columns"` and then `"rows"` are one block that sends once each way.
+      units: of the whole layer; with `"columns"` a multiple of the mesh's `model`.
+      split: how the weights are cut; `"columns"` followed by `"rows"` makes a block that sends once each way.
       activation: as Keras's; with `"rows"` it is applied to the sum.
       use_bias: whether there is b, zeros at first.
       stddev: of the normal distribution that W is drawn from; None is Glorot's, sqrt(2 / (inputs + units)).
@@ -75,17 +75,17 @@ class Dense(tf.keras.layers.Layer):
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
 class Embedding(tf.keras.layers.Layer):
-    """Looks up rows of a table [vocabulary, size] by ids, int [...]; gives logits by the same table (`logits`).
+    """Looks up rows of a table [vocabulary, size] by ids, int [...]; `logits` uses the same table.
 
-    With `split="vocabulary"` each replica has vocabulary / model rows, rounded up, the last ones padded with rows of
-    zeros. A look-up sends forward a sum of `size` values an id, and nothing backward. Logits come out cut by
-    vocabulary, [..., rows of a replica], and send nothing forward and a sum of `size` values a row backward:
-    `losses.cross_entropy` takes them so.
+    With `split="vocabulary"` each replica has vocabulary / model rows, rounded up; the last are padded with zeros. A
+    look-up sums `size` values an id over `model` in the forward pass, and sends nothing in the backward pass. Logits
+    are cut by vocabulary, [..., rows of a replica], as `losses.cross_entropy` takes them; they send nothing in the
+    forward pass, and sum `size` values a row in the backward pass.
 
-    The table's gradient is a dense one, as that of logits is.
+    The table's gradient is dense, as the logits' part of it is.
 
     Args:
-      vocabulary: number of ids, from 0 on. Others are an error on a CPU; on a mesh they give zeros.
+      vocabulary: number of ids, from 0 on. Other ids are an error on a CPU, and give zeros on a mesh.
       size: of a row.
       split: `"vocabulary"`, or None for copies.
       stddev: of the normal distribution that the table is drawn from.
@@ -122,7 +122,7 @@ class Embedding(tf.keras.layers.Layer):
         return self.mesh.leave(tf.where(mine[..., tf.newaxis], found, tf.zeros([], found.dtype)))
 
     def logits(self, hidden):
-        """Returns hidden [..., size] times the table transposed: [..., vocabulary], cut if the table is."""
+        """Computes hidden [..., size] times the transposed table: [..., vocabulary], cut if the table is."""
         return self(hidden, transposed=True)
 
     def compute_output_shape(self, input_shape, transposed=False):
@@ -139,22 +139,22 @@ class Embedding(tf.keras.layers.Layer):
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
 class Dropout(tf.keras.layers.Dropout):
-    """Keras's Dropout for what is cut over `model`: each replica drops its own part's values, by its own draws.
+    """Keras's Dropout for tensors that are cut over `model`: each replica draws its own mask, for its own part.
 
-    Outside of cut parts use Keras's, which draws alike on all replicas that have the same examples.
+    For tensors that each replica has whole use Keras's, which draws the same mask on replicas with the same examples.
     """
 
     def __init__(self, rate, **arguments):
         super().__init__(rate, **arguments)
         if rate > 0 and current_mesh().is_cut:
-            self.seed_generator.within_shard = True  # `step.context.StepRunner` asks
+            self.seed_generator.within_shard = True  # which `step.context.StepRunner` asks for
 
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
 class RMSNorm(tf.keras.layers.Layer):
     """Computes gain x / sqrt(mean(x^2) + epsilon) over the last axis, in float32 (Zhang & Sennrich 2019).
 
-    https://arxiv.org/abs/1910.07467. The gain, ones at first, is a copy on each replica; nothing is sent.
+    https://arxiv.org/abs/1910.07467. Each replica has a copy of the gain, which begins as ones; nothing is sent.
     """
 
     def __init__(self, epsilon=1e-5, **arguments):
@@ -174,7 +174,7 @@ class RMSNorm(tf.keras.layers.Layer):
 
 
 def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
-    """Multiplies x [..., a] by a matrix w [a, b], or [b, a] if it is to be transposed: [..., b]."""
+    """Multiplies x [..., a] by a matrix w [a, b], or [b, a] with `transpose_b`: [..., b]."""
     flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), w, transpose_b=transpose_b)
     sizes = [known or size for known, size in zip(x.shape[:-1], tf.unstack(tf.shape(x)[:-1]), strict=True)]
     return tf.reshape(flat, [*sizes, flat.shape[-1]])

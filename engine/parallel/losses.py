@@ -1,4 +1,4 @@
-"""Losses of outputs that are cut over a mesh's axis `model`, and never gathered. Replica code."""
+"""Losses of outputs that are cut over a mesh's axis `model`, without gathering them. Replica code."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from crankshaft.engine.parallel.mesh import Mesh
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: Mesh | None = None) -> tf.Tensor:
-    """Computes -log softmax(logits)[label] of each row, over logits that are cut by vocabulary.
+    """Computes -log softmax(logits)[label] of each row, from logits that are cut by vocabulary.
 
-    Each replica finds the largest of its logits, the sum of their exponentials beside that, and the label's logit if it
-    has it. These three numbers are gathered over `model`, 12 bytes a row and replica in one message, from which all
-    compute the same bits. Backward nothing is sent.
+    Each replica computes three numbers: its largest logit m, the sum of exp(logit - m), and the label's logit if it is
+    among its own. They are gathered over `model`, 12 bytes a row and replica in one message, and all replicas compute
+    the same bits from them. The backward pass sends nothing.
 
     Args:
-      logits: [..., rows of a replica], as `Embedding.logits` gives them; computed with in float32. Columns of padding,
+      logits: [..., rows of a replica], as `Embedding.logits` returns them; converted to float32. Columns of padding,
         beyond the vocabulary, don't count, and have gradients of 0.
-      labels: int [...]; one that is no id (-1, as `input.text` marks what is not to be counted) gives a number that is
-        finite, which a mean leaves out by its weights: `mean(losses, weights=labels >= 0)`.
+      labels: int [...]; a label that is no id (-1, as `input.text` marks what does not count) gives some finite loss,
+        which a mean leaves out by its weights: `mean(losses, weights=labels >= 0)`.
       vocabulary: number of ids.
-      mesh: over whose axis `model` the logits are cut; None is a mesh of one.
+      mesh: the logits are cut over its axis `model`; None is a mesh of one.
 
     Returns:
       float32 [...], in nats, the same on all replicas that have the same rows.
@@ -37,13 +37,13 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tensor:
-    """Computes it for labels that count from this replica's first column on."""
+    """Computes the losses for labels that count from this replica's first column."""
 
     @tf.custom_gradient
     def losses(logits):
         largest = tf.reduce_max(logits, -1, keepdims=True)
         exponentials = tf.exp(logits - largest)
-        chosen = tf.one_hot(labels, logits.shape[-1])  # nowhere 1 where another replica has the label
+        chosen = tf.one_hot(labels, logits.shape[-1])  # all 0 where another replica has the label
         mine = [largest[..., 0], tf.reduce_sum(exponentials, -1), tf.reduce_sum(chosen * logits, -1)]
         maxima, sums, of_labels = tf.unstack(mesh.model.all_gather(tf.stack(mine)), axis=1)
         maximum = tf.reduce_max(maxima, 0)

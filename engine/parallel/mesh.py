@@ -1,7 +1,7 @@
-"""How replicas are laid out, data x model, and what they sum with whom. Made on the host, used in replica code.
+"""How replicas are laid out, data x model, and their collectives. Made on the host, used in replica code.
 
-Replica r of a mesh of D x M has the data coordinate r // M and the model coordinate r % M: the model's axis is the
-innermost, so that replicas that exchange activations are neighbours, on one host where they fit.
+Replica r of a mesh D x M has the data coordinate r // M and the model coordinate r % M: the axis `model` is innermost,
+so replicas that exchange activations are neighbours, on one host where they fit.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ AXES = (DATA, MODEL)
 
 _left_out: contextvars.ContextVar[bool] = contextvars.ContextVar("model_sums_left_out", default=False)
 _entered: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
-# No two groups of a process may share a key, for its life; every process of a run counts alike. TensorFlow's own
-# strategies count from 1 and, for each `MirroredStrategy`, from a multiple of 2^16 on.
+# No two groups of a process may ever share a key, and all processes of a run have to count alike. TensorFlow's own
+# strategies count from 1, and each `MirroredStrategy` from a multiple of 2^16.
 _keys = itertools.count(1 << 30)
 
 
 def current_mesh() -> Mesh:
-    """Returns the mesh in whose scope variables are being made; outside of one a mesh of data alone. Host code."""
+    """Returns the mesh in whose scope variables are being made; outside of one, a mesh along data only. Host code."""
     return _entered.get() or Mesh()
 
 
 class Axis:
-    """Replicas that differ in one coordinate of the mesh alone, or all of them. Here: the whole strategy's replicas.
+    """A group of replicas that differ in one coordinate of the mesh only, or all. Here: all replicas of the strategy.
 
     Args:
       name: what messages call it.
@@ -58,13 +58,13 @@ class Axis:
         return value if self.size == 1 else collectives.all_reduce(tf.distribute.get_replica_context(), value)
 
     def all_gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns each replica's value, of one static shape on all, in their order: [size, ...]. Replica code."""
+        """Gathers the replicas' values, of one static shape, in their order: [size, ...]. Replica code."""
         if self.size == 1:
             return value[tf.newaxis]
         return collectives.all_gather(tf.distribute.get_replica_context(), value)
 
     def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns this replica's piece of the sum: value [size * n, ...] gives [n, ...]. Replica code."""
+        """Returns this replica's piece of the sum: [n, ...] of a value [size * n, ...]. Replica code."""
         size = self.size
         if size == 1:
             return value
@@ -76,20 +76,20 @@ class Axis:
 
 
 class _One(Axis):
-    """An axis of one replica: nothing travels."""
+    """An axis of one replica: nothing is sent."""
 
     size = 1
     rank = 0
 
 
 class _Group(Axis):
-    """Some replicas of a strategy, by collectives of their own.
+    """Some replicas of a strategy, with collectives of their own.
 
     Args:
       name: of the axis.
       size: of each group.
-      rank_of: from a replica's id to its number within its group.
-      collectives_of: by the id of each of this process's replicas, its group's.
+      rank_of: maps a replica's id to its number within its group.
+      collectives_of: by replica's id, for each replica in this process, the collectives of its group.
       distribution: the strategy.
     """
 
@@ -114,9 +114,9 @@ class _Group(Axis):
         return self._rank_of(_replica()) if self._in_replica() else 0
 
     def all_reduce(self, value):
-        if self.size == 1 or not self._travels():  # Keras builds layers outside of replicas: of shapes alone
+        if self.size == 1 or not self._travels():  # Keras builds layers outside of replicas, for their shapes
             return value
-        if value.dtype in (tf.bfloat16, tf.float16):  # the kernels on CPUs add neither; rounded once, in the end
+        if value.dtype in (tf.bfloat16, tf.float16):  # CPU kernels add neither; rounded once, at the end
             return tf.cast(self._own().all_reduce(tf.cast(value, tf.float32)), value.dtype)
         return self._own().all_reduce(value)
 
@@ -131,7 +131,7 @@ class _Group(Axis):
     def reduce_scatter(self, value):
         if self.size == 1:
             return value
-        # The kernels have no reduce-scatter: each sends every other its piece, and adds up what it is sent.
+        # The kernels have no reduce-scatter: each replica sends every other its piece, and adds up what it is sent.
         pieces = tf.reshape(value, [self.size, value.shape[0] // self.size, *value.shape[1:]])
         return tf.reduce_sum(self.all_to_all(pieces), 0)
 
@@ -142,10 +142,10 @@ class _Group(Axis):
         return self._in_replica() and not (self.name == MODEL and _left_out.get())
 
     def _in_replica(self) -> bool:
-        """Returns whether a replica of the strategy computes; else a layer is asked for shapes alone.
+        """Returns whether a replica of the strategy is being traced; if not, Keras only asks a layer for shapes.
 
         Raises:
-          RuntimeError: values are computed outside of replicas, where there is but a part of the model.
+          RuntimeError: values are computed outside of replicas, where only a part of the model exists.
         """
         context = tf.distribute.get_replica_context()
         if context is not None and context.strategy is self._distribution:
@@ -162,19 +162,19 @@ class _Group(Axis):
 
 
 class Mesh:
-    """Replicas laid out as data x model. Without arguments: those of any strategy, along data alone.
+    """Replicas laid out as data x model. Without arguments: the replicas of any strategy, along data only.
 
     Args:
       distribution: the `tf.distribute.Strategy` whose replicas they are; mirrored, or of several workers.
-      model: how many replicas hold one copy of the model together; the strategy's replicas divide by it.
+      model: how many replicas hold one copy of the model together; divides the number of replicas.
       shard_optimizer: see below.
 
     Attributes:
-      data: the axis of replicas that hold the same part of the model, and are given different examples.
-      model: the axis of replicas that hold different parts of it, and are given the same examples.
+      data: the axis of replicas that hold the same part of the model and get different examples.
+      model: the axis of replicas that hold different parts of it and get the same examples.
       everyone: all replicas.
-      shard_optimizer: whether replicas that hold the same values of a variable keep, each, the slots of a piece of it,
-        and update that: see `engine.parallel.pieces`.
+      shard_optimizer: whether replicas that hold the same values of a variable each keep the slots of one piece of it,
+        and update that piece: see `engine.parallel.pieces`.
     """
 
     def __init__(
@@ -218,20 +218,23 @@ class Mesh:
         return self._model_size > 1
 
     def coordinates(self, replica: int) -> dict[str, int]:
-        """Returns a replica's place along each axis, by the axis's name."""
+        """Returns a replica's coordinate along each axis, by the axis's name."""
         return {DATA: replica // self._model_size, MODEL: replica % self._model_size}
 
     def part(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns (which, of how many) parts of a batch a replica is given, of `replicas` in all. Host code."""
+        """Returns which part of a batch a replica gets: (its number, how many parts there are). Host code."""
         return replica // self._model_size, replicas // self._model_size
 
     def once(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns the count on one replica of each model axis and 0 on the others: sums have it once. Replica code."""
+        """Returns the count on the first replica along `model`, and 0 on the others, so that sums count it once.
+
+        Replica code.
+        """
         return tf.zeros_like(count) if self.is_cut and self.model.rank else count
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Mesh]:
-        """Has layers that are made within be cut over this mesh."""
+        """Cuts the layers that are made in this context over this mesh."""
         token = _entered.set(self)
         try:
             yield self
@@ -240,31 +243,31 @@ class Mesh:
 
     @contextlib.contextmanager
     def without_model_sums(self) -> Iterator[None]:
-        """Leaves sums over `model` out of what is traced within: wrong results, for timing what they cost."""
+        """Leaves out sums over `model` in what is traced in this context: wrong results, to time what the sums cost."""
         token = _left_out.set(True)
         try:
             yield
         finally:
             _left_out.reset(token)
 
-    # Megatron-LM's f and g (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, figure 3): what is whole on each
-    # replica of the model's axis goes in between them cut, and comes out whole.
+    # Megatron-LM's f and g (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, figure 3): a value that each replica
+    # has whole enters a computation that is cut over `model`, and its result leaves it whole.
 
     def enter(self, value: tf.Tensor) -> tf.Tensor:
-        """Hands a whole value to a computation that is cut over `model`, and sums its gradient there. Replica code."""
+        """Passes a whole value to a computation that is cut over `model`; sums its gradient over it. Replica code."""
         if not self.is_cut:
             return value
         return tf.custom_gradient(lambda x: (tf.identity(x), self.model.all_reduce))(value)
 
     def leave(self, value: tf.Tensor) -> tf.Tensor:
-        """Sums over `model` what each replica has a term of; the sum's gradient is each term's. Replica code."""
+        """Sums the replicas' terms over `model`; each term's gradient is the sum's. Replica code."""
         if not self.is_cut:
             return value
         return tf.custom_gradient(lambda x: (self.model.all_reduce(x), tf.identity))(value)
 
 
 def _replica() -> int | tf.Tensor:
-    """Returns this replica's id in the whole strategy: an int where it is known as the step is traced; 0 outside."""
+    """Returns this replica's id in the strategy: an int if known when the step is traced; 0 outside of replicas."""
     context = tf.distribute.get_replica_context()
     if context is None:
         return 0

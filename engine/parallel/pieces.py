@@ -1,8 +1,8 @@
-"""Updates that are shared out: of replicas that hold the same values of a variable, each updates a piece of them.
+"""Updates that are shared out: of the replicas that hold the same values of a variable, each updates one piece.
 
-ZeRO, stage 1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): a replica is sent the sum of its piece's
-gradient alone, keeps the optimizer's slots of that piece, and then all gather the weights. Those that hold the same
-values are, of a variable that is cut over `model`, the replicas along `data`, and of a copy all of them.
+ZeRO, stage 1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): a replica receives only its piece of the
+summed gradient, keeps the optimizer's slots of that piece, updates it, and then all replicas gather the weights. The
+replicas that hold the same values are those along `data` for a variable that is cut over `model`, and all for a copy.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from crankshaft.engine.internals.variables import tf_variable
 from crankshaft.engine.parallel.cuts import Cut, cut_of
 from crankshaft.engine.parallel.mesh import AXES, DATA, Axis, Mesh
 
-LEAST_VALUES = 1024  # of a variable: the slots of a smaller one are not worth the operations
-_GATHERED_BYTES = 4 << 20  # that travel at once, about
+LEAST_VALUES = 1024  # of a variable that is shared out: a smaller one's slots are not worth the operations
+_GATHERED_BYTES = 4 << 20  # gathered at once, about
 
 
 class Piece(NamedTuple):
     """How replicas share out a variable's update.
 
     Attributes:
-      cut: of what each updates; its slots carry it.
-      axis: of the array, that is cut into as many equal pieces as there are holders.
+      cut: how the variable is cut into what each replica updates; its slots carry the same cut.
+      axis: the array's axis that is cut into equal pieces, one for each holder.
       holders: the replicas that hold the same values, as an axis of the mesh.
-      shape: of the values that they hold.
+      shape: of the values that each of them holds.
     """
 
     cut: Cut
@@ -37,16 +37,16 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
     def rows(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns all pieces of a value of `shape`, [holders, values of a piece]."""
+        """Splits a value of `shape` into its pieces, [holders, values of a piece]."""
         pieces = tf.reshape(value, self._split_shape)
         return tf.reshape(tf.transpose(pieces, self._order) if self.axis else pieces, [self.holders.size, -1])
 
     def whole(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the value that `rows` has made these pieces of."""
+        """Joins pieces, as `rows` returns them, into the value."""
         if self.axis:
             own, order = self._split_shape, self._order
-            rows = tf.reshape(rows, [own[place] for place in order])
-            rows = tf.transpose(rows, [order.index(place) for place in range(len(own))])
+            rows = tf.reshape(rows, [own[index] for index in order])
+            rows = tf.transpose(rows, [order.index(index) for index in range(len(own))])
         return tf.reshape(rows, self.shape)
 
     def own(self, value: tf.Tensor) -> tf.Tensor:
@@ -62,15 +62,15 @@ class Piece(NamedTuple):
 
     @property
     def _order(self) -> list[int]:
-        rest = [place for place in range(len(self.shape) + 1) if place != self.axis]
+        rest = [index for index in range(len(self.shape) + 1) if index != self.axis]
         return [self.axis, *rest]
 
 
 def piece_of(variable, mesh: Mesh) -> Piece | None:
-    """Returns how a variable's update is shared out over a mesh; None where each that holds it makes all of it.
+    """Returns how a variable's update is shared out over a mesh; None if every holder updates all of it.
 
-    That is where the mesh does not shard the optimizer, and of a small variable, or one none of whose axes divides by
-    the number of its holders.
+    None where the mesh does not shard the optimizer, for a small variable, and for one with no axis that divides by the
+    number of its holders.
     """
     if not mesh.shard_optimizer:
         return None
@@ -86,31 +86,32 @@ def piece_of(variable, mesh: Mesh) -> Piece | None:
 
 
 def gather(pieces: Iterable[tuple[Piece, tf.Tensor]]) -> list[tf.Tensor]:
-    """Gathers whole values of what each replica has its own piece of. Replica code.
+    """Gathers whole values from the pieces that each replica has. Replica code.
 
     Args:
-      pieces: how each is shared out, and this replica's, of one dtype; the same on all replicas, in the same order.
+      pieces: (how a value is shared out, this replica's piece of it), all of one dtype; in the same order on all
+        replicas.
     """
     pieces = list(pieces)
     wholes: list = [None] * len(pieces)
     for axis in {id(piece.holders): piece.holders for piece, _ in pieces}.values():
-        held = [place for place, (piece, _) in enumerate(pieces) if piece.holders is axis]
+        held = [index for index, (piece, _) in enumerate(pieces) if piece.holders is axis]
         for pack in _packs(held, [own.shape.num_elements() * own.dtype.size for _, own in pieces]):
-            owns = [tf.reshape(pieces[place][1], [-1]) for place in pack]
+            owns = [tf.reshape(pieces[index][1], [-1]) for index in pack]
             rows = axis.all_gather(tf.concat(owns, 0) if len(owns) > 1 else owns[0])
             parts = tf.split(rows, [own.shape[0] for own in owns], axis=1)
-            for place, part in zip(pack, parts, strict=True):
-                wholes[place] = pieces[place][0].whole(part)
+            for index, part in zip(pack, parts, strict=True):
+                wholes[index] = pieces[index][0].whole(part)
     return wholes
 
 
-def _packs(places: list[int], sizes: list[int]) -> list[list[int]]:
+def _packs(indices: list[int], sizes: list[int]) -> list[list[int]]:
     packs: list[list[int]] = []
     room = 0
-    for place in places:
-        if room < sizes[place] or not packs:
+    for index in indices:
+        if room < sizes[index] or not packs:
             packs.append([])
             room = _GATHERED_BYTES
-        packs[-1].append(place)
-        room -= sizes[place]
+        packs[-1].append(index)
+        room -= sizes[index]
     return packs

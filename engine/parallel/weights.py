@@ -1,4 +1,4 @@
-"""Weights of layers that are cut over a mesh: how they are made, and what they are at first. Host code."""
+"""Weights of layers that are cut over a mesh: how they are made and initialized. Host code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from crankshaft.engine.parallel.mesh import MODEL
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
 class Normal(tf.keras.initializers.Initializer):
-    """Draws each value of a matrix by its place in it, so a part that is drawn alone is that part of the whole.
+    """Draws each value of a matrix by its position, so that a part drawn by itself equals that part of the whole.
 
     Args:
-      stddev: of the normal distribution with mean 0; it ends at 5.3 times that.
-      seed: None takes one of Python's `random`, which `tf.keras.utils.set_random_seed` sets.
+      stddev: of the normal distribution, whose mean is 0; no draw lies beyond 5.3 times that.
+      seed: None draws one from Python's `random`, which `tf.keras.utils.set_random_seed` seeds.
     """
 
     def __init__(self, stddev: float, seed: int | None = None):
@@ -35,7 +35,7 @@ class Normal(tf.keras.initializers.Initializer):
         (first_row, first_column), (rows, columns) = box
         numbers = tf.range(first_row, first_row + rows, dtype=tf.int64)
         even = hashing.draws(numbers, columns, self.seed, first=first_column)
-        # In float64, since how float32's kernel rounds hangs on where in an array a value stands.
+        # In float64: float32's kernel rounds a value differently depending on where in the array it stands.
         return tf.cast(self.stddev * tf.math.ndtri(tf.cast(even, tf.float64)), tf.float32)
 
     def get_config(self):
@@ -43,16 +43,16 @@ class Normal(tf.keras.initializers.Initializer):
 
 
 def add(layer: tf.keras.layers.Layer, name: str, shape, initial, cut_axis: int | None = None) -> tf.keras.Variable:
-    """Adds a weight to a layer that knows its mesh; on a mesh of one an ordinary one.
+    """Adds a weight to a layer that has a `mesh`; on a mesh of one replica it is an ordinary weight.
 
-    No replica ever holds more of a cut weight than its part: it is made of zeros, and filled piece by piece.
+    No replica ever holds more of a cut weight than its part: the part is made of zeros and filled piece by piece.
 
     Args:
-      layer: whose attribute `mesh` it is cut over.
+      layer: the weight is cut over its attribute `mesh`.
       name: of the weight.
-      shape: of the whole.
-      initial: a `Normal`, or the name of one of Keras's initializers that fill with one number, "zeros" or "ones".
-      cut_axis: the axis of the weight that the mesh's axis `model` cuts; None makes a copy on each replica.
+      shape: of the whole weight.
+      initial: a `Normal`, or the name of a Keras initializer that fills with one number, "zeros" or "ones".
+      cut_axis: the weight's axis that is cut over the mesh's axis `model`; None makes a copy on each replica.
     """
     if cut_axis is None or not layer.mesh.is_cut:
         return layer.add_weight(name=name, shape=shape, initializer=initial)
@@ -67,7 +67,7 @@ def add(layer: tf.keras.layers.Layer, name: str, shape, initial, cut_axis: int |
 
 
 def part_of(count: int, mesh, what: str) -> int:
-    """Returns how many of `count` each replica of the model's axis has; ValueError where they don't divide."""
+    """Returns how many of `count` each replica along `model` has; raises ValueError where they don't divide."""
     size = mesh.model.size
     if count % size:
         below, above = count // size * size, -(-count // size) * size

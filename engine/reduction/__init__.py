@@ -1,4 +1,4 @@
-"""What replicas tell each other of a step: sums as they are, as two thin matrices, or only now and then."""
+"""The reduction of gradients over replicas: exact sums, PowerSGD's low-rank ones, or local SGD's periodic sync."""
 
 from crankshaft.engine.reduction.all_reduce import Reduction
 

@@ -1,6 +1,6 @@
-"""Sums of gradients over replicas, and of what a step shares beside them. Replica code, called inside a train step.
+"""The reduction: sums gradients over replicas, and what a step shares besides them. Replica code, in a train step.
 
-Everything that a step has to share (gradients, the number of examples, moving statistics) leaves in one set of packs.
+All that a step has to share (gradients, the number of examples, moving statistics) travels in one set of packs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from crankshaft.engine.reduction.wire import from_halves, to_halves
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.step.gradients import Gradients
 
-# Of 16-bit values each replica holds what all have sent, until they are summed: this much at once, and summed twice.
+# 16-bit values are gathered: a replica holds what all have sent until it has summed them. So many bytes at once; as
+# float32, for the sum, they take twice as many.
 GATHERED_BYTES = 64 << 20
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
@@ -26,9 +27,9 @@ WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.flo
 class Reduction(tf.Module):
     """Sums gradients over the replicas of the current `tf.distribute` strategy.
 
-    Another way to reduce is a subclass: it overrides `sum`, `alone` if replicas are updated by themselves, `build` for
-    what it keeps from step to step, and, where replicas differ for some steps, `sync_every_steps`, `begin_period` and
-    `sync`. A `tf.Module`, so that what a subclass keeps from step to step is in the trainer's checkpoints.
+    Another way to reduce is a subclass: it overrides `sum`; `alone` if each replica is updated by its own gradients;
+    `build` for what it keeps from step to step; and, if replicas differ for some steps, `sync_every_steps`,
+    `begin_period` and `sync`. It is a `tf.Module`, so what it keeps is in the trainer's checkpoints.
 
     With float32 on the wire a pack is summed by `Axis.all_reduce`. With a 16-bit dtype it is all-gathered as it
     is and summed in float32 by every replica, in the order of the replicas: no rounding but the one before sending, and
@@ -66,7 +67,7 @@ class Reduction(tf.Module):
         """
 
     def begin_period(self) -> None:
-        """Takes the weights as those that a period of `sync_every_steps` begins with.
+        """Records the weights that a period of `sync_every_steps` begins with.
 
         On each replica, before the first step of a process; never called where replicas are always in step.
         """
@@ -104,7 +105,7 @@ class Reduction(tf.Module):
         return self._summed(gradients, count, averages, variables, shares_out=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
-        """Returns the true sums, for looking at them; what is kept from step to step stays unchanged."""
+        """Returns the exact sums, for inspection; what is kept from step to step stays unchanged."""
         return self._summed(gradients, count, (), variables, shares_out=False)
 
     def _summed(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
@@ -128,8 +129,8 @@ class Reduction(tf.Module):
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, averages, variables: Sequence, shares_out: bool):
         """Sums gradients of cut variables over `data`; of the others, of which each replica has a copy, over all.
 
-        To those the first replica of each model axis adds its own, the others nothing: copies then get the same bits,
-        though TensorFlow may order the arithmetic of each replica's graph otherwise.
+        To the latter only the first replica along `model` adds its own gradients: all copies then get the same bits,
+        although TensorFlow may order the arithmetic differently in each replica's graph.
         """
         if mesh.is_cut and len(variables) != len(gradients):
             raise ValueError(
@@ -146,15 +147,15 @@ class Reduction(tf.Module):
         own = [i for i, cut in enumerate(cuts) if cut and isinstance(found[i], tf.Tensor)]
         copied = [i for i, cut in enumerate(cuts) if not cut and isinstance(found[i], tf.Tensor)]
 
-        def reduce(axis: Axis, places: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
-            items = [Item(of_examples(found[i], count), exact=False, piece=pieces[i]) for i in places]
+        def reduce(axis: Axis, indices: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
+            items = [Item(of_examples(found[i], count), exact=False, piece=pieces[i]) for i in indices]
             sums = self._sum_packed(axis, [*items, *more])
-            for i, total in zip(places, sums, strict=False):
+            for i, total in zip(indices, sums, strict=False):
                 found[i] = total
-            return sums[len(places) :]
+            return sums[len(indices) :]
 
-        for axis, places, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
-            reduce(axis, [i for i in places if pieces[i]], counted)
+        for axis, indices, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
+            reduce(axis, [i for i in indices if pieces[i]], counted)
         reduce(mesh.data, [i for i in own if not pieces[i]], count)
         exact = [*weighted(averages, shared), Item(shared, exact=True)]
         *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
@@ -162,12 +163,12 @@ class Reduction(tf.Module):
         return Gradients(found, cuts=[p.cut if p else cut for p, cut in zip(pieces, cuts, strict=True)]), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
-        """Sums what a layer has measured of its examples, over the replicas that make an update together.
+        """Sums a layer's statistics of its examples over the replicas that make an update together.
 
-        For the midst of a forward pass, such as batch normalisation's moments over the global batch: its gradient is
-        summed likewise, as it has to be where the loss is the sum of all replicas'. A replica without examples adds
-        nothing, either way. Where a replica is updated by itself, the sum is over that one. A sum over replicas may not
-        stand in a loop of the replica's own, so not with `accumulate_steps`.
+        For use within a forward pass, such as for batch normalisation's moments over the global batch. The gradient is
+        summed as well, as it has to be since the loss is the sum of all replicas'. A replica without examples adds
+        nothing, either way. If replicas are updated by themselves, the sum is this replica's alone. A sum over replicas
+        may not stand in a loop of the replica's own, so this can't be combined with `accumulate_steps`.
 
         Args:
           values: float32.
@@ -185,31 +186,31 @@ class Reduction(tf.Module):
         return tf.custom_gradient(lambda x: (total(x), total))(values)
 
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
-        step = step_context()
-        if step.observed is None or "gradient_norm" not in step.watched:
+        context = step_context()
+        if context.observed is None or "gradient_norm" not in context.watched:
             return
 
         def norm():
             mean = Gradients(gradients).over(count)
-            return (mean if step.loss_scale is None else mean.times(1.0 / step.loss_scale)).norm()
+            return (mean if context.loss_scale is None else mean.times(1.0 / context.loss_scale)).norm()
 
-        step.found["gradient_norm"] = tf.cond(step.observed, norm, lambda: 0.0)
+        context.found["gradient_norm"] = tf.cond(context.observed, norm, lambda: 0.0)
 
     def _counted(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns how many examples count on this replica: none of those that stand in where it has no examples."""
+        """Returns how many examples count on this replica: 0 if its batch is empty and a stand-in was computed."""
         present = step_context().present
         return count if present is None else tf.where(present, count, 0.0)
 
     def _sum_packed(self, axis: Axis, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Returns the items' sums over an axis, in the items' order: one collective a pack.
 
-        `meanwhile` is what this replica still computes while they travel: until then nothing waits for them.
+        `meanwhile` is what this replica still computes while they travel; waiting is timed from when that is done.
         """
         if axis.size == 1 or not items:
             return [item.value for item in items]
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
-        step = step_context()
-        times_it = "reduce_seconds" in step.watched
+        context = step_context()
+        times_it = "reduce_seconds" in context.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
         reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.wire_dtype.size)
         if self.wire_dtype != tf.float32:
@@ -219,11 +220,11 @@ class Reduction(tf.Module):
             reduce_pack = self._reduce_scatter
         sums = [None] * len(items)
         for pack in _packs(items, pack_size):
-            for place, total in zip(pack, reduce_pack(axis, [items[place] for place in pack]), strict=True):
-                sums[place] = total
+            for index, total in zip(pack, reduce_pack(axis, [items[index] for index in pack]), strict=True):
+                sums[index] = total
         if times_it:
-            waited, before = tf.maximum(_time_after(sums) - started, 0.0), step.found.get("reduce_seconds")
-            step.found["reduce_seconds"] = waited if before is None else before + waited
+            waited, before = tf.maximum(_time_after(sums) - started, 0.0), context.found.get("reduce_seconds")
+            context.found["reduce_seconds"] = waited if before is None else before + waited
         return sums[::-1]
 
     def _all_reduce(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
@@ -355,18 +356,18 @@ def _from_words(words: tf.Tensor) -> tf.Tensor:
 
 
 def _packs(items: list[Item], pack_size: int) -> list[list[int]]:
-    """Returns the items' places, in order, in packs of about `pack_size` values; one pack if that is 0.
+    """Returns the items' indices, in order, in packs of about `pack_size` values; one pack if that is 0.
 
     An item as large as a pack travels by itself, as it stands: packing would copy it twice. Packs stand in the order in
     which they are whole, since each waits for the one before it.
     """
     packs, open_pack, size = [], [], 0
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         values = item.value.shape.num_elements()
         if pack_size and values >= pack_size:
-            packs.append([place])
+            packs.append([index])
             continue
-        open_pack.append(place)
+        open_pack.append(index)
         size += values
         if pack_size and size >= pack_size:
             packs.append(open_pack)

@@ -1,4 +1,4 @@
-"""Local SGD: replicas that train by themselves for some steps, then meet. Replica code, but for `build`.
+"""Local SGD: replicas train by themselves for some steps, then are synced. Replica code, except `build`.
 
 McMahan et al. 2017, https://arxiv.org/abs/1602.05629, and DiLoCo, Douillard et al. 2023,
 https://arxiv.org/abs/2311.08105.
@@ -20,7 +20,7 @@ from crankshaft.engine.step.gradients import Gradients
 
 
 class LocalSgd(Reduction):
-    """A `Reduction` that sums nothing in a step: each replica is updated by its own gradients, and they drift apart.
+    """A `Reduction` that sums nothing in a step: each replica applies its own gradients, and replicas drift apart.
 
     After each *sync period* of `sync_every_steps` steps the inner loop calls `sync`: the difference between the weights
     that the period began with and those of each replica, averaged over the replicas, is a gradient for an outer
@@ -106,7 +106,7 @@ class _Period:
         self.averages = list(averages)
         self.starts = [tf.Variable(tf_variable(v), trainable=False, name=path_of(v)) for v in variables]
         self.examples = per_replica.variable(0.0, "round_examples")
-        self._targets = [Target(variable, place) for place, variable in enumerate(variables)]
+        self._targets = [Target(variable, index) for index, variable in enumerate(variables)]
 
     def pairs(self):
         """Returns (what the period began with, the variable as it is), of each."""

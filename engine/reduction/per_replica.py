@@ -52,9 +52,9 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
         return []
     variables = [tf_variable(variable) for variable in variables]
     strategy = _strategy(variables[0])
-    if len(parts(variables[0])) == strategy.num_replicas_in_sync:
+    if len(components(variables[0])) == strategy.num_replicas_in_sync:
         with tf.device("CPU:0"):
-            return [tf.stack([part.read_value() for part in parts(variable)]) for variable in variables]
+            return [tf.stack([component.read_value() for component in components(variable)]) for variable in variables]
 
     def replica_rows():
         context = tf.distribute.get_replica_context()
@@ -88,8 +88,10 @@ class Rows(TrackableNode):
             return rows[context.replica_id_in_sync_group] if same else tf.reduce_mean(rows, 0)
 
         values = strategy.experimental_distribute_values_from_function(row)
-        for part, value in zip(parts(self._variable), strategy.experimental_local_results(values), strict=True):
-            part.assign(value)
+        for component, value in zip(
+            components(self._variable), strategy.experimental_local_results(values), strict=True
+        ):
+            component.assign(value)
 
 
 def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
@@ -98,6 +100,6 @@ def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
     return variable.distribute_strategy if distributed else tf.distribute.get_strategy()
 
 
-def parts(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """Returns what the replicas in this process hold of any variable, in their order; a plain one is its only part."""
+def components(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """Returns what the replicas in this process hold of any variable, in their order; a plain one is its only one."""
     return _strategy(variable).experimental_local_results(variable)

@@ -1,4 +1,4 @@
-"""PowerSGD: gradients that travel as two thin matrices, and what they lost that way is added to the next ones.
+"""PowerSGD: gradients travel as two thin matrices, and what is lost that way is added to the next gradients.
 
 Replica code, but for `build`. Vogels, Karimireddy, Jaggi 2019, https://arxiv.org/abs/1905.13727, algorithms 1 and 2.
 """
@@ -44,7 +44,7 @@ class PowerSgd(Reduction):
       rank: columns of P; 1, 2 and 4 are the paper's.
       wire_dtype, pack_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the memory.
 
-    Variables, made by `build`, by the variable's place and name:
+    Variables, made by `build`, by the variable's index and name:
       memory: [rows, columns] float32, differing by replica.
       q: [rank, columns] float32, Q transposed: so products with it read M along its rows.
     """
@@ -58,15 +58,15 @@ class PowerSgd(Reduction):
 
     def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
         memory, q = {}, {}
-        for place, variable in enumerate(variables):
+        for index, variable in enumerate(variables):
             rows, columns = _matrix_shape(variable.shape)
             if self.rank * (rows + columns) >= rows * columns:
                 continue
-            key = Target(variable, place).key
+            key = Target(variable, index).key
             self._keys.add(variable, key)
             memory[key] = per_replica.variable(tf.zeros([rows, columns]), f"power_sgd/{key}/memory")
             # Any start will do that is the same on all replicas and has no zeros.
-            start = tf.random.stateless_normal([self.rank, columns], seed=[0, place])
+            start = tf.random.stateless_normal([self.rank, columns], seed=[0, index])
             q[key] = tf.Variable(start, trainable=False, name=f"power_sgd/{key}/q")
         self.memory, self.q = memory, q
 
@@ -95,21 +95,21 @@ class PowerSgd(Reduction):
         share = _mean(given, count, scale)
         share = share.times(tf.constant(float(replicas))) if replicas > 1 else share
         matrices = {
-            place: tf.reshape(share[place], self.memory[key].shape) + self.memory[key] for place, key in keys.items()
+            index: tf.reshape(share[index], self.memory[key].shape) + self.memory[key] for index, key in keys.items()
         }
-        rest = [place for place, g in enumerate(given.values) if isinstance(g, tf.Tensor) and place not in keys]
-        others = [Item(given.values[place], exact=False) for place in rest] + weighted(averages, own_count)
+        rest = [index for index, g in enumerate(given.values) if isinstance(g, tf.Tensor) and index not in keys]
+        others = [Item(given.values[index], exact=False) for index in rest] + weighted(averages, own_count)
         products, others = self._sum_products(axis, matrices, keys, others)
 
         summed = [self._gather_slices(g, own_count) for g in given.values]
-        for place, total in zip(rest, others, strict=False):
-            summed[place] = total
+        for index, total in zip(rest, others, strict=False):
+            summed[index] = total
         assign_means(averages, others[len(rest) :], count)
         return self._finish(matrices, keys, products, given.with_values(summed), count), count
 
     def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):
-        """Runs algorithm 1. Returns ({place: products}, the sums of `others`, which travel with the first of them)."""
-        p = [Item(tf.matmul(m, self.q[keys[place]], transpose_b=True), exact=False) for place, m in matrices.items()]
+        """Runs algorithm 1. Returns ({index: products}, the sums of `others`, which travel with the first of them)."""
+        p = [Item(tf.matmul(m, self.q[keys[index]], transpose_b=True), exact=False) for index, m in matrices.items()]
         sums = self._sum_packed(axis, p + others)
         # Householder's: orthonormal even where P has a lower rank (a batch of few examples), as Gram-Schmidt is not.
         bases = [tf.linalg.qr(total).q for total in sums[: len(p)]]
@@ -128,17 +128,17 @@ class PowerSgd(Reduction):
         """
         scale = step_context().loss_scale
         mean = _mean(summed, count, scale)
-        values = [None if place in products else mean[place] for place in range(len(mean))]
+        values = [None if index in products else mean[index] for index in range(len(mean))]
         rest = [g.values if isinstance(g, tf.IndexedSlices) else g for g in values if g is not None]
-        for place, (basis, _, q) in products.items():
+        for index, (basis, _, q) in products.items():
             product = tf.matmul(basis, tf.where(count > 0, q, 0.0))
-            values[place] = tf.reshape(product, summed.values[place].shape)
+            values[index] = tf.reshape(product, summed.values[index].shape)
         applied = tf.math.is_finite(tf.linalg.global_norm([q for _, _, q in products.values()] + rest)) & (count > 0)
 
         def keep():
-            for place, (basis, own_q, q) in products.items():
-                key = keys[place]
-                assign_local(self.memory[key], matrices[place] - tf.matmul(basis, own_q))
+            for index, (basis, own_q, q) in products.items():
+                key = keys[index]
+                assign_local(self.memory[key], matrices[index] - tf.matmul(basis, own_q))
                 # A row of zeros would stay one for ever: where nothing was found, the old direction is looked at again.
                 found = tf.reduce_any(q != 0, axis=1, keepdims=True)
                 assign_local(self.q[key], tf.where(found, q, self.q[key]))
@@ -151,12 +151,12 @@ class PowerSgd(Reduction):
         return tf.cast(tf.cast(value, self.wire_dtype), tf.float32)
 
     def _keys_of(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
-        """Returns {place in the list: key of its memory} of the gradients that are compressed."""
+        """Returns {index in the list: key of its memory} of the gradients that are compressed."""
         if not variables:
             return {}
         return {
-            place: key
-            for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+            index: key
+            for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
             if isinstance(gradient, tf.Tensor) and (key := self._keys.get(variable)) is not None
         }
 

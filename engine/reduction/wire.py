@@ -1,4 +1,4 @@
-"""Tensors as they travel, between replicas or workers and parameter servers: many as one, in 16 bits if asked.
+"""The wire format of tensors between replicas, or workers and parameter servers: packed, in 16 bits if asked.
 
 Device code.
 """
@@ -83,7 +83,7 @@ class Layout:
 
 
 class Packs:
-    """Vectors of one dtype as few, none of more than a message can hold: gRPC's ends at 2 GiB.
+    """Joins vectors of one dtype into as few as possible, none larger than a message of gRPC can hold, 2 GiB.
 
     Args:
       shapes: of the tensors that the vectors are of, as `send` has them. One that is known only where a step runs, of
@@ -96,17 +96,17 @@ class Packs:
     def __init__(self, shapes: Sequence, lanes: Sequence[int], dtype: tf.DType, pack_bytes: int = 0):
         self._shapes, self._lanes = shapes, lanes
         most = max(1, (pack_bytes or PACK_BYTES) // dtype.size)
-        self._packs: list[list[_Piece]] = [[]]
+        self._packs: list[list[_Span]] = [[]]
         left = most
-        for place, (shape, n) in enumerate(zip(shapes, lanes, strict=True)):
+        for index, (shape, n) in enumerate(zip(shapes, lanes, strict=True)):
             size = n * shape.num_elements() if isinstance(shape, tf.TensorShape) else 0
-            pieces = [_Piece(place, first, min(size, first + most)) for first in range(0, max(1, size), most)]
-            for piece in pieces if len(pieces) > 1 else [_Piece(place, 0, None)]:
-                length = size if piece.stop is None else piece.stop - piece.first
+            spans = [_Span(index, first, min(size, first + most)) for first in range(0, max(1, size), most)]
+            for span in spans if len(spans) > 1 else [_Span(index, 0, None)]:
+                length = size if span.stop is None else span.stop - span.first
                 if length > left:
                     self._packs.append([])
                     left = most
-                self._packs[-1].append(piece)
+                self._packs[-1].append(span)
                 left -= length
 
     @property
@@ -116,29 +116,29 @@ class Packs:
     def join(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Joins the vectors, each of a tensor, into packs."""
         return [
-            tf.concat([vectors[p.place] if p.whole else vectors[p.place][p.first : p.stop] for p in pack], 0)
+            tf.concat([vectors[p.tensor] if p.whole else vectors[p.tensor][p.first : p.stop] for p in pack], 0)
             for pack in self._packs
         ]
 
     def split(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Splits packs into the vectors that `join` was given, on the device where this is called."""
         parts: list[list[tf.Tensor]] = [[] for _ in self._shapes]
-        for pack, pieces in zip(packs, self._packs, strict=True):
-            sizes = [self._size(p.place) if p.whole else p.stop - p.first for p in pieces]
-            for piece, part in zip(pieces, tf.split(pack, sizes, num=len(sizes)), strict=True):
-                parts[piece.place].append(part)
+        for pack, spans in zip(packs, self._packs, strict=True):
+            sizes = [self._size(p.tensor) if p.whole else p.stop - p.first for p in spans]
+            for span, part in zip(spans, tf.split(pack, sizes, num=len(sizes)), strict=True):
+                parts[span.tensor].append(part)
         return [tf.concat(each, 0) if len(each) > 1 else each[0] for each in parts]
 
-    def _size(self, place: int):
-        shape = self._shapes[place]
+    def _size(self, index: int):
+        shape = self._shapes[index]
         known = isinstance(shape, tf.TensorShape)
-        return self._lanes[place] * (shape.num_elements() if known else tf.reduce_prod(shape))
+        return self._lanes[index] * (shape.num_elements() if known else tf.reduce_prod(shape))
 
 
-class _Piece(NamedTuple):
+class _Span(NamedTuple):
     """What a pack holds of a tensor: all where `stop` is None, else values [first, stop)."""
 
-    place: int
+    tensor: int
     first: int
     stop: int | None
 
@@ -148,7 +148,7 @@ class _Piece(NamedTuple):
 
 
 def fetch(rows: tf.Tensor, server: str, wire_dtype: tf.DType) -> tf.Tensor:
-    """Brings float32 values that a server has computed here in `wire_dtype`, which does not round their gradient."""
+    """Brings a server's float32 values here in `wire_dtype`; their gradient is not rounded."""
     if wire_dtype == tf.float32:
         return rows
 

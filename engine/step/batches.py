@@ -5,8 +5,8 @@ each an array, or dictionaries and tuples of arrays (lists are taken as tuples, 
 number an example. Features alone are `(features,)` if they are a tuple, and else as they are. With weights and without
 labels, labels are `()`.
 
-And a batch that is computed in parts, one after the other or side by side: gradients of sums add up, so N small batches
-equal one big one.
+Also computes a batch in parts, one after the other or side by side: gradients of sums add up, so N small batches equal
+one big one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from crankshaft.engine.metrics.means import Mean, as_loss
 
 
 class Fields(NamedTuple):
-    """A batch's or a split's fields; None is one that it does not have."""
+    """A batch's or a split's fields; None for one that it lacks."""
 
     features: Any
     labels: Any = None
@@ -99,7 +99,7 @@ def labels_as_numbers(batch, trainer) -> Iterator[None]:
 
 
 def weighed(loss: Callable, outputs, batch) -> Mean:
-    """Calls `loss(outputs, batch)` without the batch's weights, and weighs what it returns by them, if there are any.
+    """Calls `loss(outputs, batch)` without the batch's weights, then weights the result by them, if there are any.
 
     For a step of one's own on data with weights; `Trainer.compute_gradients` and the default steps do it themselves.
 
@@ -112,7 +112,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
 def with_stand_in(batch):
     """Returns (batch, whether it holds examples): an empty batch becomes one of a single example of zeros.
 
-    Kernels do not bear empty batches: TensorFlow 2.21's convolutions by oneDNN give them a wrong shape, and batch
+    Kernels can't handle empty batches: TensorFlow 2.21's oneDNN convolutions return a wrong shape, and batch
     normalisation takes the mean of nothing, which is NaN.
 
     Args:
@@ -156,8 +156,8 @@ def _named(name: str, part) -> Iterator[tuple[str, Any]]:
         for key, each in part.items():
             yield from _named(f"{name}[{key!r}]", each)
     elif isinstance(part, tuple):
-        for place, each in enumerate(part):
-            yield from _named(f"{name}[{place}]", each)
+        for index, each in enumerate(part):
+            yield from _named(f"{name}[{index}]", each)
     else:
         yield name, part
 
@@ -173,7 +173,7 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
         metrics are nests of tensors that add up, such as (total, count) pairs.
       batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
-      parts: that each micro-batch is cut into, see `side_by_side`.
+      parts: how many each micro-batch is cut into, see `side_by_side`.
       loops: whether `compute` may stand in a loop; replicas' sums may not.
 
     Returns:
@@ -207,15 +207,15 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
 def side_by_side(compute: Callable, batch, parts: int, in_turn: bool = False):
     """Runs `compute` on up to `parts` parts of a batch, none of which waits for another, and adds up what it returns.
 
-    Replica code. Where each part has a thread (`engine.strategies.devices.a_thread_each`), that is less work than to
-    share each operation of the whole batch among threads, which then wait for each other at its end.
+    Replica code. Where each part has a thread (`engine.strategies.devices.one_thread_each`), that is less work than
+    splitting each operation of the whole batch among threads, which then wait for each other at its end.
 
     Args:
       compute: batch -> nest of tensors that add up, `tf.IndexedSlices` or None.
       batch: nest of tensors whose first axis is examples.
-      parts: that differ by one example at most. Of fewer examples there are as many parts, or where it is not known
-        when they are traced how many there are, one: kernels do not bear empty batches.
-      in_turn: has each wait for the one before it after all, for memory's sake.
+      parts: how many, differing by one example at most. A batch of fewer examples has a part for each, or one part if
+        its size is not known when it is traced: kernels can't handle empty batches.
+      in_turn: makes each part wait for the one before it, to save memory.
     """
     size = _size(batch)
     if isinstance(size, int):

@@ -1,4 +1,4 @@
-"""Makes a trainer ready for a run, and what its `build` is made of. Host code, in the strategy's scope, once."""
+"""Prepares a trainer for a run, and has the parts of its `build`. Host code, in the strategy's scope, once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prepare(
 
 @contextlib.contextmanager
 def _layers_of(precision: str) -> Iterator[None]:
-    """Has Keras's layers that are made within compute in a precision, and puts Keras's own policy back."""
+    """Sets the precision in which Keras layers made in this context compute, and restores Keras's policy after it."""
     before = tf.keras.config.dtype_policy()
     tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
     try:

@@ -1,7 +1,7 @@
-"""One step on a replica: what it knows of itself, a value that is entered around it, and who enters it. Replica code.
+"""The context of one step on a replica: what the step knows about itself, and the runner that enters it. Replica code.
 
-As TensorFlow's `tf.distribute.get_replica_context()` is, it is there for whoever asks while the step is traced, and for
-nobody else: replicas are traced in a thread each, and a thread sees its own.
+Like `tf.distribute.get_replica_context()` it can be asked for anywhere while the step is traced, and only then. Each
+replica is traced in a thread of its own, and a thread sees its own context.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("s
 
 
 def step_context() -> StepContext:
-    """Returns the context of the step that is being traced in this thread; outside of steps an empty one."""
+    """Returns the context of the step that is being traced in this thread; an empty one outside of steps."""
     return _entered.get() or StepContext()
 
 
@@ -83,7 +83,7 @@ class _Scope(tf.keras.StatelessScope):
 
 @dataclasses.dataclass(eq=False)
 class StepContext:
-    """What a step has to know, and what is found out in its course. Entered by `with`, once.
+    """What a step has to know, and what it finds out while it is traced. Entered by `with`, once.
 
     Attributes:
       step: scalar int64, steps of training done before this one.
@@ -95,10 +95,10 @@ class StepContext:
       mesh: how the strategy's replicas are laid out.
       holdings: what the trainer holds; None where the step is not a trainer's.
       values: what to compute with in place of reading variables.
-      wire_dtype: what rows of tables travel as from other hosts.
-      admits: whether tables may give rows to ids that they see for the first time.
+      wire_dtype: the dtype in which rows of tables travel from other hosts.
+      admits: whether tables may give rows to new ids.
       loss_scale: scalar float32, what this step's losses are multiplied by, as it was when the step began; None is 1.
-      watched: names of the replica's own figures that are to be found, among `found`.
+      watched: the names in `found` that are wanted.
       found: scalars, float32, by name:
         reduce_seconds: from when this replica's own values were all there until their sums were, by the host's clock;
           what travels while the backward pass goes on is not waited for.
@@ -155,7 +155,7 @@ class StepContext:
         self.before = [(variable, tf.identity(variable)) for variable in variables]
 
     def figures(self) -> dict[str, tf.Tensor]:
-        """Returns what was `found` of what is `watched`; 0 of what the step had no cause to find."""
+        """Returns what was `found` of what is `watched`; 0 for what this step did not compute."""
         return {name: tf.cast(self.found.get(name, 0.0), tf.float32) for name in self.watched}
 
 

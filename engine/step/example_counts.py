@@ -1,6 +1,6 @@
-"""What `mean` is given, checked once where a step is traced: values of examples, not of pairs of them. Host code.
+"""Checks, once when a step is traced, that `mean` gets values of examples and not of pairs of them. Host code.
 
-Labels [n] beside outputs [n, 1] broadcast to [n, n]: that trains something else, without a word.
+Labels [n] and outputs [n, 1] broadcast to [n, n], a mistake that trains something else without any error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check(trainer, outputs, batch) -> None:
     try:
         small, large = (_summed(trainer, *_specs((outputs, batch), size, n)) for n in _SIZES)
     except Exception:
-        return  # it fails in the step itself as well, and is told there, or is written for batches of one size
+        return  # the step itself fails too, and reports it, or the code is written for batches of one size
     for (where, shape), (_, other) in zip(small, large, strict=False):
         if shape.num_elements() * _SIZES[1] < other.num_elements() * _SIZES[0]:
             labels = batches.fields(batch).labels

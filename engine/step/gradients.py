@@ -1,4 +1,4 @@
-"""Gradients on their way from the tape to the update, the factors that they meet on it, the update. Replica code."""
+"""Gradients from the tape to the update: the factors that they are multiplied by, and the update. Replica code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
 
 class Gradients(Sequence):
-    """A list of gradients (tensors, `tf.IndexedSlices`, None), and factors that they are yet to be multiplied by.
+    """A list of gradients (tensors, `tf.IndexedSlices`, None), and the factors that they are still to be multiplied by.
 
-    Dividing by the count, unscaling and clipping are each a factor. Multiplying is a pass over all gradients, up to a
-    tenth of a wide model's step on a CPU, so it is done once, when a gradient is taken out; the norm needs none.
+    Dividing by the count, unscaling and clipping are a factor each. Multiplying is a pass over all gradients, up to a
+    tenth of a wide model's step on a CPU, so it is done once, when a gradient is taken out; the norm needs no pass.
 
-    Those of a mean may be given as what they are, and still stand for those of the sum: `divided_by` says by which
-    count they were divided already. To divide them by that count (`over`) is then to leave them as they are.
+    Gradients of a mean may stand for those of the sum: `divided_by` is the count that they were divided by already.
+    Dividing by that same count (`over`) then leaves them as they are.
 
     Args:
       values: the gradients before the factors.
@@ -45,7 +45,7 @@ class Gradients(Sequence):
             self.factors = (*values.factors, *factors)
 
     def with_values(self, values: Sequence) -> Gradients:
-        """Returns other gradients, which the same is yet to be done to."""
+        """Returns other gradients with the same factors."""
         return Gradients(values, self.factors, self.divided_by, self.cuts)
 
     def times(self, factor: tf.Tensor) -> Gradients:
@@ -97,7 +97,7 @@ class Gradients(Sequence):
 
         Args:
           limit: above 0.
-          wholes: for each gradient what it is a part of: those that are parts of one have one norm.
+          wholes: for each gradient an identifier of the variable that it is a part of; parts of one share one norm.
         """
         parts: dict[int, list] = {}
         summed = self.with_values([_unique(gradient) for gradient in self.values])
@@ -111,7 +111,7 @@ class Gradients(Sequence):
         return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
     def _changed(self, change) -> Gradients:
-        """Changes the gradients after the factors by `change(values, place)`. Repeated rows are one row."""
+        """Changes the gradients after the factors by `change(values, index)`. Repeated rows are one row."""
 
         def changed(gradient, i):
             if isinstance(gradient, tf.IndexedSlices):
@@ -124,10 +124,10 @@ class Gradients(Sequence):
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, place):
-        if isinstance(place, slice):
-            return self.with_values(self.values[place])
-        gradient = self.values[place]
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self.with_values(self.values[index])
+        gradient = self.values[index]
         if gradient is None or not self._all_factors:
             return gradient
         _, factor = self.without_factors()
@@ -148,7 +148,7 @@ class Gradients(Sequence):
 def _norms_on_mesh(groups) -> list[tf.Tensor]:
     """Returns the norm of each group of (gradient, cut), the same bits on all replicas.
 
-    The squares of a part, or of a whole of which several replicas have a copy, are counted by the first that has it.
+    Where several replicas hold the same part or copy, only the first of them counts its squares.
     """
     mesh = step_context().mesh
     replica = mesh.everyone.rank
@@ -168,8 +168,8 @@ class Norm(NamedTuple):
     """The norm of a step's gradients, where it was computed.
 
     Attributes:
-      value: scalar float32, which says nothing at a step that did not compute it.
-      computed: scalar float32, 1 where it was computed and 0 where nobody asked for it.
+      value: scalar float32; meaningless at a step that did not compute it.
+      computed: scalar float32, 1 where the norm was computed and 0 where it was not needed.
     """
 
     value: tf.Tensor
@@ -177,9 +177,9 @@ class Norm(NamedTuple):
 
 
 class Update:
-    """One update of a step, made by one optimizer or several: all of it, or, where the options leave a step out, none.
+    """One update of a step, by one optimizer or several. All of it is applied, or none where the step is skipped.
 
-    It is left out where a gradient is not finite, which is the same on all replicas.
+    With the options that allow it, a step with a gradient that is not finite is skipped, on all replicas alike.
 
     Args:
       gradients: of the mean over all replicas, unscaled: all that the update is made of.
@@ -204,18 +204,18 @@ class Update:
         self.finite = tf.math.is_finite(self.norm.value) if context.options.may_skip else None
 
     def apply(self, optimizer, gradients: Sequence, variables: Sequence) -> None:
-        """Has an optimizer update variables by their gradients, and their average; does nothing in a step left out."""
+        """Updates variables, and their average, by an optimizer; does nothing in a skipped step."""
         if self.finite is None:
             optimizer.apply(gradients, variables)
         else:
             tf.cond(self.finite, lambda: optimizer.apply(gradients, variables), lambda: None)
 
     def end(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Ends the update: the loss scale learns, and a step left out puts moving statistics back.
+        """Ends the update: adjusts the loss scale, and in a skipped step restores moving statistics.
 
         Returns:
-          The metrics with `gradient_norm`, which counts at the steps that computed it, and, where steps may be left
-          out, their share, `skipped`. A step left out counts in no other metric.
+          The metrics with `gradient_norm`, which counts at the steps that computed it, and, where steps may be skipped,
+          their share, `skipped`. A skipped step counts in no other metric.
         """
         metrics = {**metrics, "gradient_norm": Mean(self.norm.value, self.norm.computed)}
         finite, context = self.finite, step_context()
@@ -238,7 +238,7 @@ class UniqueSlices(tf.IndexedSlices):
 
 
 def check_reached(gradients: Sequence, owner: str) -> None:
-    """Raises ValueError where there is nothing to train: no variable, or none that the loss depends on."""
+    """Raises ValueError if there is nothing to train: no variable, or none that the loss depends on."""
     if not gradients:
         raise ValueError(
             f"{owner} has no variable to train; call its model self.model, override trainable_variables, or leave some "

@@ -12,13 +12,13 @@ from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
 
 
 class Holdings:
-    """What a trainer holds when it is asked: what is set as an attribute, or put into a list or dictionary there.
+    """What a trainer's attributes hold at this moment, lists and dictionaries among them included.
 
     Args:
       trainer: a `Trainer`.
 
     Attributes:
-      layers: the Keras layers, models too, by path; parts of others are left out.
+      layers: the Keras layers, models too, by path; those inside another are left out.
       tables: the embeddings, by path.
       shards: the tables' variables.
       optimizers: the engine's optimizers, by path.
@@ -30,8 +30,8 @@ class Holdings:
     def __init__(self, trainer):
         self.trainer = trainer
         found = held(trainer, tf.keras.layers.Layer)
-        parts = {id(part) for layer in found.values() for part in keras.parts(layer, itself=False)}
-        self.layers = {path: layer for path, layer in found.items() if id(layer) not in parts}
+        inner = {id(layer_in_it) for layer in found.values() for layer_in_it in keras.layers_in(layer, itself=False)}
+        self.layers = {path: layer for path, layer in found.items() if id(layer) not in inner}
         self.tables: dict[str, Embedding] = held(trainer, Embedding)
         self.shards = [shard for table in self.tables.values() for shard in table.variables_for_gradients]
         self.optimizers: dict[str, Optimizer] = held(trainer, Optimizer)

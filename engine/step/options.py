@@ -1,4 +1,4 @@
-"""What a run gives a trainer, and asks of its step: plain values, checked when made. No flag is read here."""
+"""The settings of a step, and what a run gives its trainer: plain values, checked when they are made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepOptions:
       weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
       weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
-      clip_variable_norm: the norm of each variable's gradient is; 0 is off.
+      clip_variable_norm: the norm of each variable's gradient is clipped to it; 0 is off.
       clip_value: each value of the gradients is clipped to [-clip_value, clip_value]; 0 is off.
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       accumulate_steps: micro-batches that one update is made of.

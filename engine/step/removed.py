@@ -1,10 +1,10 @@
-"""What a `Trainer` once had, and what has taken its place: one line for who still overrides or calls it."""
+"""Names that `Trainer` once had, and what to use instead: one clear line for code that still uses them."""
 
 from __future__ import annotations
 
 _HELD = "engine.step.holdings.Holdings(self)"
-# Attributes by what to write in their place. Those that a step or `build` called may not be overridden either: nothing
-# would call them.
+# By name, what to write instead. Methods that a step or `build` called may not be overridden either: nothing would call
+# them.
 CALLED = {
     "apply_gradients": "optimizer.apply(gradients, variables), or Update(gradients).apply(optimizer, ...)",
     "build_embeddings": "crankshaft.engine.build_embeddings(self)",

@@ -19,7 +19,7 @@ _OF_ALL = {"ConcatV2", "Pack"}
 def rounded(trainer, features) -> dict[str, int]:
     """Returns each feature's largest value that the model casts from integers to floats inexactly.
 
-    Ids stay whole numbers, and are in no way concerned. Traces `forward` where there are so large numbers.
+    Ids that stay integers are not concerned. Traces `forward` if there are numbers that large.
 
     Args:
       trainer: built.
@@ -38,7 +38,7 @@ def rounded(trainer, features) -> dict[str, int]:
     try:
         graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
     except Exception:
-        return {}  # a mistake in it is told by the step itself
+        return {}  # the step itself reports a mistake in it
     inputs = dict(zip(sorted(named), graph.inputs, strict=False))  # what it captures comes after
     return {name: most for name, most in large.items() if any(_casts_to_floats(inputs[name]))}
 
@@ -47,8 +47,8 @@ def _largest(array) -> int:
     """Returns the largest magnitude of an array of integers; 0 of anything else."""
     if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
         return 0
-    step = max(1, _PIECE_BYTES * len(array) // array.nbytes)
-    pieces = (array[first : first + step] for first in range(0, len(array), step))
+    at_once = max(1, _PIECE_BYTES * len(array) // array.nbytes)
+    pieces = (array[first : first + at_once] for first in range(0, len(array), at_once))
     return max(max(int(piece.max()), -int(piece.min())) for piece in pieces)
 
 

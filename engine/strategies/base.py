@@ -1,7 +1,7 @@
-"""What a strategy is, for whoever calls one or writes one: `Strategy`, and `Measured` for benchmark mode. Host code.
+"""The contract of a strategy: `Strategy`, and `Measured` for one that benchmark mode can measure. Host code.
 
-The outer loop, the hooks and the launcher know these names alone. A strategy of your own is a subclass of `Strategy`,
-registered by `engine.strategies.register`; what only several processes have, `Processes`, has an answer for one alone.
+The outer loop, the hooks and the launcher know these names only. A strategy of your own is a subclass of `Strategy`,
+registered by `engine.strategies.register`. `Processes` is what several processes have; it has answers for one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Stop(NamedTuple):
-    """Why a run is to stop, and which worker wants it: empty where there is one alone."""
+    """Why a run is to stop, and which worker asked for it; "" if there is one process only."""
 
     reason: str
     worker: str = ""
@@ -37,7 +37,7 @@ class Stop(NamedTuple):
 
 
 class Processes:
-    """What the processes that train together do with each other. As it stands here there is one, alone.
+    """What the processes that train together do with each other. This class is for one process.
 
     Attributes:
       host_names: what messages call them, in their order.
@@ -58,7 +58,7 @@ class Processes:
         return self.host == 0
 
     def exchange(self, value: int) -> list[int]:
-        """Returns the values that all processes bring, in their order; every process that trains has to call it."""
+        """Returns every process's value, in their order; every process that trains has to call it."""
         return [value]
 
     def exchange_text(self, text: str) -> list[str]:
@@ -74,7 +74,7 @@ class Processes:
         return [value]
 
     def watch(self) -> contextlib.AbstractContextManager:
-        """Returns a context for all that processes do together, which ends one that waits for another in vain.
+        """Returns a context for all that processes do together; it ends a process whose peers will never answer.
 
         Raises:
           LostPeerError: another process is lost.
@@ -82,12 +82,12 @@ class Processes:
         return contextlib.nullcontext()
 
     def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
-        """Returns why the run is to end, as all processes know it at the same step; None while none wants it to.
+        """Returns why the run is to end, the same in all processes at the same step; None while it is to go on.
 
-        A reason stays, whenever it is acted on.
+        Once given, a reason stays.
 
         Args:
-          reason: why this process wants it to end, or None.
+          reason: why this process wants the run to end, or None.
           together: whether all processes make this very call at this step. Reasons are then exchanged at once;
             otherwise they travel with the next call of the inner loop.
         """
@@ -103,12 +103,12 @@ class Strategy(Processes, abc.ABC):
     Attributes:
       name: what the user calls it.
       distribution: the `tf.distribute.Strategy` in which variables are made and replica code runs.
-      num_replicas: that have to be in step.
+      num_replicas: replicas that train in step.
       mesh: how they are laid out; a global batch is divided along its data axis.
-      batch_parts: of a replica's batch that are computed side by side, a thread each.
-      num_servers: that hold parts of the variables.
+      batch_parts: parts of a replica's batch that are computed side by side, a thread each.
+      num_servers: parameter servers that hold the variables.
       updates_here: whether the devices that compute gradients apply them too.
-      computing_tasks: host:port of those that compute in this process's stead.
+      computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are in step at each multiple of so many steps; 1 where they always are.
       train_feed: what `bind` was given, and has to keep here.
       eval_feed: likewise; None where there is no evaluation data.
@@ -154,7 +154,7 @@ class Strategy(Processes, abc.ABC):
 
     @abc.abstractmethod
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
-        """Says what `run_train_steps` and `evaluate` work on. Nothing is compiled before the first call."""
+        """Sets what `run_train_steps` and `evaluate` work on. Nothing is compiled before their first call."""
 
     # What the outer loop calls.
 
@@ -179,7 +179,7 @@ class Strategy(Processes, abc.ABC):
         return True
 
     def wind_up(self) -> None:
-        """Ends the run as soon as all is in step: begins nothing more that can wait."""
+        """Starts no further work, so that all is in step, and the run can end, as soon as possible."""
 
     @abc.abstractmethod
     def evaluate(self) -> Sums:
@@ -189,7 +189,7 @@ class Strategy(Processes, abc.ABC):
         """Traces a step of the evaluation, if it can be had before: mistakes in it show now."""
 
     def close_feeds(self) -> None:
-        """Frees what the bound feeds read ahead, where nobody is to train or evaluate next; who does opens it again."""
+        """Frees what the bound feeds have read ahead; training or evaluating again opens them again."""
         for feed in (self.train_feed, self.eval_feed):
             if feed is not None:
                 feed.close()
@@ -246,7 +246,7 @@ class Strategy(Processes, abc.ABC):
 
 @contextlib.contextmanager
 def closing_feeds(strategy: Strategy) -> Iterator[None]:
-    """Closes a strategy's feeds at the end; an error then keeps none of their iterators in its traceback either."""
+    """Closes a strategy's feeds as the context ends; after an error too, whose traceback then holds no iterator."""
     try:
         yield
     except BaseException as error:
@@ -257,7 +257,7 @@ def closing_feeds(strategy: Strategy) -> Iterator[None]:
 
 
 class Measured(Strategy):
-    """A strategy whose steps can be compiled in one way or another, and taken apart: what benchmark mode times.
+    """A strategy whose steps benchmark mode can time: compiled with or without XLA, and taken apart.
 
     A loop is called with (step, limit) and returns a `LoopResult`.
     """

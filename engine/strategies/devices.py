@@ -80,11 +80,11 @@ def _parameter_server(options: StrategyOptions) -> Strategy:
     )
 
 
-def a_thread_each(parts: int) -> int:
-    """Gives each of so many parts of a batch, which the CPU computes in parallel, one thread.
+def one_thread_each(parts: int) -> int:
+    """Sets TensorFlow's threads so that each part of a batch, which the CPU computes in parallel, has one.
 
     Returns:
-      How many parts there are to be: 1 where there is a GPU, or where TensorFlow's threads were there already.
+      The number of parts to use: 1 if there is a GPU, or if TensorFlow had started its threads already.
     """
     if parts == 1 or tf.config.get_visible_devices("GPU"):
         return 1
@@ -95,7 +95,7 @@ def a_thread_each(parts: int) -> int:
 
 
 def _one_thread_an_operation(at_once: int) -> bool:
-    """Operations share no threads, and so many run at once. False where TensorFlow's threads were there already."""
+    """Runs each operation in one thread, `at_once` of them in parallel. False if TensorFlow's threads were started."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(at_once)
@@ -105,7 +105,7 @@ def _one_thread_an_operation(at_once: int) -> bool:
 
 
 def _one_device(options: StrategyOptions) -> Strategy:
-    parts = a_thread_each(options.batch_parts) if options.owns_process else 1
+    parts = one_thread_each(options.batch_parts) if options.owns_process else 1
     device = "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
     return _replicated("one_device", tf.distribute.OneDeviceStrategy(device), options, parts)
 
@@ -159,9 +159,9 @@ def split(kind: str, parts: int) -> None:
 
 
 def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
-    """Returns the MiB that are free on the machine's GPU, of several the fullest, by the driver's own program.
+    """Returns the free MiB of the machine's GPU, the fullest of several, by the driver's own program.
 
-    TensorFlow tells only once its context is there, and then a device can't be split any more.
+    TensorFlow can tell only after it has started the device, which can't be split any more then.
 
     Args:
       command: prints one whole number of MiB a line, a line for each GPU.

@@ -29,15 +29,15 @@ _DRAWS = (
 
 
 def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
-    """Returns the arguments of `InnerLoop._loop`; marks the last step as observed where its metrics are read."""
-    places = (step, start, stop, stop - 1 if step + stop - start == due else -1)
-    return operands, *(tf.constant(place, tf.int64) for place in places), *extra
+    """Returns the arguments of `InnerLoop._loop`; the last step is observed if something is due after it."""
+    numbers = (step, start, stop, stop - 1 if step + stop - start == due else -1)
+    return operands, *(tf.constant(number, tf.int64) for number in numbers), *extra
 
 
 class LoopResult(NamedTuple):
-    """What one call did: its metrics (unread), its steps, the seconds that they waited for input.
+    """The result of one call: its metrics (unread), its number of steps, the seconds that they waited for input.
 
-    And, where there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`).
+    And, if there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`).
     """
 
     sums: LoopSums
@@ -49,11 +49,12 @@ class LoopResult(NamedTuple):
 class InnerLoop:
     """Runs steps [start, stop) of a feed's operands: `strategy.run(step)` inside `tf.while_loop`.
 
-    This way round, since an all-reduce may not stand in a while loop within `strategy.run`. The number of steps is an
-    argument of the compiled program, so one compilation serves every length, and where the loop is cut changes no bit.
+    Not the other way round: an all-reduce may not stand in a while loop within `strategy.run`. The number of steps is
+    an argument of the compiled program, so one compilation serves every length, and where the loop is cut changes no
+    bit.
 
-    With GPUs the loop counts and decides on the host, and carries its place as int32, which TensorFlow keeps there: for
-    an int64 or bool on the device the host would have to wait at each step.
+    With GPUs the loop counts and decides on the host, and carries its counter as int32, which TensorFlow keeps there:
+    for an int64 or bool on the device the host would have to wait at each step.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -121,13 +122,13 @@ class InnerLoop:
         return self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
 
     def trace(self, step: int, limit: int, *extra) -> None:
-        """Compiles what the call with these arguments will run, without running it. That has to be the next call."""
+        """Compiles what a call with these arguments runs, without running it. The next call has to have the same."""
         operands, start, stop = self._take(step, limit)
         self._program(_arguments(operands, step, start, stop, None, extra))
         self._taken = (step, limit), (operands, start, stop)
 
     def untrace(self) -> None:
-        """Lets go of what `trace` has taken from the feed; the program stays."""
+        """Frees what `trace` has taken from the feed; the compiled program stays."""
         self._taken = None
 
     def _take(self, step: int, limit: int):
@@ -150,10 +151,10 @@ class InnerLoop:
         return self._feed.reach(step, limit)
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
-        """Traces global step `step` on all of this host's replicas, as the loop has it: to be looked at, not run."""
+        """Traces step `step` on all of this host's replicas, as in the loop: for inspection, not to be run."""
         operands, start, _ = self._feed.take(step, 1)
-        place, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
-        return self._traced(operands, place, step)[0]
+        offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
+        return self._traced(operands, offset, step)[0]
 
     @property
     def operations(self) -> Counter[str]:
@@ -171,36 +172,37 @@ class InnerLoop:
     def _loop(self, operands, first_step, start, stop, observed):
         """Computes a call: the sums of its metrics over this host's replicas, [rows, 2].
 
-        `observed` is the place of the step whose costly figures are looked at, -1 for none.
+        `start`, `stop` and `observed` are offsets in the operands; `observed` is that of the step whose costly figures
+        (the gradients' norm) are looked at, -1 for none.
         """
         if self._hosted:
             with self._on_host():
                 first_step = tf.identity(first_step)
-                start, stop, observed = (tf.cast(place, tf.int32) for place in (start, stop, observed))
+                start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
         one_step, zeros = self._traced(operands, start, first_step)
         unrolled = self._unrolls and self._is_small and self._feed.most_steps(operands) >= _UNROLLED_STEPS
 
         def body(steps, step):
-            def run(place, sums):
+            def run(offset, sums):
                 for number in range(steps):
                     with tf.name_scope(f"step_{number}"):
-                        batch = self._batch(operands, place)
+                        batch = self._batch(operands, offset)
                         with self._on_host():
-                            global_step = first_step + tf.cast(place - start, tf.int64)
-                            is_observed = tf.equal(place, observed)
+                            global_step = first_step + tf.cast(offset - start, tf.int64)
+                            is_observed = tf.equal(offset, observed)
                         sums = self._added(sums, step(batch, global_step, is_observed))
                         with self._on_host():
-                            place = place + 1
-                return place, sums
+                            offset = offset + 1
+                return offset, sums
 
             return run
 
-        def run_until(end, place, sums):
+        def run_until(end, offset, sums):
             if unrolled:
                 # Traced in place: calls of one graph would wait for one another, operations for what they need.
                 several = body(_UNROLLED_STEPS, self._replicated_step)
-                place, sums = self._while(lambda place: place + _UNROLLED_STEPS <= end, several, place, sums)
-            return self._while(lambda place: place < end, body(1, one_step), place, sums)
+                offset, sums = self._while(lambda offset: offset + _UNROLLED_STEPS <= end, several, offset, sums)
+            return self._while(lambda offset: offset < end, body(1, one_step), offset, sums)
 
         if self._syncs is None:
             _, sums = run_until(stop, start, zeros)
@@ -212,14 +214,14 @@ class InnerLoop:
             self._counter.assign(last_step)
         return tf.add_n(sums)
 
-    def _while(self, goes_on, body, place, sums):
-        """Returns (place, sums) after as many iterations of `body` as `goes_on(place)` lets begin, one by one."""
+    def _while(self, goes_on, body, offset, sums):
+        """Returns (offset, sums) after as many iterations of `body` as `goes_on(offset)` lets begin, one by one."""
 
-        def condition(place, _):
+        def condition(offset, _):
             with self._on_host():
-                return goes_on(place)
+                return goes_on(offset)
 
-        return tf.while_loop(condition, body, (place, sums), parallel_iterations=1)
+        return tf.while_loop(condition, body, (offset, sums), parallel_iterations=1)
 
     def _on_host(self):
         """Returns the context of the loop's own arithmetic."""
@@ -231,21 +233,21 @@ class InnerLoop:
         return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
 
     def _added(self, sums: list[tf.Tensor], result) -> list[tf.Tensor]:
-        """Adds what each replica's step has given to its sums, on its own device."""
+        """Adds each replica's metrics of a step to its sums, on its own device."""
         added, local = [], self._strategy.experimental_local_results(result)
         for here, a, b in zip(self._on_replicas(), sums, local, strict=True):
             with here:
                 added.append(a + b)
         return added
 
-    def _traced(self, operands, place, step, *more):
+    def _traced(self, operands, offset, step, *more):
         """Traces a step, and zeros of its metrics. One trace serves both, and calls in a loop of single steps.
 
         `more` are specs of what a step is given besides its batch, its number and whether it is observed.
         """
         one_batch = tf.function(self._feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)
-        batch_spec = one_batch.get_concrete_function(operands, place).structured_outputs
+        batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
         self._step_graph = one_step.graph
         if drawn := graphs.STATEFUL_RANDOM & self.operations.keys():
@@ -262,34 +264,34 @@ class InnerLoop:
         return outputs
 
     def _in_periods(self, run_until, first_step, start, stop, zeros):
-        """Runs the same steps, with a sum over replicas at the end of each period; `first_step` is the one at `start`.
+        """Runs the same steps, with a sync of the replicas at the end of each period; `first_step` is that at `start`.
 
-        A loop of loops, since such a sum may stand in a loop around `strategy.run`, but not in a condition.
+        This takes a loop of loops: a sum over replicas may stand in a loop around `strategy.run`, not in a condition.
         """
         sync = self._syncs.sync.get_concrete_function()
 
-        def period_end(place):
+        def period_end(offset):
             with self._on_host():
-                step = first_step + tf.cast(place - start, tf.int64)
+                step = first_step + tf.cast(offset - start, tf.int64)
                 left = self._syncs.period_steps - step % self._syncs.period_steps
-                return place + tf.cast(left, place.dtype)
+                return offset + tf.cast(left, offset.dtype)
 
-        def whole_period(place, sums):
-            place, sums = run_until(period_end(place), place, sums)
+        def whole_period(offset, sums):
+            offset, sums = run_until(period_end(offset), offset, sums)
             with tf.control_dependencies(sums):
                 sync()
-            return place, sums
+            return offset, sums
 
-        place, sums = self._while(lambda place: period_end(place) <= stop, whole_period, start, zeros)
-        return run_until(stop, place, sums)[1]
+        offset, sums = self._while(lambda offset: period_end(offset) <= stop, whole_period, start, zeros)
+        return run_until(stop, offset, sums)[1]
 
-    def _batch(self, operands, place):
+    def _batch(self, operands, offset):
         """Returns what one step's `strategy.run` is given."""
         if self._arrivals is None:
-            return self._feed.next_operands(operands, place)
+            return self._feed.next_operands(operands, offset)
         before = tf.timestamp()
         with tf.control_dependencies([before]):
-            batch = self._feed.next_operands(operands, tf.identity(place))
+            batch = self._feed.next_operands(operands, tf.identity(offset))
         self._arrivals.mark(batch, before)
         return batch
 

@@ -1,4 +1,4 @@
-"""Several hosts in step: `Replicated` on MultiWorkerMirroredStrategy, with what its processes have to agree on."""
+"""Several hosts in step: `Replicated` on MultiWorkerMirroredStrategy, and how its processes come to agree."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PIECE_BYTES = 1 << 20  # see `exchange_bytes`
 class WorkerTask:
     """Which of the workers this process is: `worker`, from 0 (the chief) on.
 
-    `names`, what messages call them, and `addresses`, host:port, are in the workers' order. By the job's `secret` they
-    know each other; without one they trust their network.
+    `names`, for messages, and `addresses`, host:port, are in the workers' order. The job's `secret` authenticates the
+    workers to each other; without one they trust their network.
     """
 
     worker: int
@@ -45,9 +45,9 @@ class WorkerTask:
 class MultiWorker(Replicated):
     """Replicas in step on several hosts, one process (worker) each.
 
-    All workers make the same calls in the same order, with the same number of steps: what only one of them knows (a
-    signal, the time that a call took) travels in the rows that end each call, and is acted on when the rows of that
-    call are read, one call later, by all of them.
+    All workers make the same calls in the same order, with the same number of steps. What only one of them knows (a
+    signal, the time that a call took) travels in the rows that end each call, and all act on it when they read those
+    rows, one call later.
 
     Args:
       distribution: a `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -185,7 +185,7 @@ class MultiWorker(Replicated):
 def watched_on(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
     """Returns the figures of its own part in a step that each replica finds: see `StepContext`.
 
-    A host's clock does not see when a GPU's sums are there, only when they were asked for: of GPUs no times are given.
+    GPUs have no times: the host's clock does not see when a GPU's sums are there, only when they were requested.
     """
     return ("gradient_norm",) if is_on_gpus(distribution) else ("reduce_seconds", "gradient_norm")
 

@@ -22,8 +22,8 @@ class Pace:
       clock: seconds, for tests.
 
     Attributes:
-      steps: how many the next call is to take, about: up to where they have to end, calls share the steps evenly, as
-        far as periods allow.
+      steps: about how many the next call takes. Calls share the steps up to the next due one evenly, as far as sync
+        periods allow.
     """
 
     def __init__(

@@ -130,8 +130,8 @@ class Replicated(Measured):
             examples = train_feed.order.batch_size / replicas / state.trainer.given.options.accumulate_steps
             self._holdings.loss_scale.expect_sums(examples)
 
-        def eval_step(batch, place, observed):
-            return runner.eval_step(batch, place % self._eval_steps, tf.identity(state.step_variable), observed)
+        def eval_step(batch, step, observed):
+            return runner.eval_step(batch, step % self._eval_steps, tf.identity(state.step_variable), observed)
 
         self._eval_loop = None if eval_feed is None else self._loop(eval_feed, eval_step, jit=False)
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
@@ -177,8 +177,8 @@ class Replicated(Measured):
         feed, per_epoch = self.train_feed, self.train_order.steps_per_epoch
         operands, start, _ = feed.look(-(-self._state.step // per_epoch) * per_epoch)
 
-        def batch(operands, place):
-            return self.distribution.run(feed.batch, args=feed.next_operands(operands, place))
+        def batch(operands, offset):
+            return self.distribution.run(feed.batch, args=feed.next_operands(operands, offset))
 
         values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
         return RepeatedFeed(values, self.train_order.batch_size)

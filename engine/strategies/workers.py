@@ -1,4 +1,4 @@
-"""What workers tell each other: every call of the inner loop ends in one sum over them, of its metrics and these rows.
+"""What workers exchange: every call of the inner loop ends in one sum over them, of its metrics and of these rows.
 
 A row holds one worker's figures of the call. All workers read the same rows of the same call, so whatever is decided
 by them (to stop, how many steps to take) is decided alike, without a further exchange.

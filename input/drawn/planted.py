@@ -46,8 +46,8 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
     Uses ranks (Mann, Whitney 1947); NaN where all labels are equal.
     """
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     clicked = labels > 0
     positives, negatives = int(clicked.sum()), int((~clicked).sum())
     if not positives or not negatives:

@@ -81,12 +81,12 @@ def _of_some(records: Sequence[bytes], start: int) -> np.ndarray:
         row[width - len(record) :] = np.frombuffer(record, np.uint8)
         if len(record) >= 4:
             row[width - len(record) :][:4] ^= state
-    tables, places = _tables(), np.arange(_COLUMNS)
+    tables, offsets = _tables(), np.arange(_COLUMNS)
     sums = np.zeros(len(records), np.uint32)
     for column in range(0, width, _COLUMNS):
         part = padded[:, column : column + _COLUMNS]
         part[:, :4] ^= sums.astype("<u4").view(np.uint8).reshape(-1, 4)
-        sums = np.bitwise_xor.reduce(tables[places, part], axis=1)
+        sums = np.bitwise_xor.reduce(tables[offsets, part], axis=1)
     sums = ~sums
     for number, record in enumerate(records):
         if len(record) < 4:

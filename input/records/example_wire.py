@@ -22,12 +22,12 @@ class Found(NamedTuple):
 
     Attributes:
       kind: one of `KINDS`.
-      places: (first byte, bytes) of each value, or of all packed numbers together.
+      ranges: (first byte, bytes) of each value, or of all packed numbers together.
       number: of values.
     """
 
     kind: str
-    places: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[int, int], ...]
     number: int
 
 
@@ -70,10 +70,10 @@ def _feature(record: bytes, start: int, stop: int) -> Found | None:
 
 def int64s(record: bytes, feature: Found) -> Iterator[int]:
     """Yields a feature's int64s."""
-    for start, size in feature.places:
-        place = start
-        while place < start + size:
-            value, place = _varint(record, place)
+    for start, size in feature.ranges:
+        offset = start
+        while offset < start + size:
+            value, offset = _varint(record, offset)
             yield value - (1 << 64) if value >> 63 else value
 
 
@@ -128,7 +128,7 @@ class Field:
 
 
 class Layout:
-    """Records in which the same things stand at the same places: decoded as slices of one array.
+    """Records in which the same things stand at the same bytes: decoded as slices of one array.
 
     Args:
       record: one of them.
@@ -142,31 +142,31 @@ class Layout:
     def __init__(self, record: bytes, fields: list[Field]):
         found = features_of(record)
         fixed = np.full(len(record), 0xFF, np.uint8)  # which bits have to be as they are here
-        self.places: dict[str, slice] = {}
+        self.ranges: dict[str, slice] = {}
         for field in fields:
             feature = found.get(field.name)
             size = field.size * {"bytes": 1, "float": 4, "int64": 1}[field.kind]
-            if feature is None or feature.kind != field.kind or [n for _, n in feature.places] != [size]:
-                raise ValueError(f"{field.name} is not at one place")
-            start = feature.places[0][0]
-            self.places[field.name] = slice(start, start + size)
-            fixed[self.places[field.name]] = 0x80 if field.kind == "int64" else 0
+            if feature is None or feature.kind != field.kind or [n for _, n in feature.ranges] != [size]:
+                raise ValueError(f"{field.name} is not in one piece")
+            start = feature.ranges[0][0]
+            self.ranges[field.name] = slice(start, start + size)
+            fixed[self.ranges[field.name]] = 0x80 if field.kind == "int64" else 0
         self._size = len(record)
         template = np.frombuffer(record, np.uint8)
         whole = np.flatnonzero(fixed == 0xFF)
         runs = np.split(whole, np.flatnonzero(np.diff(whole) > 1) + 1) if len(whole) else []
         self._fixed = [(slice(run[0], run[-1] + 1), template[run[0] : run[-1] + 1]) for run in runs]
-        self._small = [self.places[field.name] for field in fields if field.kind == "int64"]
+        self._small = [self.ranges[field.name] for field in fields if field.kind == "int64"]
 
     def matches(self, records: np.ndarray) -> np.ndarray:
         """Returns which records, [n, bytes] uint8, are of this layout, [n] bool."""
         if records.shape[1] != self._size:
             return np.zeros(len(records), bool)
         good = np.ones(len(records), bool)
-        for place, expected in self._fixed:
-            good &= (records[:, place] == expected).all(1)
-        for place in self._small:
-            good &= (records[:, place] < 0x80).all(1)
+        for columns, expected in self._fixed:
+            good &= (records[:, columns] == expected).all(1)
+        for columns in self._small:
+            good &= (records[:, columns] < 0x80).all(1)
         return good
 
 

@@ -23,13 +23,13 @@ class WrongRecordError(ValueError):
     """A record does not hold what it is said to.
 
     Args:
-      place: in the list that was given.
+      index: in the list that was given.
       line: what was found, of the form "has ..., and ...".
     """
 
-    def __init__(self, place: int, line: str):
+    def __init__(self, index: int, line: str):
         super().__init__(line)
-        self.place = place
+        self.index = index
 
 
 class ExampleSource(Source):
@@ -56,7 +56,7 @@ class ExampleSource(Source):
         try:
             return self._parser.parse(records)
         except WrongRecordError as error:
-            index = int(indices[error.place])
+            index = int(indices[error.index])
             raise BadRecordError(
                 index,
                 f"{self.where(index)} {error}; say in features.json what records hold, write the record anew, or leave "
@@ -108,9 +108,9 @@ class Parser:
         feature = self._features[0]
         if feature.is_text:
             return np.array(records, object)
-        for place, record in enumerate(records):
+        for index, record in enumerate(records):
             if len(record) != feature.size:
-                raise WrongRecordError(place, f"has {len(record)} bytes, and {feature} takes {feature.size}")
+                raise WrongRecordError(index, f"has {len(record)} bytes, and {feature} takes {feature.size}")
         return np.frombuffer(b"".join(records), feature.spec.dtype).reshape(len(records), *feature.spec.shape)
 
     def _by_layouts(self, records: list[bytes] | np.ndarray) -> dict[str, np.ndarray] | None:
@@ -144,7 +144,7 @@ class Parser:
             try:
                 others = self._by_tensorflow(as_list(block[which]))
             except WrongRecordError as error:
-                raise WrongRecordError(int(which[error.place]), str(error)) from None
+                raise WrongRecordError(int(which[error.index]), str(error)) from None
             for name, found in others.items():
                 arrays[name][which] = found
         return arrays
@@ -175,9 +175,9 @@ class Parser:
                 for feature in self._features:
                     arrays[feature.name] = _converted(feature, parsed[feature.name], len(records))
         except (tf.errors.InvalidArgumentError, _NotAllError):
-            for place, record in enumerate(records):
+            for index, record in enumerate(records):
                 if line := self.why_wrong(record):
-                    raise WrongRecordError(place, line) from None
+                    raise WrongRecordError(index, line) from None
             raise
         return arrays
 
@@ -192,7 +192,7 @@ class _NotAllError(ValueError):
 
 
 def _sliced(block: np.ndarray, layout: Layout, feature: Feature) -> np.ndarray:
-    columns = block[:, layout.places[feature.name]]
+    columns = block[:, layout.ranges[feature.name]]
     shape = (len(block), *feature.spec.shape)
     if feature.stored == "int64":
         return columns.astype(feature.spec.dtype).reshape(shape)
@@ -231,7 +231,7 @@ def _why_wrong(record: bytes, feature: Feature, found: example_wire.Found | None
     if found.kind != feature.stored:
         return f"has {name} stored as {found.kind}, and {feature.stored} was expected"
     if feature.stored == "bytes" and not feature.is_text:
-        sizes = [size for _, size in found.places]
+        sizes = [size for _, size in found.ranges]
         if sizes != [feature.size]:
             return f"has {name} of {', '.join(map(str, sizes)) or 'no'} bytes, and {wanted} takes {feature.size}"
     elif found.number != feature.values:

@@ -146,8 +146,8 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
       InputError: it is no JSON, or can't be read.
     """
     folder = os.path.dirname(paths[0])
-    for place in (folder, os.path.dirname(folder) if folder else os.pardir):
-        path = f"{place}/{NAME}" if place else NAME
+    for searched in (folder, os.path.dirname(folder) if folder else os.pardir):
+        path = f"{searched}/{NAME}" if searched else NAME
         try:
             if is_remote(path):
                 import tensorflow as tf
@@ -265,7 +265,7 @@ def _values(samples: list[bytes], found: list[dict], name: str) -> list[bytes]:
         record[start : start + size]
         for record, features in zip(samples, found, strict=True)
         if name in features
-        for start, size in features[name].places
+        for start, size in features[name].ranges
     ]
 
 

@@ -73,7 +73,7 @@ class Index:
         self._ends = np.cumsum(records)
         self._starts = self._ends - records
         on_disk = [number for number, shard in enumerate(shards) if shard.length < 0 and shard.offsets is None]
-        self._places = {number: place for place, number in enumerate(on_disk)}
+        self._index_numbers = {number: index for index, number in enumerate(on_disk)}
         self._index_files = Files([files.paths[number] + SUFFIX for number in on_disk])
 
     def __len__(self) -> int:
@@ -92,8 +92,8 @@ class Index:
         if known.offsets is not None:
             starts = known.offsets[numbers]
             return starts, known.offsets[numbers + 1] - starts - _AROUND
-        places = (_OFFSETS_AT + 8 * numbers).tolist()
-        pairs = self._index_files.pread_each(self._places[shard], places, [16] * len(places))
+        offsets = (_OFFSETS_AT + 8 * numbers).tolist()
+        pairs = self._index_files.pread_each(self._index_numbers[shard], offsets, [16] * len(offsets))
         found = np.frombuffer(b"".join(pairs), "<i8").reshape(-1, 2)
         return found[:, 0], found[:, 1] - found[:, 0] - _AROUND
 
@@ -264,14 +264,14 @@ class _Scan:
 
     def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:
         """Returns the lengths of the records whose headers are in a block, and where the next one begins in it."""
-        starts, lengths, checks, place = [], [], [], 0
+        starts, lengths, checks, offset = [], [], [], 0
         unpack, last = struct.Struct("<QI").unpack_from, len(block) - HEADER_BYTES
-        while place <= last:
-            length, check = unpack(block, place)
-            starts.append(place)
+        while offset <= last:
+            length, check = unpack(block, offset)
+            starts.append(offset)
             lengths.append(length)
             checks.append(check)
-            place += length + _AROUND
+            offset += length + _AROUND
         if not starts:
             raise InputError(self._truncated(self._records, position, len(block)))
         sizes = np.array(lengths, np.uint64)
@@ -284,10 +284,10 @@ class _Scan:
                 f"{self._path}: record {self._records + first} (byte {position + starts[first]:,}): the checksum of "
                 "its length differs, so no record after it can be found; restore the file"
             )
-        if position + place > self._size:
+        if position + offset > self._size:
             last_at = position + starts[-1]
             raise InputError(self._truncated(self._records + len(starts) - 1, last_at, self._size - last_at))
-        return sizes.astype(np.int64), place
+        return sizes.astype(np.int64), offset
 
     def _truncated(self, record: int, at: int, found: int) -> str:
         return (

@@ -97,7 +97,7 @@ class Encoder:
         block = np.tile(np.frombuffer(self._template, np.uint8), (len(arrays[0]), 1))
         for feature in self._features:
             array = np.ascontiguousarray(by_name[feature.name], _little(feature.spec.dtype))
-            block[:, self._layout.places[feature.name]] = array.reshape(len(array), -1).view(np.uint8)
+            block[:, self._layout.ranges[feature.name]] = array.reshape(len(array), -1).view(np.uint8)
         content = block.tobytes()
         return [content[start : start + size] for start in range(0, len(content), size)]
 

@@ -60,7 +60,7 @@ class Table(abc.ABC):
         """Reads some columns of a group of rows; may be called by several threads. Raises `SourceError`."""
 
     @abc.abstractmethod
-    def place(self, group: int, row: int) -> str:
+    def describe_row(self, group: int, row: int) -> str:
         """Returns the file and the row in it of a group's row, for messages."""
 
     @abc.abstractmethod
@@ -166,7 +166,7 @@ class Columns(Source):
       table: what is read.
       choice: which columns, in which form.
       like: the table to train on, whose columns' types these are.
-      classes: the labels' texts, whose places in this list are the labels; None where they are numbers.
+      classes: the labels' texts, whose indices in this list are the labels; None where they are numbers.
 
     Raises:
       InputError: the table has not those columns.
@@ -278,7 +278,9 @@ class Columns(Source):
 
     def _bad(self, example: int, problem: str) -> BadRecordError:
         group = int(np.searchsorted(self._starts, example, side="right")) - 1
-        return BadRecordError(example, f"{self._table.place(group, example - int(self._starts[group]))}: {problem}")
+        return BadRecordError(
+            example, f"{self._table.describe_row(group, example - int(self._starts[group]))}: {problem}"
+        )
 
 
 def _check_alike(name: str, table: Table, like: Table) -> None:

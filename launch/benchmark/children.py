@@ -166,7 +166,7 @@ def run_together(
       MeasurementFailed: one can't be started or failed, or time is up.
     """
     with tempfile.TemporaryDirectory() as outputs, Guard() as guard:  # files: a pipe that nobody reads stops its writer
-        paths = [Path(outputs, str(place)) for place in range(len(processes))]
+        paths = [Path(outputs, str(index)) for index in range(len(processes))]
         started: list[Kept] = []
         try:
             for process, path in zip(processes, paths, strict=True):
@@ -179,23 +179,23 @@ def run_together(
             _end(started)
         printed = [last_lines(path.read_bytes()) for path in paths]
     if failed:
-        place, why = failed
-        raise MeasurementFailed(_with_reason(why, printed[place]), printed[place])
+        index, why = failed
+        raise MeasurementFailed(_with_reason(why, printed[index]), printed[index])
     return printed
 
 
 def _wait(started: Sequence[Kept], serves: Sequence[bool], timeout_seconds: float | None) -> tuple[int, str] | None:
-    """Waits until all but those that serve have ended well (None), or one has failed: its place, and how it ended."""
+    """Waits until all but those that serve have ended well (None), or one has failed: its index, and how it ended."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         codes = [child.keeper.poll() for child in started]
-        for place, code in enumerate(codes):
+        for index, code in enumerate(codes):
             if code:
-                return place, f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
+                return index, f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
         if all(code == 0 or server for code, server in zip(codes, serves, strict=True)):
             return None
         if deadline is not None and time.monotonic() > deadline:
-            return next(place for place, code in enumerate(codes) if code is None), f"not done in {timeout_seconds:g} s"
+            return next(index for index, code in enumerate(codes) if code is None), f"not done in {timeout_seconds:g} s"
         time.sleep(_POLL_SECONDS)
 
 

@@ -14,7 +14,7 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
 
     Args:
       ours: results with `calls`.
-      theirs: as many results; those at the same place were measured one after the other.
+      theirs: as many results; those of the same index were measured one after the other.
 
     Returns:
       ratio: our rate over theirs; of several pairs the geometric mean. interval: its 95 % interval, [low, high], see

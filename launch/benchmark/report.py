@@ -69,8 +69,8 @@ def _speed(row: Row) -> list[str]:
     title = row.workload.title if row.precision == "float32" else f"{row.workload.title}, {row.precision}"
     return [
         title,
-        row.place.strategy,
-        str(row.place.replicas),
+        row.setup.strategy,
+        str(row.setup.replicas),
         _cell(row, "fit"),
         _cell(row, best) + xla[best] if best else _NONE,
         _cell(row, OURS),
@@ -131,8 +131,8 @@ def figures(suite: Suite, about: Mapping[str, Any], left_out: Mapping[str, str])
         "rows": [
             {
                 "workload": row.name,
-                "strategy": row.place.strategy,
-                "replicas": row.place.replicas,
+                "strategy": row.setup.strategy,
+                "replicas": row.setup.replicas,
                 "precision": row.precision,
                 "measured": row.measured,
                 "failed": row.failed,

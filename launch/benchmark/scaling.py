@@ -64,9 +64,11 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
       UsageError: one of the runs is a mistake; nothing has been started then.
     """
     counts = parse(flags.FLAGS.benchmark_replicas)
-    place = _Place(program, counts[-1], os.environ)
+    hardware = _Hardware(program, counts[-1], os.environ)
     batches = {(count, kind): _batch(count, counts[0], kind) for count in counts for kind in KINDS}
-    points = {key: place.point(*key) for key in dict.fromkeys((count, batch) for (count, _), batch in batches.items())}
+    points = {
+        key: hardware.point(*key) for key in dict.fromkeys((count, batch) for (count, _), batch in batches.items())
+    }
     for point in points.values():
         point.program.check_run(point.settings)
     results: dict[tuple[int, int], dict] = {}
@@ -88,7 +90,7 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
     ]
     _add_efficiency(entries)
     measured = [result for result in results.values() if "error" not in result]
-    return {**summary(measured), "scaling": entries, "warnings": [*place.warnings, *benchmarks.warnings]}, code
+    return {**summary(measured), "scaling": entries, "warnings": [*hardware.warnings, *benchmarks.warnings]}, code
 
 
 def _batch(count: int, fewest: int, kind: str) -> int:
@@ -118,7 +120,7 @@ def _add_efficiency(entries: list[dict]) -> None:
         entry["efficiency"] = a_replica[1] / a_replica[0] if all(a_replica) else None
 
 
-class _Place:
+class _Hardware:
     """The hardware of replicas: processes, GPUs, or virtual devices, each with as many cores as any other.
 
     Args:

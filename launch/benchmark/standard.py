@@ -22,7 +22,7 @@ from absl import flags
 from crankshaft.launch import errors
 from crankshaft.launch.benchmark import report, schema
 from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
-from crankshaft.launch.benchmark.suite import STRATEGIES, Place, Row, Suite, find_place
+from crankshaft.launch.benchmark.suite import STRATEGIES, Row, Setup, Suite, find_setup
 from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 from crankshaft.launch.command_line import own_flags, paths, rules
 from crankshaft.launch.errors import UsageError
@@ -60,11 +60,11 @@ def main(argv: list[str]) -> None:
 
 
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
-    places = {strategy: find_place(strategy, environment) for strategy in FLAGS.strategies or STRATEGIES}
-    left_out = {strategy: why for strategy, why in places.items() if isinstance(why, str)}
+    setups = {strategy: find_setup(strategy, environment) for strategy in FLAGS.strategies or STRATEGIES}
+    left_out = {strategy: why for strategy, why in setups.items() if isinstance(why, str)}
     for strategy, why in left_out.items():
         print(f"{strategy} is left out: {why}", flush=True)
-    rows = _rows([place for place in places.values() if isinstance(place, Place)])
+    rows = _rows([setup for setup in setups.values() if isinstance(setup, Setup)])
     rounds, seconds = (1, _QUICK_SECONDS) if FLAGS.quick else (FLAGS.rounds, FLAGS.seconds)
     suite = Suite(rows, rounds, seconds, quality=not FLAGS.quick, environment=untuned(environment))
     about: dict[str, Any] = {
@@ -86,13 +86,13 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     return code or (errors.EXIT_FAILED if any(row.failed for row in rows) else 0)
 
 
-def _rows(places: list[Place]) -> list[Row]:
+def _rows(setups: list[Setup]) -> list[Row]:
     """Returns a row for each workload: on one device in each of its precisions, elsewhere in the first."""
     return [
-        Row(name, place, precision)
+        Row(name, setup, precision)
         for name in FLAGS.workloads
-        for place in places
-        for precision in WORKLOADS[name].precisions[: None if place.strategy == "one_device" else 1]
+        for setup in setups
+        for precision in WORKLOADS[name].precisions[: None if setup.strategy == "one_device" else 1]
     ]
 
 

@@ -25,7 +25,7 @@ _QUALITY = "quality"
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Setup:
     """A strategy as this machine can run it.
 
     Attributes:
@@ -48,31 +48,31 @@ class Place:
         return BATCH_SIZE if self.strategy == "parameter_server" else BATCH_SIZE * self.replicas
 
     def command(self, *flags: str) -> list[str]:
-        """Returns the command of a run on this place."""
+        """Returns the command of a run with this setup."""
         flags_ = (*self.flags, f"--global_batch_size={self.global_batch_size}", *flags)
         if self.cluster is None:
             return [sys.executable, "-m", "crankshaft", "train", f"--strategy={self.strategy}", *flags_]
         return [sys.executable, "-m", "crankshaft", "local", *self.cluster, "--max_restarts=0", "--", *flags_]
 
 
-def find_place(strategy: str, environment: Mapping[str, str]) -> Place | str:
+def find_setup(strategy: str, environment: Mapping[str, str]) -> Setup | str:
     """Returns where a strategy runs on this machine, or why it can't."""
     cores, gpus = len(shares.usable_cores()), len(shares.visible_gpus(environment))
     if strategy == "one_device":
-        return Place(strategy, 1, on_cpu=not gpus)
+        return Setup(strategy, 1, on_cpu=not gpus)
     if strategy == "mirrored" and gpus > 1:
-        return Place(strategy, gpus, on_cpu=False)
+        return Setup(strategy, gpus, on_cpu=False)
     processes = _PROCESSES if strategy != "parameter_server" else 2 * _PROCESSES  # its coordinator only waits
     if cores < processes:
         return f"{processes} cores are needed, and there are {cores}"
     if strategy == "mirrored":
-        return Place(strategy, 2, flags=("--num_virtual_devices=2",))
+        return Setup(strategy, 2, flags=("--num_virtual_devices=2",))
     if gpus:
         return "its processes would share the GPUs"
     each = f"--cores_per_task={cores // processes}"
     if strategy == "multi_worker":
-        return Place(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", each))
-    return Place(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", f"--ps={_PROCESSES}", each))
+        return Setup(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", each))
+    return Setup(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", f"--ps={_PROCESSES}", each))
 
 
 @dataclasses.dataclass
@@ -81,7 +81,7 @@ class Row:
 
     Attributes:
       name: the workload's.
-      place: the strategy as the machine can run it.
+      setup: the strategy as the machine can run it.
       precision: of the layers.
       measured: by peer, a result for each round; Keras's only where there is one device.
       failed: by peer, why it has no result.
@@ -89,7 +89,7 @@ class Row:
     """
 
     name: str
-    place: Place
+    setup: Setup
     precision: str
     measured: dict[str, list[dict]] = dataclasses.field(default_factory=dict)
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -101,14 +101,14 @@ class Row:
 
     @property
     def title(self) -> str:
-        return f"{self.name} {self.place.strategy} {self.precision}"
+        return f"{self.name} {self.setup.strategy} {self.precision}"
 
     @property
     def peers(self) -> list[str]:
-        return [*(self._fit_settings() if self.place.strategy == "one_device" else ()), OURS]
+        return [*(self._fit_settings() if self.setup.strategy == "one_device" else ()), OURS]
 
     def _fit_settings(self) -> list[str]:
-        without_xla = self.workload.convolutional and self.place.on_cpu
+        without_xla = self.workload.convolutional and self.setup.on_cpu
         return [name for name, setting in SETTINGS.items() if not (without_xla and setting.get("jit_compile"))]
 
     def rates(self, peer: str) -> list[float]:
@@ -172,13 +172,13 @@ class Suite:
         row.measured.setdefault(peer, []).append(result)
 
     def _compares(self, row: Row) -> bool:
-        return self._quality and row.place.strategy == "one_device"
+        return self._quality and row.setup.strategy == "one_device"
 
     def _command(self, row: Row, peer: str) -> list[str]:
         if peer == OURS:
             # The length of a first round is estimated by the warm-up, that of a second one is known from the first.
             length = (f"--benchmark_seconds={self.seconds / 2:g}", "--benchmark_rounds=2")
-            return row.place.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
+            return row.setup.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
         return [
             *(
                 sys.executable,
@@ -196,7 +196,7 @@ class Suite:
 
     def _quality_command(self, row: Row) -> list[str]:
         steps = ("--mode=train_and_eval", f"--train_steps={QUALITY_STEPS}")
-        return row.place.command(*row.workload.flags, f"--precision={row.precision}", *steps)
+        return row.setup.command(*row.workload.flags, f"--precision={row.precision}", *steps)
 
 
 def _writing(command: list[str], path: Path) -> Process:

@@ -26,8 +26,8 @@ def print_benchmark(result: Mapping[str, Any], stream=None) -> None:
     found = sections(result)
     # One width for all rows of a name and a value, so that the figures are aligned.
     width = max((len(name) for section in found if not section.columns for name, _ in section.rows), default=0)
-    for place, section in enumerate(found):
-        if place:
+    for index, section in enumerate(found):
+        if index:
             console.print()
         if console.is_terminal:
             _print_table(console, section, width)

@@ -198,7 +198,7 @@ def harmless(line: bytes) -> bytes:
     if line.isascii() and line.decode().isprintable():
         return line
     parts = _COLOUR.split(line.decode(errors="surrogateescape"))
-    text = "".join(part if place % 2 else visible(part) for place, part in enumerate(parts))
+    text = "".join(part if index % 2 else visible(part) for index, part in enumerate(parts))
     return text.encode(errors="surrogateescape")
 
 
@@ -240,9 +240,9 @@ class Output:
         """Bytes that are still to be written."""
         return sum(sink.pending for sink in set(self._sinks))
 
-    def follow(self, name: str, place: int, pid: int, pipes: Sequence[IO[bytes]]) -> TaskOutput:
-        """Starts to read a task's two streams; `place` among the tasks gives it its colour."""
-        task = TaskOutput(name, _COLOURS[place % len(_COLOURS)], self._open_log(name, pid))
+    def follow(self, name: str, index: int, pid: int, pipes: Sequence[IO[bytes]]) -> TaskOutput:
+        """Starts to read a task's two streams; `index`, its number among the tasks, gives it its colour."""
+        task = TaskOutput(name, _COLOURS[index % len(_COLOURS)], self._open_log(name, pid))
         for pipe, sink in zip(pipes, self._sinks, strict=True):
             task.follow(pipe, sink, self._selector)
         return task

@@ -60,7 +60,7 @@ def serve(
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         options.inter_op_parallelism_threads = _threads()
         answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
-        server = tf.distribute.Server(spec, cluster.kind, cluster.place, protocol="grpc", config=options)
+        server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
         listeners.close_to_other_hosts(cluster)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.

@@ -58,7 +58,7 @@ def _is_free(port: int) -> bool:
 
 def usable_cores() -> list[int]:
     """Returns the logical cores that this process may use; those of one physical core and socket are neighbours."""
-    return sorted(os.sched_getaffinity(0), key=lambda core: (*_place(core), core))
+    return sorted(os.sched_getaffinity(0), key=lambda core: (*_socket_and_core(core), core))
 
 
 def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] | None]:
@@ -79,10 +79,10 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
         return []
 
 
-def _place(core: int) -> tuple[int, int]:
-    place = [0, core]
+def _socket_and_core(core: int) -> tuple[int, int]:
+    socket_and_core = [0, core]
     for index, name in enumerate(("physical_package_id", "core_id")):
         path = f"/sys/devices/system/cpu/cpu{core}/topology/{name}"
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            place[index] = int(file.read())
-    return place[0], place[1]
+            socket_and_core[index] = int(file.read())
+    return socket_and_core[0], socket_and_core[1]

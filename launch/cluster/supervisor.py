@@ -126,7 +126,7 @@ class Supervisor:
         self._guard = Guard()
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
-        self._alone: list[tuple[float, int]] = []  # (when, place) of tasks to be restarted by themselves
+        self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
         self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
         self._asked: signal.Signals | None = None  # the signal that asks the supervisor to end
@@ -176,16 +176,16 @@ class Supervisor:
         ports = shares.free_ports(len(self._specs))
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
             self._cluster.setdefault(spec.kind, []).append(f"{shares.LOOPBACK}:{port}")
-        for place in range(len(self._specs)):
-            self._start_one(place)
+        for index in range(len(self._specs)):
+            self._start_one(index)
 
-    def _start_one(self, place: int) -> None:
-        spec = self._specs[place]
+    def _start_one(self, index: int) -> None:
+        spec = self._specs[index]
         try:
             kept = self._start(spec)
         except OSError as error:
             raise StartError(f"{spec.name} can't be started: {error}") from None
-        output = self._output.follow(spec.name, place, kept.pid, (kept.keeper.stdout, kept.keeper.stderr))
+        output = self._output.follow(spec.name, index, kept.pid, (kept.keeper.stdout, kept.keeper.stderr))
         self._tasks.append(Task(spec.name, kept, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
@@ -241,8 +241,8 @@ class Supervisor:
         alone = None if self._asked or self._plan else self._rule.alone(ending)
         if alone is None:
             return False
-        place = next(place for place, spec in enumerate(self._specs) if spec.name == ending.task)
-        self._alone.append((time.monotonic() + alone.pause_seconds, place))
+        index = next(index for index, spec in enumerate(self._specs) if spec.name == ending.task)
+        self._alone.append((time.monotonic() + alone.pause_seconds, index))
         self._output.say(alone.message)
         return True
 

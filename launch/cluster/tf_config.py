@@ -49,7 +49,7 @@ class Cluster:
     Attributes:
       addresses: (name, "host:port") of each task, in the order of TensorFlow's ids: the chief if there is one, then
         the workers. A name is "chief" or, for example, "worker 1".
-      index: this task's place in `addresses`.
+      index: this task's index in `addresses`.
       secret: the job's, which authenticates the workers' datagrams; empty if there is none.
     """
 
@@ -80,7 +80,7 @@ class Cluster:
         return self.task.split()[0]
 
     @property
-    def place(self) -> int:
+    def task_id(self) -> int:
         """The task's index among those of its type."""
         return self.job(self.kind).index(self.address)
 
@@ -122,14 +122,14 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     jobs = _jobs(found, strategy)
     kind, index = _task(found, jobs, known)
     addresses = [
-        (job if job in _ALONE else f"{job} {place}", address)
+        (job if job in _ALONE else f"{job} {number}", address)
         for job in known
-        for place, address in enumerate(jobs.get(job, ()))
+        for number, address in enumerate(jobs.get(job, ()))
     ]
     _check_addresses(addresses)
     before = known[: known.index(kind)]
-    place = index + sum(len(jobs.get(job, ())) for job in before)
-    return Cluster(tuple(addresses), place, _secret(environment.get(SECRET, "")))
+    number = index + sum(len(jobs.get(job, ())) for job in before)
+    return Cluster(tuple(addresses), number, _secret(environment.get(SECRET, "")))
 
 
 def _secret(given: str) -> bytes:

@@ -112,7 +112,7 @@ class Config:
         return self.mode in ("train", "train_and_eval")
 
     @property
-    def run_place(self) -> str | None:
+    def given_run_dir(self) -> str | None:
         """Where the run's files are: --run_dir as it was given."""
         return self.remote.url if self.remote else self.run_dir
 
@@ -127,8 +127,8 @@ class Config:
         servers = len(self.cluster.job("ps"))
         rules = []
         for given in self.variable_placement:
-            pattern, _, place = given.rpartition("=ps:")
-            if not pattern or not place.isdecimal() or int(place) >= servers:
+            pattern, _, server = given.rpartition("=ps:")
+            if not pattern or not server.isdecimal() or int(server) >= servers:
                 raise UsageError(
                     f"--variable_placement={given} is no REGEX=ps:N with N from 0 to {servers - 1}; use e.g. table=ps:0"
                 )
@@ -136,7 +136,7 @@ class Config:
                 re.compile(pattern)
             except re.error as error:
                 raise UsageError(f"--variable_placement={given} is no regular expression: {error}") from None
-            rules.append((pattern, int(place)))
+            rules.append((pattern, int(server)))
         return rules
 
     @property
@@ -196,7 +196,7 @@ class Config:
 
     def about(self) -> dict[str, Any]:
         """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
-        return plain({"flags": {**self.values, "run_dir": self.run_place}, "deciding": self.deciding()})
+        return plain({"flags": {**self.values, "run_dir": self.given_run_dir}, "deciding": self.deciding()})
 
 
 def from_flags(

@@ -26,7 +26,7 @@ _NAME = {"wants": "a name"}
 _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", "multi_worker", "parameter_server")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
-_ROUNDS = ("sync_every_steps",)
+_LOCAL_SGD = ("sync_every_steps",)
 
 ESSENTIAL = (
     "mode model model_arg input input_arg data_dir run_dir strategy num_virtual_devices train_steps train_epochs "
@@ -174,9 +174,9 @@ def _define_between_replicas() -> None:
         "Of the step that they take together then; 1 averages.",
         lower=0,
         upper=HUGE,
-        only=_ROUNDS,
+        only=_LOCAL_SGD,
     )
-    between(_number, "outer_momentum", 0.9, "Of that step, Nesterov's; 0 is none.", lower=0, below=1, only=_ROUNDS)
+    between(_number, "outer_momentum", 0.9, "Of that step, Nesterov's; 0 is none.", lower=0, below=1, only=_LOCAL_SGD)
 
 
 def _define_servers() -> None:

@@ -50,11 +50,11 @@ def expanded(arguments: list[str]) -> list[str]:
 def files(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yields (path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does."""
     has_folder = any(word.lstrip("-").partition("=")[0] == "run_dir" for word in arguments if word.startswith("-"))
-    for place, word in enumerate(arguments):
+    for index, word in enumerate(arguments):
         name, separator, path = word.lstrip("-").partition("=")
         if name == _CONFIG and word.startswith("-"):
             if not separator:
-                path = arguments[place + 1] if place + 1 < len(arguments) else ""
+                path = arguments[index + 1] if index + 1 < len(arguments) else ""
             yield path, list(words(_read(path, has_folder)))
 
 

@@ -36,14 +36,14 @@ def explain(error: Exception) -> tuple[int, str]:
         return code, with_flags(line)
     if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):
         return EXIT_USAGE, with_flags(" ".join(str(error).split()))
-    place = _users_place(error)
+    frame_line = _users_frame(error)
     what = f"{type(error).__name__}: {reason(error)}"
-    if place is None:
+    if frame_line is None:
         # A value that TensorFlow or Keras refused, it will refuse again.
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}; --debug shows where"
     # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
     passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
-    return EXIT_FAILED if passes else EXIT_USAGE, f"{what}, at {place}; --debug shows the traceback"
+    return EXIT_FAILED if passes else EXIT_USAGE, f"{what}, at {frame_line}; --debug shows the traceback"
 
 
 def with_flags(line: str) -> str:
@@ -110,7 +110,7 @@ def _is_our_check(error: Exception) -> bool:
     return os.path.abspath(frames[-1].filename).startswith(rooms) and (frames[-1].line or "").startswith("raise")
 
 
-def _users_place(error: Exception) -> str | None:
+def _users_frame(error: Exception) -> str | None:
     """Returns "file:line in function" of the innermost frame in the user's code, a model or an input; else None."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):

@@ -129,7 +129,7 @@ def _by_name(outputs) -> dict[str, tf.Tensor]:
     if isinstance(outputs, dict) and len(tf.nest.flatten(outputs)) == len(outputs):
         found = outputs
     elif tf.nest.is_nested(outputs):
-        found = {f"outputs_{place}": each for place, each in enumerate(tf.nest.flatten(outputs))}
+        found = {f"outputs_{index}": each for index, each in enumerate(tf.nest.flatten(outputs))}
     else:
         found = {"outputs": outputs}
     return {name: tf.cast(each, tf.float32) for name, each in found.items()}

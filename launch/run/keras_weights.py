@@ -34,8 +34,8 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
         own = os.path.join(folder, "model.weights.h5")
         model.save_weights(own)
         ours = _read(own)
-    places = [*ours, *(place for place in theirs if place not in ours)]
-    wrong = [_difference(ours.get(place), theirs.get(place)) for place in places]
+    layer_paths = [*ours, *(layer_path for layer_path in theirs if layer_path not in ours)]
+    wrong = [_difference(ours.get(layer_path), theirs.get(layer_path)) for layer_path in layer_paths]
     if wrong := [line for line in wrong if line]:
         more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
         raise CheckpointError(
@@ -68,11 +68,16 @@ def _read(path: str) -> dict[str, tuple[str, list]]:
     """
     found = {}
 
-    def take(place: str, part) -> None:
-        place, _, last = place.rpartition("/")
-        if last == "vars" and isinstance(part, h5py.Group) and len(part) and place.partition("/")[0] != "optimizer":
+    def take(layer_path: str, part) -> None:
+        layer_path, _, last = layer_path.rpartition("/")
+        if (
+            last == "vars"
+            and isinstance(part, h5py.Group)
+            and len(part)
+            and layer_path.partition("/")[0] != "optimizer"
+        ):
             shapes = [part[key].shape for key in sorted(part, key=_number)]
-            found[place] = (str(part.attrs.get("name", place)), shapes)
+            found[layer_path] = (str(part.attrs.get("name", layer_path)), shapes)
 
     try:
         with contextlib.ExitStack() as stack:

@@ -148,8 +148,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
         whose = ", whose weights the model ends with" if taken else ""
         session.say(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
     if exit_code:
-        place = config.run_place
-        session.say(f"the same command resumes from {place}" if place else "nothing is kept without --run_dir")
+        run_dir = config.given_run_dir
+        session.say(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
     return result, exit_code
 
 
@@ -348,10 +348,10 @@ def as_line(metrics: Mapping[str, float]) -> str:
 
 
 def _first_line(session: Session, manifest: Manifest | None) -> str:
-    config, order, place = session.config, session.strategy.train_order, session.strategy.describe()
+    config, order, where = session.config, session.strategy.train_order, session.strategy.describe()
     text = (
         f"{config.model_entry.name}: {order.num_examples:,} examples, {order.steps_per_epoch:,} steps an epoch of "
-        f"{order.batch_size}, {session.train_steps:,} steps; {place['name']}, {place['replicas']} replica(s)"
+        f"{order.batch_size}, {session.train_steps:,} steps; {where['name']}, {where['replicas']} replica(s)"
     )
     if manifest is None:
         return text
@@ -360,18 +360,18 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
         if "train_steps" in config.deciding():
             more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
-    return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.run_place}"
+    return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.given_run_dir}"
 
 
 def result_of(session: Session, **more) -> dict[str, Any]:
     """Returns what every mode's result begins with, and `more`."""
-    config, place = session.config, session.strategy.describe()
+    config, where = session.config, session.strategy.describe()
     return {
         "mode": config.mode,
         "model": config.model_entry.name,
         "input": config.input_entry.name if config.input_entry else None,
         "strategy": config.strategy,
-        "num_replicas": place["replicas"],
+        "num_replicas": where["replicas"],
         "step": session.state.step,
         "jit": False if session.strategy.without_jit else session.state.jit,
         "precision": config.precision,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.source import Part, Source, Spec, WithoutBadRecords
+from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, spec_of
 from crankshaft.engine.data.streamed import Stream, is_stream
 from crankshaft.engine.step.batches import fields
@@ -297,9 +297,9 @@ def _divided(train, share: float) -> tuple:
         )
 
     if isinstance(train, Source):
-        return Part(train, 0, first), Part(train.for_evaluation(), first, examples)
+        return SourceSlice(train, 0, first), SourceSlice(train.for_evaluation(), first, examples)
 
     def part(examples: slice):
-        return tf.nest.map_structure(lambda array: host_arrays.part(array, examples), train)
+        return tf.nest.map_structure(lambda array: host_arrays.view(array, examples), train)
 
     return part(slice(first)), part(slice(first, None))

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import Trainer, hooks, loop, mean
-from crankshaft.engine.data.source import Part, Source, Spec
+from crankshaft.engine.data.source import Source, SourceSlice, Spec
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
@@ -278,7 +278,7 @@ def main() -> None:
     for name, (source, options) in sources(folder).items():
         found["feeds"][name] = seen(MultiWorker(plain.distribution, task, options), source)
     streamed = MultiWorker(plain.distribution, task, FeedOptions(resident_bytes=0))
-    in_files = Part(InFiles(folder / "7"), 0, EVAL_EXAMPLES)
+    in_files = SourceSlice(InFiles(folder / "7"), 0, EVAL_EXAMPLES)
     found["evaluations"] = evaluated(plain, arrays(EVAL_EXAMPLES)) + evaluated(streamed, in_files)
     found["exchanged"] = plain.exchange(10**12 + task.worker)
     found["crossed"] = crossed(plain)

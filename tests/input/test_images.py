@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import Order
-from crankshaft.engine.data.source import BadRecordError, Part, SourceError, WithoutBadRecords
+from crankshaft.engine.data.source import BadRecordError, SourceError, SourceSlice, WithoutBadRecords
 from crankshaft.input import images
 from crankshaft.input.splits import InputError
 
@@ -132,7 +132,7 @@ def test_drawn_parts_lie_in_the_image_and_half_are_flipped(tmp_path):
 
 
 def test_a_part_for_evaluation_draws_nothing(folder):
-    part = Part(loaded(folder).train, 8, 12).for_evaluation()
+    part = SourceSlice(loaded(folder).train, 8, 12).for_evaluation()
     assert not part.draws
     centres, labels = examples(loaded(folder, augment=False).train)
     features, part_labels = examples(part, epoch=3)

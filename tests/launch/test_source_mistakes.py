@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data import reading
-from crankshaft.engine.data.source import Part, Source, SourceError, Spec
+from crankshaft.engine.data.source import Source, SourceError, SourceSlice, Spec
 from crankshaft.engine.data.split import order_of
 from crankshaft.engine.hooks import every_steps
 from crankshaft.input.files import storage
@@ -59,7 +59,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_is_read_otherwise_than_said_is_one_line(mistake):
     change, said = MISTAKES[mistake]
-    source = Part(Lines(change), 4, 20)
+    source = SourceSlice(Lines(change), 4, 20)
     for chunk_examples in (1, 8):
         order = order_of(source, 8, 1, 5, shuffle_window=0 if chunk_examples == 1 else 1)
         if chunk_examples > 1:

@@ -58,8 +58,8 @@ def histogram(values: tf.Tensor) -> Histogram:
     # Equal entries all go into one bucket of a range about them, as in TensorBoard's own histograms.
     low, high = tf.where(high > low, low, low - 0.5), tf.where(high > low, high, high + 0.5)
     # Halves first: the range of float32's largest numbers is no float32.
-    place = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
-    bucket = tf.cast(tf.clip_by_value(tf.where(finite, place, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
+    share = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
+    bucket = tf.cast(tf.clip_by_value(tf.where(finite, share, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
     bucket = tf.minimum(bucket, _BUCKETS - 1)
     return Histogram(tf.math.unsorted_segment_sum(tf.cast(finite, tf.int32), bucket, _BUCKETS), low, high)
 

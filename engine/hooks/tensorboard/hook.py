@@ -199,8 +199,8 @@ class _Figures:
 
 def _training_scalars(window: Sums, rates: dict, workers: WorkerWindow) -> list:
     found = {
-        f"workers/{place}/{name}": value
-        for place, figures in enumerate(workers.take())
+        f"workers/{worker}/{name}": value
+        for worker, figures in enumerate(workers.take())
         for name, value in figures.items()
     }
     found |= window.means() | rates

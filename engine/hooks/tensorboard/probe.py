@@ -38,8 +38,8 @@ class Probe:
         """
         if not self._trainer.trainable_variables:
             return {}
-        operands, place, _ = self._feed.take(step, 1)
-        found = self._gradients(operands, tf.constant(place, tf.int64), tf.constant(step, tf.int64))
+        operands, offset, _ = self._feed.take(step, 1)
+        found = self._gradients(operands, tf.constant(offset, tf.int64), tf.constant(step, tf.int64))
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: found[path] for path in paths if path in found}
 
@@ -50,8 +50,8 @@ class Probe:
 
     def features(self, step: int):
         """Returns the features of one replica's part of the batch of a step, as tensors."""
-        operands, place, _ = self._feed.take(step, 1)
-        return self._batch(operands, tf.constant(place, tf.int64))
+        operands, offset, _ = self._feed.take(step, 1)
+        return self._batch(operands, tf.constant(offset, tf.int64))
 
     @property
     def _feed(self):
@@ -62,13 +62,13 @@ class Probe:
             self._kept = self._strategy.repeated_batch()
         return self._kept
 
-    def _replicated_batch(self, operands, place):
-        batch = self._feed.next_operands(operands, place)
+    def _replicated_batch(self, operands, offset):
+        batch = self._feed.next_operands(operands, offset)
         features = self._distribution.run(lambda *b: batches.features(self._feed.batch(*b)), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
 
-    def _replicated_gradients(self, operands, place, step):
-        batch = self._feed.next_operands(operands, place)
+    def _replicated_gradients(self, operands, offset, step):
+        batch = self._feed.next_operands(operands, offset)
         found = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], found)
 

@@ -113,9 +113,9 @@ class Admission(tf.Module):
     def _find(self, ids: tf.Tensor) -> tf.Tensor:
         buckets = self._buckets_of(ids)
         same = tf.reshape(tf.equal(self._keys_in(buckets), ids[:, None, None]), [-1, 2 * _BUCKET])
-        place = tf.argmax(same, 1)
-        bucket = tf.where(place < _BUCKET, buckets[:, 0], buckets[:, 1])
-        return tf.where(tf.reduce_any(same, 1), bucket * _BUCKET + place % _BUCKET, -1)
+        column = tf.argmax(same, 1)
+        bucket = tf.where(column < _BUCKET, buckets[:, 0], buckets[:, 1])
+        return tf.where(tf.reduce_any(same, 1), bucket * _BUCKET + column % _BUCKET, -1)
 
     def _give(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
         """Gives rows to those of the ids that are to have one. Returns how many rows are given then."""
@@ -139,15 +139,15 @@ class Admission(tf.Module):
         room = tf.reduce_any(free > 0, 1)
         ids, bucket, free = (tf.boolean_mask(x, room) for x in (ids, bucket, free))
         chosen, positions = tf.unique(bucket)
-        places = tf.range(tf.size(ids))
-        first = tf.math.unsorted_segment_min(places, positions, tf.size(chosen))
+        indices = tf.range(tf.size(ids))
+        first = tf.math.unsorted_segment_min(indices, positions, tf.size(chosen))
         tf.raw_ops.ResourceScatterNdUpdate(
             ref=own_copy(self.keys).handle,
             indices=tf.stack([chosen, tf.argmax(tf.gather(free, first), 1)], 1),
             updates=tf.gather(ids, first),
         )
         self._add_to_tally(Tally(tf.size(first), tf.math.count_nonzero(~room), 0))
-        return tf.boolean_mask(ids, tf.gather(first, positions) != places)
+        return tf.boolean_mask(ids, tf.gather(first, positions) != indices)
 
     def _count(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
         """Returns how often each id has been seen, at most 255, int64 [n]."""

@@ -183,11 +183,11 @@ class Embedding(tf.Module):
 
     def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
         with tf.device(copy.device):
-            step = max(1, _PIECE_BYTES // (4 * self.width))
-            for first in range(0, copy.shape[0], step):
-                places = tf.range(first, min(first + step, copy.shape[0]), dtype=tf.int64)
-                draws = hashing.draws(places * number + shard, self.width, seed, zlib.crc32(self.name.encode()))
-                tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=places, updates=self.initializer(draws))
+            at_once = max(1, _PIECE_BYTES // (4 * self.width))
+            for first in range(0, copy.shape[0], at_once):
+                rows = tf.range(first, min(first + at_once, copy.shape[0]), dtype=tf.int64)
+                draws = hashing.draws(rows * number + shard, self.width, seed, zlib.crc32(self.name.encode()))
+                tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=self.initializer(draws))
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:
@@ -312,8 +312,8 @@ class Embedding(tf.Module):
             return ask(0, *tensors)
         owner = tf.cast(owner, tf.int32)
         parts = zip(*(tf.dynamic_partition(x, owner, number) for x in tensors), strict=True)
-        places = tf.dynamic_partition(tf.range(tf.size(owner)), owner, number)
-        return tf.dynamic_stitch(places, [ask(shard, *part) for shard, part in enumerate(parts)])
+        indices = tf.dynamic_partition(tf.range(tf.size(owner)), owner, number)
+        return tf.dynamic_stitch(indices, [ask(shard, *part) for shard, part in enumerate(parts)])
 
     def _flat(self, ids, weights, admits) -> Leaf:
         flat = tf.reshape(flat_values(ids), [-1])

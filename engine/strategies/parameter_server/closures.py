@@ -28,8 +28,8 @@ class Lease(NamedTuple):
 
     Attributes:
       number: from 1 on, over the whole run of the process.
-      slot: its place among the counters while it is open.
-      steps_before, starts_before: what had been counted for the slot when the lease was made.
+      slot: its index among the counters while it is open.
+      steps_before, starts_before: what the slot had counted when the lease was made.
       first, stop: the range, [first, stop).
     """
 
@@ -48,8 +48,8 @@ class Returned(NamedTuple):
       sums: [rows, 2], the metrics' sums over the steps that this run of it did.
       staleness: [rows], see `staleness.bucketed`.
       row: the worker; the first of these steps; how often the lease was begun, and its steps, by the counters.
-      took: [2], the seconds for which it waited for input, the bytes that it read.
-      seconds: that it took in all.
+      took: [2], the seconds that it waited for input, the bytes that it read.
+      seconds: the time that it took in all.
     """
 
     sums: Any
@@ -73,7 +73,7 @@ class Pulled(NamedTuple):
 
 
 class LeasedStep(NamedTuple):
-    """What a step of `UpdateLoop` is given about itself.
+    """What a step of `UpdateLoop` knows about itself.
 
     Attributes:
       marks: int64, what the counters grow by with each of the closure's steps.
@@ -89,13 +89,13 @@ class LeasedStep(NamedTuple):
 
 
 class Counters:
-    """What the servers know of the run beside its variables: on the first server, int64, not in checkpoints.
+    """Counts of the run's progress, on the first server: int64, not in checkpoints.
 
     Attributes:
-      counts: [1 + 2 slots + workers]: updates in all; of each slot, its steps and how often a closure was begun; each
-        worker's updates. Only added to, all at once, so that they agree.
-      holding: [workers], the number of the lease that each worker is at; 0 is none, -1 a worker found dead.
-      takers: [slots], the worker that was the last to begin the lease there.
+      counts: [1 + 2 slots + workers]: updates in all; for each slot, its steps and how often a closure was begun; each
+        worker's updates. They are only ever added to, all in one operation, so that they agree.
+      holding: [workers], the number of the lease that each worker holds; 0 is none, -1 a worker found dead.
+      takers: [slots], the worker that was the last to begin the lease in each slot.
     """
 
     def __init__(self, slots: int, workers: int):
@@ -106,9 +106,9 @@ class Counters:
             self.holding = tf.Variable(tf.zeros([workers], tf.int64), trainable=False, name="holding")
             self.takers = tf.Variable(tf.zeros([slots], tf.int64), trainable=False, name="takers")
 
-    def ones_at(self, *places: tf.Tensor) -> tf.Tensor:
-        """Returns as many int64 as there are counts: 1 at some places, else 0."""
-        return tf.add_n([tf.one_hot(place, self._size, dtype=tf.int64) for place in places])
+    def ones_at(self, *indices: tf.Tensor) -> tf.Tensor:
+        """Returns as many int64 as there are counts: 1 at these indices, else 0."""
+        return tf.add_n([tf.one_hot(index, self._size, dtype=tf.int64) for index in indices])
 
     def add(self, amounts: tf.Tensor) -> tf.Tensor:
         """Adds to all counts at once, and returns what they are then."""
@@ -122,7 +122,7 @@ class Counters:
         return tf.raw_ops.ReadVariableOp(resource=self.holding.handle, dtype=tf.int64)
 
     def take(self, worker: tf.Tensor, lease: Lease) -> list[tf.Operation]:
-        """Notes who is at what."""
+        """Records which worker holds a lease."""
         return [_put(self.holding, worker, lease.number), _put(self.takers, lease.slot, worker)]
 
     def release(self, worker: tf.Tensor) -> None:
@@ -143,22 +143,22 @@ class Counters:
         return 1 + 2 * self.slots + worker
 
     def updates_ahead(self, counts: tf.Tensor, holding: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
-        """Returns by how many updates a worker is ahead of the slowest that is at work."""
+        """Returns how many updates a worker is ahead of the slowest worker that holds a lease."""
         clocks = counts[self.clock_at(0) :]
         return clocks[worker] - tf.reduce_min(tf.where(holding > 0, clocks, clocks[worker]))
 
 
-def _put(variable: tf.Variable, place: tf.Tensor, value: tf.Tensor) -> tf.Operation:
-    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=place, updates=value)
+def _put(variable: tf.Variable, index: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=index, updates=value)
 
 
 class ClosureLoop(InnerLoop):
-    """Runs a lease's steps, which are not counted: of those that are run twice, the last time's results are taken.
+    """Runs a lease's steps without counting them: where steps are run twice, the last run's results are taken.
 
     Args:
       strategy, feed: as `InnerLoop` has them.
       step: replica code, (batch, step, observed, pulled) -> metrics.
-      pull: what is computed with is read by; here once a lease.
+      pull: reads the variables that steps compute with; here once a lease.
     """
 
     def __init__(self, strategy, step, feed, pull: Pull):
@@ -170,11 +170,11 @@ class ClosureLoop(InnerLoop):
 
     @property
     def function(self) -> tf.function:
-        """To be scheduled, with (operands, lease) of which the lease is an int64 vector."""
+        """The function to schedule, with the arguments (operands, lease); the lease is an int64 vector."""
         return self._compiled
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
-        """Traces step `step` as a worker has it: to be looked at, not run."""
+        """Traces step `step` as a worker runs it: for inspection, not to be run."""
         step = tf.constant(step, tf.int64)
         return self._traced(self._feed.operand_specs, step, step, *self._more_operands())[0]
 
@@ -184,11 +184,11 @@ class ClosureLoop(InnerLoop):
 
     @property
     def names(self) -> list[str]:
-        """Of the metrics, in the order of a closure's sums; known once it was traced."""
+        """The metrics' names, in the order of a closure's sums; known once the loop is traced."""
         return self._names
 
     def _loop(self, operands, lease):  # type: ignore[override]
-        """Runs a closure. Returns a `Returned` as one vector: the coordinator asks for each tensor by itself."""
+        """Runs a closure. Returns a `Returned` as one vector, since the coordinator fetches each tensor separately."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
@@ -229,12 +229,12 @@ class ClosureLoop(InnerLoop):
 
 
 class UpdateLoop(ClosureLoop):
-    """Runs a lease's steps, which are updates, and counts each among the counters.
+    """Runs a lease's steps, which are updates, and counts each of them in the counters.
 
-    A closure that is run again goes on where the counters say that the one before it stopped.
+    A closure that is run again goes on where the one before it stopped, by the counters.
 
-    A step ends by pulling what the next one computes with: the answer to its push, where a pull at the next one's
-    start would have to be asked for. Only a worker that waits for others pulls when it has waited.
+    A step ends by pulling the variables for the next one: they come with the answer to its push, where a pull at the
+    next step's start would be a request of its own. Only a worker that waits for slower ones pulls after its wait.
 
     Args:
       counters: where steps are counted.
@@ -257,23 +257,23 @@ class UpdateLoop(ClosureLoop):
         done_before = counts[counters.steps_at(lease.slot)] - lease.steps_before
         starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
         first = lease.first + done_before
-        pulled = _here(self._pulled())
+        pulled = _on_worker(self._pulled())
         marks = counters.ones_at(0, counters.steps_at(lease.slot), counters.clock_at(worker))
         context = LeasedStep(marks, worker, tf.constant(False), tf.constant(True))
         specs = self._feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, _specs(pulled), _specs(context))
 
         def body(operands, step, sums, seen, pulled, pulled_at):
-            place = step - first
-            here = context._replace(counts=place > 0, pulls=self._pull_is_due(place))
+            offset = step - first
+            here = context._replace(counts=offset > 0, pulls=self._pull_is_due(offset))
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, here)
             result, pulled, counted, begun = result
-            seen += self._staleness_if(place > 0, worker, counted, pulled_at)
+            seen += self._staleness_if(offset > 0, worker, counted, pulled_at)
             # Before the step, or at the end of the one before it: in any case about when it began.
-            pulled_at = tf.where(tf.equal(place % self._pull_every_steps, 0), begun, pulled_at)
+            pulled_at = tf.where(tf.equal(offset % self._pull_every_steps, 0), begun, pulled_at)
             with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
                 step = step + 1
-            return step, self._added(sums, result), seen, _here(pulled), pulled_at
+            return step, self._added(sums, result), seen, _on_worker(pulled), pulled_at
 
         start = (first, zeros, tf.zeros([staleness.ROWS], tf.int64), pulled, counts)
         (last, sums, seen, _, pulled_at), took = self._run_steps(operands, lease.stop, body, start)
@@ -289,13 +289,13 @@ class UpdateLoop(ClosureLoop):
         return _specs(self._pulled()), _specs(LeasedStep(marks, marks[0], one, one))
 
     def _staleness_if(self, done, worker, counts, pulled_at):
-        """Counts the staleness of the step before this one, if it is `done`: one more in its bucket."""
+        """Returns a one in the bucket of the staleness of the step before this one, zeros if that is not `done`."""
         since = counts - pulled_at
         return tf.cast(done, tf.int64) * staleness.bucketed(since[0] - since[self._counters.clock_at(worker)])
 
-    def _pull_is_due(self, place):
-        """Returns whether the step of this place in the closure pulls: for itself, or for the next one."""
-        return tf.equal((place if self._waits else place + 1) % self._pull_every_steps, 0)
+    def _pull_is_due(self, offset):
+        """Returns whether the step at this offset in the closure pulls: for itself, or for the next one."""
+        return tf.equal((offset if self._waits else offset + 1) % self._pull_every_steps, 0)
 
     def _replicated_step(self, batch, step, observed, pulled, context: LeasedStep):
         """Runs one step.
@@ -303,8 +303,8 @@ class UpdateLoop(ClosureLoop):
         Returns (a step's metrics, what the next one computes with, the counters with the one before, and when it
         had waited).
 
-        The one before is counted only now, when it is applied on all servers: what is in doubt is done again, never
-        left out. And as this one begins, so that the way to the counters and back takes no time of its own.
+        The step before is counted only now, when it is applied on all servers: a step in doubt is done again, never
+        left out. It is counted as this step begins, so that the round trip to the counters costs no time of its own.
         """
         with tf.name_scope(COUNT_SCOPE):
             counted = begun = self._counters.add(context.marks * tf.cast(context.counts, tf.int64))
@@ -330,7 +330,7 @@ class UpdateLoop(ClosureLoop):
         """Notes that this worker has the lease; returns the counters' values."""
         counters = self._counters
         if self._waits:
-            # One that was dead does not make the others wait until it has caught up.
+            # A worker that was dead must not make the others wait until it has caught up.
             before = counters.read_holding()
             behind = tf.maximum(-_slack(counters, before, worker), 0)
             counters.add(counters.ones_at(counters.clock_at(worker)) * tf.where(before[worker] == DEAD, behind, 0))
@@ -340,8 +340,8 @@ class UpdateLoop(ClosureLoop):
     def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
         """Waits until this worker may go on; returns the counters' values then.
 
-        It looks at the counters again after an eighth of the time that it has waited: it waits no more than that for
-        nothing, and the first server, which answers all workers, is asked the more seldom the longer it takes.
+        Reads the counters again each time after an eighth of the time waited so far: it waits too long by no more than
+        that, and the longer the wait, the more rarely it asks the first server, which answers all workers.
         """
         counters = self._counters
         with tf.control_dependencies([seen]):
@@ -360,10 +360,10 @@ class UpdateLoop(ClosureLoop):
         )[0]
 
 
-def _here(tensors):
+def _on_worker(tensors):
     """Copies tensors to the worker.
 
-    Else TensorFlow keeps what a loop carries where it was made, on a server, and every step sends it there and back.
+    TensorFlow would otherwise keep what a loop carries on the server that made it, and each step send it both ways.
     """
     with tf.device("/job:worker"):
         return tf.nest.map_structure(tf.identity, tensors)
@@ -374,7 +374,7 @@ def _specs(tensors):
 
 
 def _slack(counters: Counters, holding: tf.Tensor, worker) -> tf.Tensor:
-    """Returns a worker's updates, less those of the slowest other that is at work; 0 if none is."""
+    """Returns a worker's updates minus those of the slowest other worker that holds a lease; 0 if none does."""
     counts = counters.read()
     clocks = counts[counters.clock_at(0) :]
     others = tf.logical_and(holding > 0, tf.range(counters.workers, dtype=tf.int64) != worker)

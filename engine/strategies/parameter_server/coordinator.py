@@ -55,13 +55,13 @@ class Cluster(NamedTuple):
 
 @dataclasses.dataclass
 class Ledger:
-    """What became of closures, over the life of the process.
+    """Counts of what became of closures, over the life of the process.
 
     Attributes:
-      scheduled: handed out, each lease once.
-      done: came back.
-      retried: run again, by TensorFlow after a worker's death or by us after an error.
-      lost: runs whose end never came.
+      scheduled: leases that were handed out, each once.
+      done: leases that came back.
+      retried: closures that were run again, by TensorFlow after a worker's death or by us after an error.
+      lost: runs of closures that never ended.
       steps_unseen: updates whose metrics were lost with the run that did them.
     """
 
@@ -80,7 +80,7 @@ class Done(NamedTuple):
 
 
 class Closures:
-    """The window of closures that are out.
+    """The bounded window of closures that workers are running.
 
     Args:
       coordinator: TensorFlow's.
@@ -338,8 +338,8 @@ class _InOneLine(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         message = str(record.msg)
         if message.startswith("Worker %s failed with"):
-            place = str(next(iter(record.args))).rpartition(":")[2]
-            record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (place,)
+            task = str(next(iter(record.args))).rpartition(":")[2]
+            record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (task,)
             return True
         # The last: each checkpoint is written by a function of its own, once.
         known = ("encountered the following error", "tf_function_save")

@@ -1,4 +1,4 @@
-"""What workers around parameter servers train on: arrays that each has, files that each reads, streams that are sent.
+"""Feeds of workers around parameter servers: arrays that each holds, files that each reads, streams sent to them.
 
 Coordinator code, but for `through`, `next_operands` and `batch`, which are graph code of workers.
 """
@@ -31,7 +31,7 @@ class WorkersFeed(Feed):
     They travel once to each worker, and again to one that comes back.
 
     Attributes:
-      stream: whose place a checkpoint keeps; None where the step says all.
+      stream: the stream whose position a checkpoint keeps; None where the step says all.
     """
 
     random_access = True
@@ -54,12 +54,12 @@ class WorkersFeed(Feed):
 
     @property
     def operand_specs(self):
-        """What `next_operands` takes looks like to a worker."""
+        """Specs, on a worker, of what `next_operands` takes."""
         return (tf.nest.map_structure(_spec, self._arrays),)
 
     @property
     def lease_specs(self):
-        """What `lease` gives looks like to a worker."""
+        """Specs, on a worker, of what `lease` returns."""
         return self.operand_specs
 
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
@@ -119,9 +119,9 @@ class _PiecesFeed(WorkersFeed):
     def next_operands(self, operands, step: tf.Tensor):
         piece, first = operands
         start = self._examples_before(first)
-        place, end = self._examples_before(step) - start, self._examples_before(step + 1) - start
+        offset, end = self._examples_before(step) - start, self._examples_before(step + 1) - start
         size = None if self.order.remainder else self.order.batch_size
-        return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[place:end], [size, *x.shape[1:]]), piece),)
+        return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[offset:end], [size, *x.shape[1:]]), piece),)
 
     def batch(self, *operands):
         return operands[0]
@@ -138,13 +138,13 @@ class ReadByWorkersFeed(_PiecesFeed):
 
     Args:
       source: the coordinator's, as each worker has it.
-      place: among its sources.
+      index: among its sources.
       order: of its examples, with blocks of one step.
       read_timeout_seconds: see `FeedOptions`.
     """
 
-    def __init__(self, source: Source, place: int, order: Order, read_timeout_seconds: float = 0.0):
-        self.order, self.source, self._place, self._timeout_seconds = order, source, place, read_timeout_seconds
+    def __init__(self, source: Source, index: int, order: Order, read_timeout_seconds: float = 0.0):
+        self.order, self.source, self._index, self._timeout_seconds = order, source, index, read_timeout_seconds
         self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
         self._bytes_read = 0
         self._read_here = tf.function(self._read, autograph=False)
@@ -183,11 +183,11 @@ class ReadByWorkersFeed(_PiecesFeed):
             # Nothing here depends on the steps, so TensorFlow does both side by side.
             next_piece, size = tf.cond(end < stop, lambda: read(end, next_end), lambda: (piece, tf.zeros([], tf.int64)))
             state, done = run((piece, first), end, state)
-            return end, next_end, next_piece, took + _took(done, next_piece, size), state
+            return end, next_end, next_piece, took + _waited(done, next_piece, size), state
 
         began, end = timestamp_after(first), end_of(first)
         piece, size = read(first, end)
-        start = (first, end, piece, _took(began, piece, size), state)
+        start = (first, end, piece, _waited(began, piece, size), state)
         *_, took, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
         return state, took
 
@@ -199,7 +199,7 @@ class ReadByWorkersFeed(_PiecesFeed):
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
         """Returns (the examples of steps [first, stop), all of one epoch, one after the other; bytes read)."""
         indices, epoch = self.order.examples_of(first, stop)
-        stored, size = sources.read(self.source, self._place, self.order, self._timeout_seconds, indices, first)
+        stored, size = sources.read(self.source, self._index, self.order, self._timeout_seconds, indices, first)
         seeds = example_seeds(self.order, tf.fill(tf.shape(indices), epoch), indices)
         examples = tf.nest.map_structure(
             lambda x, spec: tf.ensure_shape(x, [None, *spec.shape]),
@@ -212,8 +212,8 @@ class ReadByWorkersFeed(_PiecesFeed):
 class SentFeed(_PiecesFeed):
     """A stream, which the coordinator reads, in order: each lease has the examples of its steps with it.
 
-    So a lease that is run again has the same ones, no more are in memory than leases are out, and where the stream
-    stands when none is out is the step.
+    So a lease that is run again has the same examples, only those of leases that are out are in memory, and the
+    stream's position when no lease is out follows from the step.
 
     Args:
       stream: the coordinator's own feed of it, of one replica.
@@ -290,7 +290,7 @@ class RepeatedWorkersFeed(WorkersFeed):
         return operands[0]
 
 
-def _took(since: tf.Tensor, piece, size: tf.Tensor) -> tf.Tensor:
+def _waited(since: tf.Tensor, piece, size: tf.Tensor) -> tf.Tensor:
     """Returns for how long a piece was waited for since a time, at which the steps before it were done; and its bytes.
 
     That time is taken by the steps: in a function TensorFlow orders what has state and no variables, so that here it

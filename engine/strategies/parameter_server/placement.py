@@ -20,7 +20,7 @@ _LEAST_BYTES = 256 << 10
 
 
 class Placed(NamedTuple):
-    """A variable's path, its size in bytes, the number of its server, and whether it is there to be beside another."""
+    """A variable's path, its size in bytes, the number of its server, and whether it was placed beside another."""
 
     path: str
     bytes: int
@@ -38,14 +38,14 @@ class Rule(NamedTuple):
 class Placement:
     """Places each variable that is made within `creator_scope` on the server that holds the fewest bytes.
 
-    The biggest first, where a rehearsal has shown what comes (see `biggest_first`); else in the order in which they
-    are made. Slots live with their variable, and weigh. An explicit `tf.device("/job:ps/task:0")` is honoured, and so
-    are `rules`, the first that fits.
+    The biggest go first, if a rehearsal has shown which variables there will be (see `biggest_first`); else they are
+    placed in the order in which they are made. Slots live with their variable, and count. An explicit
+    `tf.device("/job:ps/task:0")` is honoured, and so is the first of `rules` that fits.
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
       num_servers: how many there are.
-      rules: asked for by the user.
+      rules: the user's.
     """
 
     def __init__(self, distribution, num_servers: int, rules: Sequence[Rule] = ()):
@@ -57,9 +57,9 @@ class Placement:
         self.loads = [0] * num_servers
 
     def build(self) -> None:
-        """Makes a variable on each server, to be beside: the strategy places by that alone, or in turn.
+        """Makes a variable on each server, for others to be colocated with: else the strategy places them in turn.
 
-        Once, before any other variable is made.
+        Called once, before any other variable is made.
         """
         with self._distribution.scope():
             made = [tf.Variable(0, trainable=False, name=f"anchor_{server}") for server in range(len(self.loads))]
@@ -145,10 +145,10 @@ def _spread(weights: Sequence[int], asked: Sequence[int | None], among: Sequence
     for weight, server in zip(weights, asked, strict=True):
         if server is not None:
             loads[server] += weight
-    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
-        if servers[place] is None:
-            servers[place] = min(loads, key=loads.get)
-            loads[servers[place]] += weights[place]
+    for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
+        if servers[index] is None:
+            servers[index] = min(loads, key=loads.get)
+            loads[servers[index]] += weights[index]
     return servers, loads
 
 
@@ -192,7 +192,7 @@ def rehearsed(make: Callable[[], Any]) -> list[Rehearsed]:
 
 
 class _Rehearsal:
-    """Takes note of variables in the place of making them, in the order in which they are asked for."""
+    """Records variables instead of making them, in the order in which they are asked for."""
 
     def __init__(self):
         self._by_op: dict[str, Rehearsed] = {}

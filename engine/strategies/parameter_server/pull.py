@@ -1,6 +1,6 @@
-"""What a worker computes with instead of reading each variable from its server: one tensor of each server.
+"""Pulls variables from their servers, one tensor from each server instead of one for each variable.
 
-Worker code, but for what `Pull` learns beforehand of the variables.
+Worker code, except for what `Pull` finds out beforehand about the variables.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lan
 
 
 class Pull:
-    """Reads Keras variables from their servers, and how far optimizers are.
+    """Reads Keras variables and the optimizers' progress from their servers.
 
-    All that one server has travels as one vector, or a few where one message can't hold it (`wire.Packs`).
+    All that a server has travels as one vector, or as a few where one message can't hold it (`wire.Packs`).
 
     Args:
       variables: Keras variables; those that are on no server are left out.
       wire_dtype: what float32 travels as.
       optimizers: the engine's.
-      together: an optimizer's progress travels with the variables of its server; else it is asked for by itself.
+      together: whether an optimizer's progress travels with its server's variables, or is read by itself.
       pack_bytes: see `wire.Packs`.
     """
 

@@ -1,8 +1,8 @@
-"""Sources that workers read by themselves: what a task answers with, and what the coordinator asks.
+"""Sources that workers read by themselves: what a task does for the coordinator, and what the coordinator asks.
 
-Graphs call by name what the process that runs them has registered (`Sources.answer`); the coordinator, which looks at a
-batch now and then, has registered its own. A source is known by its description, so a task whose files are others
-refuses to read, also where it comes back after it was lost.
+Graphs call, by name, functions that the process running them has registered (`Sources.answer`); the coordinator, which
+looks at a batch now and then, registers its own. A source is identified by its description, so a task whose files
+differ refuses to read, also when it comes back after it was lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANSWER_SECONDS = 60.0  # for what is not of the essence
 
 
 class Sources:
-    """What a task of the cluster reads, in its own process.
+    """The sources of one task of the cluster, in its own process.
 
     Args:
       load: returns the sources; called at the first question, once, and again where it has raised.
@@ -51,7 +51,7 @@ class Sources:
         self._answers: list[Callable] = []
 
     def answer(self) -> Sources:
-        """Answers graphs from now on, for as long as this object is kept. Returns itself."""
+        """Registers this task's functions, for as long as this object is kept. Returns itself."""
         answers: dict[str, Callable] = {
             _READ: self._read,
             _DESCRIBE: self._describe,
@@ -105,11 +105,11 @@ class Sources:
         found = [describe(each) for each in self._all()]
         if wanted["source"] not in found:
             raise SourceError(difference(wanted["source"], found))
-        place = wanted["place"]  # where the coordinator has it: those of two splits may be described alike
-        if found[place : place + 1] != [wanted["source"]]:
-            place = found.index(wanted["source"])
+        index = wanted["index"]  # where the coordinator has it: those of two splits may be described alike
+        if found[index : index + 1] != [wanted["source"]]:
+            index = found.index(wanted["source"])
         order = (ChunkedOrder if "chunk_examples" in wanted["order"] else Order)(**wanted["order"])
-        return SourceReader(self._all()[place], order, wanted["timeout_seconds"])
+        return SourceReader(self._all()[index], order, wanted["timeout_seconds"])
 
     def _all(self) -> Sequence[Source]:
         if self._loaded is None:
@@ -122,13 +122,13 @@ def _as_text(values: Iterable) -> list[np.ndarray]:
 
 
 def describe(source: Source) -> dict:
-    """Returns what tells a source from another, as JSON has it."""
+    """Describes a source, in plain JSON, so that it can be told from others."""
     layout = tf.nest.map_structure(lambda spec: f"{spec.dtype.name} {[*spec.shape]}", source.element_spec)
     return {"examples": len(source), "layout": str(layout), "files": zlib.crc32(source.identity().encode())}
 
 
 def difference(wanted: dict, found: Sequence[dict]) -> str:
-    """Says how the sources that were `found` by a task differ from the coordinator's, none being `wanted`."""
+    """Describes how the sources that a task has `found` differ from the coordinator's; none of them is `wanted`."""
     same_size = [each for each in found if each["examples"] == wanted["examples"]]
     same_layout = [each for each in same_size if each["layout"] == wanted["layout"]]
     if not found:
@@ -149,12 +149,12 @@ def failure(error: Any) -> SourceError | None:
     return {"Source": SourceError, "StuckRead": StuckReadError}[found[1]](found[2]) if found else None
 
 
-def read(source: Source, place: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):
+def read(source: Source, index: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):
     """Reads examples in the process that runs this. In a graph.
 
     Args:
       source: the coordinator's.
-      place: among its sources.
+      index: among its sources.
       order: of its examples, with blocks of one step.
       timeout_seconds: see `SourceReader`.
       indices: [n] int64.
@@ -163,7 +163,7 @@ def read(source: Source, place: int, order: Order, timeout_seconds: float, indic
     Returns:
       (nest of tensors [n, ...] as `source.stored_spec` says; int64, bytes that the process has read since it last said)
     """
-    wanted = {"source": describe(source), "place": place, "order": dataclasses.asdict(order)}
+    wanted = {"source": describe(source), "index": index, "order": dataclasses.asdict(order)}
     wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
     ahead = order.chunks_ahead(step) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
     dtypes = [*stored_dtypes(source.stored_spec), tf.int64]
@@ -202,14 +202,17 @@ def undecodable(workers: int) -> SourceError | None:
     return next((found for each in _ask(_VERIFY, workers, _ANSWER_SECONDS) if (found := failure(each))), None)
 
 
-def bad_records(place: int, workers: int) -> set[int]:
-    """Returns the records of the source at a place that workers have left out; one that is away says of none."""
+def bad_records(index: int, workers: int) -> set[int]:
+    """Returns the records of the source of an index that workers have left out; one that is away says of none."""
     answers = _ask(_BAD, workers, _ANSWER_SECONDS)
-    return {record for found in answers if isinstance(found, list) for record in found[place]}
+    return {record for found in answers if isinstance(found, list) for record in found[index]}
 
 
 def _ask(name: str, workers: int, seconds: float) -> list[list | Exception | None]:
-    """Calls what each worker has by a name; returns what it says, or raises, None for no answer in time; 0 is ever."""
+    """Calls a function of each worker by name; returns what each returned or raised, None for no answer in time.
+
+    With `seconds` 0 it waits for ever.
+    """
     answers: list[list | Exception | None] = [None] * workers
     end = time.monotonic() + seconds
 

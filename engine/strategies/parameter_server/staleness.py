@@ -1,4 +1,4 @@
-"""Staleness of updates: how many of others' came between the pull and the push of each, counted in buckets."""
+"""Staleness of updates: how many other updates came between the pull and the push of each, counted in buckets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bucketed(staleness: tf.Tensor) -> tf.Tensor:
 
 
 class Staleness:
-    """Of all updates so far: how many of others' came between the pull and the push of each. Host code.
+    """The staleness of all updates so far. Host code.
 
     Kept as the number of updates in each bucket, and last the sum.
     """
@@ -34,8 +34,8 @@ class Staleness:
         buckets, total = self._counts[:-1], self._counts[-1]
         if not buckets.sum():
             return {}
-        place = int(np.searchsorted(np.cumsum(buckets), 0.99 * buckets.sum()))
+        bucket = int(np.searchsorted(np.cumsum(buckets), 0.99 * buckets.sum()))
         return {
             "mean": float(total / buckets.sum()),
-            "p99": float(place if place < _EXACT else 2.0 ** (place - _EXACT + 6)),
+            "p99": float(bucket if bucket < _EXACT else 2.0 ** (bucket - _EXACT + 6)),
         }

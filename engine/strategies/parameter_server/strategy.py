@@ -199,10 +199,10 @@ class ParameterServer(Measured):
         order = order_of(source, global_batch_size, 1, seed, options.shuffle_window)
         if not isinstance(source, Source):
             return WorkersFeed(self.coordinator, source, order)
-        place = next((place for place, each in enumerate(self._read_here) if each is source), len(self._read_here))
-        self._read_here[place:] = self._read_here[place:] or [source]
+        index = next((index for index, each in enumerate(self._read_here) if each is source), len(self._read_here))
+        self._read_here[index:] = self._read_here[index:] or [source]
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
-        return ReadByWorkersFeed(source, place, order, options.read_timeout_seconds)
+        return ReadByWorkersFeed(source, index, order, options.read_timeout_seconds)
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -251,8 +251,8 @@ class ParameterServer(Measured):
         self._runner = runner = StepRunner(held)
 
         def eval_step(batch, step, observed, pulled):
-            place, done = step % eval_feed.order.steps_per_epoch, tf.identity(state.step_variable)
-            return runner.eval_step(batch, place, done, observed, values=exact_pull.values(*pulled))
+            number, done = step % eval_feed.order.steps_per_epoch, tf.identity(state.step_variable)
+            return runner.eval_step(batch, number, done, observed, values=exact_pull.values(*pulled))
 
         self._evaluations = 0
         self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
@@ -358,8 +358,8 @@ class ParameterServer(Measured):
         return sums
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
-        place = next(place for place, each in enumerate(self._read_here) if each is source)
-        return {*source.bad} | sources.bad_records(place, len(self.cluster.workers))
+        index = next(index for index, each in enumerate(self._read_here) if each is source)
+        return {*source.bad} | sources.bad_records(index, len(self.cluster.workers))
 
     def _fault_of_data(self, error: BaseException) -> SourceError | None:
         """Returns what was wrong with the data, if that is why a worker has failed."""

@@ -214,24 +214,24 @@ def _conjuncts(tensor: tf.Tensor) -> list[tf.Operation]:
 
 def _trips_by(op: tf.Operation, condition: tf.Graph, less: tf.Operation) -> int | None:
     """Returns how often a loop runs if this comparison, in its condition, ends it; None if that is unknown."""
-    if less.type != "Less" or (place := _place(condition.inputs, less.inputs[0])) is None:
+    if less.type != "Less" or (index := _index_of(condition.inputs, less.inputs[0])) is None:
         return None
-    first, last = _counts_from(op, place), tf.get_static_value(less.inputs[1])
-    if (outside := _place(condition.inputs, less.inputs[1])) is not None:  # handed in, and the same in each turn
+    first, last = _counts_from(op, index), tf.get_static_value(less.inputs[1])
+    if (outside := _index_of(condition.inputs, less.inputs[1])) is not None:  # handed in, and the same in each turn
         body = _callee(op, "body")
         if _through_identities(body.outputs[outside]) is body.inputs[outside]:
             last = _value(op.inputs[outside])
     return None if first is None or last is None else max(0, int(last) - first)
 
 
-def _counts_from(op: tf.Operation, place: int) -> int | None:
+def _counts_from(op: tf.Operation, index: int) -> int | None:
     """Returns the first value of a loop's variable, if it is known and each turn adds one."""
     body = _callee(op, "body")
-    after = _through_identities(body.outputs[place]).op
-    others = [part for part in after.inputs if part is not body.inputs[place]]
+    after = _through_identities(body.outputs[index]).op
+    others = [part for part in after.inputs if part is not body.inputs[index]]
     if after.type not in ("Add", "AddV2") or len(others) != 1 or tf.get_static_value(others[0]) != 1:
         return None
-    first = tf.get_static_value(op.inputs[place])
+    first = tf.get_static_value(op.inputs[index])
     return None if first is None else int(first)
 
 
@@ -244,7 +244,7 @@ def _value(tensor: tf.Tensor) -> int | None:
     return known
 
 
-def _place(tensors, wanted: tf.Tensor) -> int | None:
+def _index_of(tensors, wanted: tf.Tensor) -> int | None:
     return next((i for i, tensor in enumerate(tensors) if tensor is wanted), None)
 
 

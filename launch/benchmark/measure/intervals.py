@@ -45,8 +45,8 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
     logs = [math.log(_rate(ours["calls"]) / _rate(theirs["calls"])) for ours, theirs in pairs]
     ratio = math.exp(np.mean(logs))
     found = []
-    for place, (ours, theirs) in enumerate(pairs):
-        both = [resampled_rates(each["calls"], 2 * place + i) for i, each in enumerate((ours, theirs))]
+    for index, (ours, theirs) in enumerate(pairs):
+        both = [resampled_rates(each["calls"], 2 * index + i) for i, each in enumerate((ours, theirs))]
         if both[0] is None or both[1] is None:
             return ratio, None
         found.append(np.log(both[0]) - np.log(both[1]))

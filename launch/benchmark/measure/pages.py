@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from crankshaft.engine.machine.files import open_regular
 
-_SAMPLES = 256  # places of all files together
+_SAMPLES = 256  # of all files together
 _PIECE_BYTES = 8 << 20
 
 
@@ -64,30 +64,30 @@ def read_through(paths: Sequence[str]) -> None:
 
 
 def share_in_memory(paths: Sequence[str]) -> float | None:
-    """Returns the share of files that a read finds in memory, of places evenly spread over them.
+    """Returns the share of files that a read finds in memory, of offsets evenly spread over them.
 
     `RWF_NOWAIT` of preadv2(2) reads only what is there, but Linux then fetches the page that it has not found. None
     where a file system does not know it, or files are empty.
     """
     sizes = [os.path.getsize(path) for path in paths]
     distance = max(1, sum(sizes) // _SAMPLES)
-    there, places = 0, 0
+    there, samples = 0, 0
     for path, size in zip(paths, sizes, strict=True):
         descriptor = open_regular(path)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # fetch no neighbours
-            for place in range(min(size - 1, distance // 2), size, distance) if size else ():
-                places += 1
-                there += _is_in_memory(descriptor, place)
+            for offset in range(min(size - 1, distance // 2), size, distance) if size else ():
+                samples += 1
+                there += _is_in_memory(descriptor, offset)
         except OSError:
             return None
         finally:
             os.close(descriptor)
-    return there / places if places else None
+    return there / samples if samples else None
 
 
-def _is_in_memory(descriptor: int, place: int) -> bool:
+def _is_in_memory(descriptor: int, offset: int) -> bool:
     try:
-        return os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT) == 1
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except BlockingIOError:
         return False

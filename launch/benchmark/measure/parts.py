@@ -57,9 +57,9 @@ def own_step(strategy, state: TrainState, feed, jit: bool) -> Part:
     strategy.bind(state, feed)
     runner = StepRunner(Holdings(state.trainer), strategy.mesh)
 
-    def train_step(batch, place, observed):
+    def train_step(batch, step, observed):
         with strategy.mesh.without_model_sums():
-            return runner.train_step(batch, place, observed)[0]
+            return runner.train_step(batch, step, observed)[0]
 
     return made(strategy, state, strategy.repeated_batch(), train_step)
 

@@ -100,8 +100,8 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     # Weights are whole steps: a part of one that rounding adds to the product must not take the next value.
-    place = np.searchsorted(reached, share * reached[-1] - 1e-6)
-    return float(values[order][place])
+    index = np.searchsorted(reached, share * reached[-1] - 1e-6)
+    return float(values[order][index])
 
 
 def standard_error(values: np.ndarray, weights: np.ndarray, mean: float) -> float | None:

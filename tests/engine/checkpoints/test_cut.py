@@ -161,7 +161,7 @@ def test_writing_shares_the_memory_of_parts(distribution, width):
     tree, _ = snapshot.take(tf.train.Checkpoint(variable=variable))
     (found,) = snapshot.slices_in(tree)
     memory = [range(at := _address(part.read_value()), at + 64 * width * 4) for _, part in cuts.parts(variable)]
-    held = [_address(piece.read()) for piece in found.pieces]
+    held = [_address(piece.read()) for piece in found.slices]
     assert not found.is_live
     assert [[at in part for at in held] for part in memory] == [[True, True, False, False], [False, False, True, True]]
 

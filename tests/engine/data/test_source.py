@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import ChunkedOrder, Order
-from crankshaft.engine.data.source import BadRecordError, Part, Source, SourceError, Spec, WithoutBadRecords
+from crankshaft.engine.data.source import BadRecordError, Source, SourceError, SourceSlice, Spec, WithoutBadRecords
 from crankshaft.engine.data.split import order_of
 
 
@@ -103,7 +103,7 @@ def test_one_bad_record_too_many_is_an_error():
 
 
 def test_a_part_counts_from_its_own_first_example():
-    part = Part(Counted(10, bad=(9,)), 4, 10)
+    part = SourceSlice(Counted(10, bad=(9,)), 4, 10)
     assert len(part) == 6
     np.testing.assert_array_equal(part.read(np.array([0, 3]))[0][:, 0], [4, 7])
     with pytest.raises(BadRecordError) as caught:

@@ -42,7 +42,7 @@ def test_dropout_of_parts_is_the_same_in_each_run(bench):
 
 def test_a_process_whose_threads_are_there_keeps_batches_whole(bench):
     bench(Cnn(), images(), 16, num_classes=4)
-    assert devices.a_thread_each(3) == 1
+    assert devices.one_thread_each(3) == 1
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(2, [1, 2]), (3, [0, 0])])

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from crankshaft.launch.benchmark import report, suite
-from crankshaft.launch.benchmark.suite import Place, Row, Suite
+from crankshaft.launch.benchmark.suite import Row, Setup, Suite
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
-ONE = Place("one_device", 1)
+ONE = Setup("one_device", 1)
 ABOUT = {
     "date": "2026-11-20T10:00:00+00:00",
     "command": "crankshaft benchmark",
@@ -68,7 +68,7 @@ def test_a_tuned_setting_that_is_far_behind_is_not_measured_again():
 
 
 def test_fit_is_not_measured_with_xla_on_convolutions_of_a_cpu():
-    on_gpu = Place("one_device", 1, on_cpu=False)
+    on_gpu = Setup("one_device", 1, on_cpu=False)
     assert Row("cnn", ONE, "float32").peers == ["fit", "fit_tuned", "crankshaft"]
     assert Row("cnn", on_gpu, "float32").peers == Row("mlp", ONE, "float32").peers
 
@@ -76,18 +76,18 @@ def test_fit_is_not_measured_with_xla_on_convolutions_of_a_cpu():
 def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
     monkeypatch.setattr(suite.shares, "usable_cores", lambda: [0])
     environment = {"CUDA_VISIBLE_DEVICES": ""}
-    found = {name: suite.find_place(name, environment) for name in suite.STRATEGIES}
+    found = {name: suite.find_setup(name, environment) for name in suite.STRATEGIES}
     assert found["one_device"] == ONE
     assert found["multi_worker"] == "2 cores are needed, and there are 1"
     assert found["parameter_server"] == "4 cores are needed, and there are 1"
     monkeypatch.setattr(suite.shares, "usable_cores", lambda: [0, 1, 2, 3])
-    found = {name: suite.find_place(name, environment) for name in suite.STRATEGIES}
+    found = {name: suite.find_setup(name, environment) for name in suite.STRATEGIES}
     assert found["mirrored"].flags == ("--num_virtual_devices=2",)
     assert found["multi_worker"].cluster == ("--workers=2", "--cores_per_task=2")
     assert found["parameter_server"].cluster == ("--workers=2", "--ps=2", "--cores_per_task=1")
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
-    assert suite.find_place("mirrored", gpus) == Place("mirrored", 3, on_cpu=False)
-    assert suite.find_place("multi_worker", gpus) == "its processes would share the GPUs"
+    assert suite.find_setup("mirrored", gpus) == Setup("mirrored", 3, on_cpu=False)
+    assert suite.find_setup("multi_worker", gpus) == "its processes would share the GPUs"
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess:

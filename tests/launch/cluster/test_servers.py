@@ -32,7 +32,7 @@ def cluster_of(jobs: dict, kind: str, index: int) -> tf_config.Cluster:
 )
 def test_each_task_knows_its_part_and_only_the_coordinator_is_chief(kind, index, task, is_chief):
     found = cluster_of(JOBS, kind, index)
-    assert (found.task, found.kind, found.place, found.is_chief) == (task, kind, index, is_chief)
+    assert (found.task, found.kind, found.task_id, found.is_chief) == (task, kind, index, is_chief)
     assert found.job("ps") == ("h:4", "h:5")
 
 
