@@ -28,7 +28,7 @@ from crankshaft.launch.cluster import listeners, servers, tf_config
 from crankshaft.launch.command_line import checks, config, given, help, rules
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.host import explanations, process
+from crankshaft.launch.host import explanations, imports, process
 from crankshaft.launch.host import remote as remotes
 from crankshaft.launch.host.files import write_of_run
 from crankshaft.launch.run import data as datas
@@ -226,6 +226,8 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
             listeners.close_to_other_hosts(asked.cluster)
         if asked.tune_allocator:
             allocator.keep_freed_memory_with_tensorflow()
+    if asked.owns_process:
+        imports.keep()
     run.enter_context(closing_feeds(strategy))
     return strategy
 

@@ -52,12 +52,12 @@ class Entry:
 
 def models() -> dict[str, Entry]:
     """Finds the modules of models/ that have a class `Model`."""
-    return _entries("models", _model_arguments)
+    return dict(_entries(_ROOT / "models", _model_arguments))
 
 
 def inputs() -> dict[str, Entry]:
     """Finds the modules of input/ that have a function `load`."""
-    return {name: _with_eval_data(entry) for name, entry in _entries("input", _load_arguments).items()}
+    return {name: _with_eval_data(entry) for name, entry in _entries(_ROOT / "input", _load_arguments).items()}
 
 
 def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
@@ -179,9 +179,11 @@ def _by_looks(text: str) -> Any:
     return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
-def _entries(package: str, arguments) -> dict[str, Entry]:
+@functools.cache
+def _entries(folder: pathlib.Path, arguments) -> Mapping[str, Entry]:
+    """Reads a folder's sources, once a process."""
     found = {}
-    for path in sorted((_ROOT / package).glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError) as error:

@@ -21,7 +21,7 @@ from absl import logging
 from crankshaft.engine.machine import allocator, cpus
 from crankshaft.engine.machine.files import open_regular
 from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
-from crankshaft.launch.host import lock_file
+from crankshaft.launch.host import imports, lock_file
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
@@ -141,8 +141,8 @@ def widen_vectors(variables: MutableMapping[str, str]) -> None:
 def without_start_up_noise(quiet: bool = False):
     """Keeps TensorFlow's notes on a start without a GPU from standard error; prints all other lines afterwards.
 
-    `quiet` also suppresses TensorFlow's errors from then on, unless TF_CPP_MIN_LOG_LEVEL is set: they come as
-    exceptions as well, and where a peer is lost there are pages of them.
+    Imports within are quick, see `imports`. `quiet` also suppresses TensorFlow's errors from then on, unless
+    TF_CPP_MIN_LOG_LEVEL is set: they come as exceptions as well, and where a peer is lost there are pages of them.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
     sys.stderr.flush()
@@ -150,7 +150,8 @@ def without_start_up_noise(quiet: bool = False):
         stderr = os.dup(2)
         os.dup2(held.fileno(), 2)
         try:
-            yield
+            with imports.quick():
+                yield
         finally:
             sys.stderr.flush()
             os.dup2(stderr, 2)
@@ -162,10 +163,14 @@ def without_start_up_noise(quiet: bool = False):
                     print(line, file=sys.stderr)
 
 
-def import_tensorflow() -> None:
-    """Imports TensorFlow for a script before its flags are parsed, as noisy as in its run: quiet for a worker."""
+def import_tensorflow(*dependents: str) -> None:
+    """Imports TensorFlow, and modules that need it, for a script before its flags are parsed.
+
+    As noisy as in its run: quiet for a worker.
+    """
     with without_start_up_noise(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
-        import_module("tensorflow")
+        for name in ("tensorflow", *dependents):
+            import_module(name)
 
 
 def leave(code: int) -> NoReturn:

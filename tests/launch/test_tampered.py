@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 
 import pytest
 
-from crankshaft.launch.command_line import checks, config, registry
+from crankshaft.launch.command_line import checks, config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_of_run
@@ -24,8 +23,6 @@ UNREAD = set(config._OF_THIS_CALL)
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
     """A run's folder with its configuration and, by name alone, a checkpoint."""
-    for name in ("models", "inputs", "optimizers", "schedules"):  # sources that no test here changes, parsed once
-        monkeypatch.setattr(registry, name, functools.cache(getattr(registry, name)))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "ckpt-4.manifest.json").touch()

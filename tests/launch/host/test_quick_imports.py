@@ -1,0 +1,25 @@
+"""Garbage is not looked for while TensorFlow is imported, and is again afterwards."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from crankshaft.launch.host import imports
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_looked_for_afterwards_where_it_was_before(collects):
+    frozen = gc.get_freeze_count()
+    assert gc.isenabled()
+    try:
+        if not collects:
+            gc.disable()
+        with imports.quick():
+            assert not gc.isenabled()
+        assert gc.isenabled() == collects
+        imports.keep()
+        assert gc.get_freeze_count() == frozen > 0  # which tests/conftest.py has decided
+    finally:
+        gc.enable()
