@@ -8,7 +8,7 @@ import sys
 import pytest
 
 # Whoever asks for one of these, itself or by another fixture, starts processes or builds whole runs.
-_COSTLY = {"bench", "crank", "digits_run", "inside", "start_workers"}
+_COSTLY = {"bench", "crank", "crank_each", "digits_run", "inside", "start_workers"}
 # And so does a file that has one of these: what starts processes, what trains, what runs are asked of.
 _COSTLY_NAMES = {"subprocess", "Replicated", "crankshaft"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import os
 import pathlib
 import pty
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Sequence
 
 import pytest
 from absl import flags, logging
@@ -27,6 +29,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DIGITS = ("--input=digits", "--jit=off")
 MLP = ("--model=mlp", "--model_arg=hidden_units=16", *DIGITS)
 _WITHOUT_TENSORFLOW = "raise ImportError('TensorFlow was started')\n"
+# Runs a command of `crankshaft` with each of some lists of arguments, each in a fork that begins where it is imported.
+_EACH = """
+import importlib, json, os, sys
+from crankshaft.launch.command import COMMANDS
+
+name, folder, lines = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+command, codes = importlib.import_module(COMMANDS[name][0]), []
+for place, arguments in enumerate(lines):
+    if not (child := os.fork()):
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{folder}/{place}.{stream}", os.O_CREAT | os.O_WRONLY), number)
+        command.main(argv=[f"crankshaft {name}", *arguments])
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(codes))
+"""
 
 
 @dataclasses.dataclass
@@ -129,6 +146,15 @@ class Crank:
     def __call__(self, *arguments: str, **how) -> Outcome:
         return self.start(*arguments, **how).wait()
 
+    def each(self, lines: Sequence[Sequence[str]], command: str = "train") -> list[Outcome]:
+        """How `crankshaft COMMAND` ends with each list of arguments, without TensorFlow, its modules imported once."""
+        folder = self._folder / f"each{len(self._programs)}"
+        folder.mkdir()
+        (folder / "each.py").write_text(_EACH)
+        done = self(command, str(folder), json.dumps(lines), script=folder / "each.py", tensorflow=False).ok()
+        texts = ([(folder / f"{place}.{name}").read_text() for name in ("out", "err")] for place in range(len(lines)))
+        return [Outcome(code, *text) for code, text in zip(json.loads(done.out), texts, strict=True)]
+
     def end(self) -> None:
         for program in self._programs:
             program.end()
@@ -139,6 +165,14 @@ def crank(tmp_path_factory):
     """`crank(*flags)`, the launcher in a process of its own, which ends with the test."""
     programs = Crank(tmp_path_factory.mktemp("programs"))
     yield programs
+    programs.end()
+
+
+@pytest.fixture(scope="module")
+def crank_each(tmp_path_factory):
+    """`crank_each(lines, command="train")`: how that command ends with each list of arguments, see `Crank.each`."""
+    programs = Crank(tmp_path_factory.mktemp("programs"))
+    yield programs.each
     programs.end()
 
 

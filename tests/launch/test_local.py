@@ -259,35 +259,40 @@ def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
 # --- mistakes
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ([], "what the workers run is missing; write it after --, e.g. crankshaft local -- --model=mlp "),
-        (["--workers=2", "--"], "what the workers run is missing; "),
-        (["--workers=0", "--", "--model=mlp"], "--workers=0 can't be used: it takes an integer from 1 to 1000; "),
-        (["--workers=two", "--", "--model=mlp"], "--workers=two can't be used: it takes an integer from 1 to 1000; "),
-        (
-            ["--max_restarts=-1", "--", "--model=mlp"],
-            "--max_restarts=-1 can't be used: it takes an integer from 0 to 2147483647; ",
-        ),
-        (
-            ["--grace_seconds=nan", "--", "--model=mlp"],
-            "--grace_seconds=nan can't be used: it takes a number from 0 to 1e+06; ",
-        ),
-        (["--evaluator=maybe", "--", "--model=mlp"], "--evaluator=maybe can't be used: it takes true or false; "),
-        (["--wrkers=2", "--", "--model=mlp"], "--wrkers is unknown; did you mean workers?"),
-        (["--model=mlp"], "--model is a flag of the tasks; write it after --, see --help"),
-        (["two", "--", "--model=mlp"], "'two' is no flag; "),
-        (["--", "missing.py"], "the script missing.py does not exist; "),
-        (["--", "train"], "'train' is neither a flag of crankshaft train nor a script; "),
-        (["--cores_per_task=99999", "--", "--model=mlp"], "--cores_per_task=99999 is more than the "),
-        (["--", "--strategy=mirrored"], "--strategy=mirrored is not for workers; "),
-    ],
-)
-def test_a_mistake_is_one_line(crank, arguments, error):
-    outcome = crank(*arguments, command="local", tensorflow=False)
-    assert outcome.code == 2
-    assert outcome.error.startswith(error)
+MISTAKES = [
+    ([], "what the workers run is missing; write it after --, e.g. crankshaft local -- --model=mlp "),
+    (["--workers=2", "--"], "what the workers run is missing; "),
+    (["--workers=0", "--", "--model=mlp"], "--workers=0 can't be used: it takes an integer from 1 to 1000; "),
+    (["--workers=two", "--", "--model=mlp"], "--workers=two can't be used: it takes an integer from 1 to 1000; "),
+    (
+        ["--max_restarts=-1", "--", "--model=mlp"],
+        "--max_restarts=-1 can't be used: it takes an integer from 0 to 2147483647; ",
+    ),
+    (
+        ["--grace_seconds=nan", "--", "--model=mlp"],
+        "--grace_seconds=nan can't be used: it takes a number from 0 to 1e+06; ",
+    ),
+    (["--evaluator=maybe", "--", "--model=mlp"], "--evaluator=maybe can't be used: it takes true or false; "),
+    (["--wrkers=2", "--", "--model=mlp"], "--wrkers is unknown; did you mean workers?"),
+    (["--model=mlp"], "--model is a flag of the tasks; write it after --, see --help"),
+    (["two", "--", "--model=mlp"], "'two' is no flag; "),
+    (["--", "missing.py"], "the script missing.py does not exist; "),
+    (["--", "train"], "'train' is neither a flag of crankshaft train nor a script; "),
+    (["--cores_per_task=99999", "--", "--model=mlp"], "--cores_per_task=99999 is more than the "),
+    (["--", "--strategy=mirrored"], "--strategy=mirrored is not for workers; "),
+]
+
+
+@pytest.fixture(scope="module")
+def ended(crank_each):
+    """How the command ends, by mistake."""
+    return crank_each([arguments for arguments, _ in MISTAKES], "local")
+
+
+@pytest.mark.parametrize("mistake", range(len(MISTAKES)), ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_one_line(ended, mistake):
+    assert ended[mistake].code == 2
+    assert ended[mistake].error.startswith(MISTAKES[mistake][1])
 
 
 def test_another_system_than_linux_is_told_in_one_line():

@@ -197,11 +197,16 @@ MISTAKES = {
 }
 
 
+@pytest.fixture(scope="module")
+def ended(crank_each):
+    """How the program ends, by mistake."""
+    return dict(zip(MISTAKES, crank_each([arguments for arguments, _ in MISTAKES.values()]), strict=True))
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_before_tensorflow_starts(crank, mistake):
-    arguments, says = MISTAKES[mistake]
-    outcome = crank(*arguments, tensorflow=False)
-    for words in says:
+def test_a_mistake_is_one_line_before_tensorflow_starts(ended, mistake):
+    outcome = ended[mistake]
+    for words in MISTAKES[mistake][1]:
         assert words in outcome.error
     assert outcome.code == 2
 
@@ -324,10 +329,9 @@ def test_a_run_that_cannot_be_gone_on_with_stays_what_it_is(inside, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"flags": {}}', '{"flags": 3, "deciding": null}', "\0\1"])
-def test_a_broken_configuration_is_named(crank, tmp_path, text):
+def test_a_broken_configuration_is_named(crank_each, tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    for more in ([], ["--mode=eval"]):
-        outcome = crank(*RUN, *more, f"--run_dir={tmp_path}", tensorflow=False)
+    for outcome in crank_each([[*RUN, *more, f"--run_dir={tmp_path}"] for more in ([], ["--mode=eval"])]):
         assert outcome.code == 2
         assert f"{tmp_path}/config.json " in outcome.error
 

@@ -145,14 +145,21 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_servers_cannot_do_is_one_line_before_tensorflow_starts(crank, monkeypatch, mistake):
-    arguments, says = MISTAKES[mistake]
+@pytest.fixture(scope="module")
+def ended(crank_each):
+    """How the coordinator ends, by mistake."""
     jobs = dict(zip(["chief", "worker", "ps"], ([f"127.0.0.1:{port}"] for port in free_ports(3)), strict=True))
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}}))
     run = ("--model=mlp", "--input=digits", "--mode=train", "--strategy=parameter_server")
-    outcome = crank(*run, *arguments, tensorflow=False)
-    for words in says:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}}))
+        outcomes = crank_each([[*run, *arguments] for arguments, _ in MISTAKES.values()])
+    return dict(zip(MISTAKES, outcomes, strict=True))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_servers_cannot_do_is_one_line_before_tensorflow_starts(ended, mistake):
+    outcome = ended[mistake]
+    for words in MISTAKES[mistake][1]:
         assert words in outcome.error
     assert outcome.code == 2
 
