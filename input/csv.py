@@ -97,6 +97,7 @@ class CsvTable(Table):
 
     Raises:
       InputError: a record is malformed, or the headers are not the same.
+      SourceError: what was prepared is damaged.
     """
 
     def __init__(self, files: Files, delimiter: str, prepared_dir: str | None, like: CsvTable | None = None):
@@ -116,6 +117,11 @@ class CsvTable(Table):
         self.group_rows = np.minimum(_GROUP_ROWS, rows - _GROUP_ROWS * np.arange(groups))
         index = found.read(found.about["index"], (groups + 1) * _INDEX.itemsize)
         self._offsets = np.frombuffer(index, _INDEX).astype(np.int64)
+        if self._offsets[0] or (np.diff(self._offsets) <= 0).any() or self._offsets[-1] != found.about["index"]:
+            raise SourceError(
+                f"{found.path}: its index is damaged (groups do not follow one another); remove the file, it is "
+                "made anew"
+            )
         self.identity = f"{rows} records of {found.about['digest']}"
 
     def read(self, group: int, names: list[str]) -> Group:
