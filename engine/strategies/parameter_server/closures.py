@@ -147,6 +147,32 @@ class Counters:
         clocks = counts[self.clock_at(0) :]
         return clocks[worker] - tf.reduce_min(tf.where(holding > 0, clocks, clocks[worker]))
 
+    def wait_for_slower(self, worker: tf.Tensor, seen: tf.Tensor, max_ahead: int) -> tf.Tensor:
+        """Waits until a worker is at most so many updates ahead of the slowest; returns the counters' values then.
+
+        Reads the counters again each time after an eighth of the time waited so far: it waits too long by no more than
+        that, and the longer the wait, the more rarely it asks the first server, which answers all workers.
+
+        Args:
+          worker: that waits.
+          seen: the counters' values that it has read last.
+          max_ahead: updates.
+        """
+        with tf.control_dependencies([seen]):
+            first = (seen, self.read_holding(), tf.zeros([], tf.int64))
+
+        def look_again(_, __, waited):
+            pause = tf.clip_by_value(waited // 8, *_PAUSES)
+            with tf.control_dependencies([sleep(pause)]):
+                return self.read(), self.read_holding(), waited + pause
+
+        return tf.while_loop(
+            lambda counts, holding, _: self.updates_ahead(counts, holding, worker) > max_ahead,
+            look_again,
+            first,
+            parallel_iterations=1,
+        )[0]
+
 
 def _put(variable: tf.Variable, index: tf.Tensor, value: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=index, updates=value)
@@ -309,7 +335,7 @@ class UpdateLoop(ClosureLoop):
         with tf.name_scope(COUNT_SCOPE):
             counted = begun = self._counters.add(context.marks * tf.cast(context.counts, tf.int64))
         if self._waits:
-            begun = self._wait_for_slower(context.worker, counted)
+            begun = self._counters.wait_for_slower(context.worker, counted, self._max_staleness_steps)
             with tf.control_dependencies([begun]):
                 # So that rows are looked up when it has waited, too.
                 batch, step = tf.nest.map_structure(tf.identity, (batch, step))
@@ -336,28 +362,6 @@ class UpdateLoop(ClosureLoop):
             counters.add(counters.ones_at(counters.clock_at(worker)) * tf.where(before[worker] == DEAD, behind, 0))
         with tf.control_dependencies(counters.take(worker, lease)):
             return counters.add(counters.ones_at(counters.starts_at(lease.slot)))
-
-    def _wait_for_slower(self, worker, seen: tf.Tensor) -> tf.Tensor:
-        """Waits until this worker may go on; returns the counters' values then.
-
-        Reads the counters again each time after an eighth of the time waited so far: it waits too long by no more than
-        that, and the longer the wait, the more rarely it asks the first server, which answers all workers.
-        """
-        counters = self._counters
-        with tf.control_dependencies([seen]):
-            first = (seen, counters.read_holding(), tf.zeros([], tf.int64))
-
-        def look_again(_, __, waited):
-            pause = tf.clip_by_value(waited // 8, *_PAUSES)
-            with tf.control_dependencies([sleep(pause)]):
-                return counters.read(), counters.read_holding(), waited + pause
-
-        return tf.while_loop(
-            lambda counts, holding, _: counters.updates_ahead(counts, holding, worker) > self._max_staleness_steps,
-            look_again,
-            first,
-            parallel_iterations=1,
-        )[0]
 
 
 def _on_worker(tensors):

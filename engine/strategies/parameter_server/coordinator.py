@@ -52,6 +52,23 @@ class Cluster(NamedTuple):
     workers: tuple[str, ...]
     servers: tuple[str, ...]
 
+    def explain_lost_server(self, error: BaseException) -> str | None:
+        """Returns one line, if an error says that a parameter server is lost."""
+        if not is_server_lost(error):
+            return None
+        time.sleep(_PROBE_SECONDS)  # its port may be open for a moment yet
+        gone = [server for server, address in enumerate(self.servers) if is_gone(address)]
+        named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
+        return self.explain_lost(gone or named)
+
+    def explain_lost(self, servers: list[int]) -> str:
+        """Returns the line that says of some servers that they are lost."""
+        names = " and ".join(f"ps {server} ({self.servers[server]})" for server in servers)
+        return (
+            f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
+            "start the job again: it goes on from the last checkpoint"
+        )
+
 
 @dataclasses.dataclass
 class Ledger:
@@ -226,8 +243,8 @@ class Closures:
         while len(failed) < len(self._open):
             self._take(done, failed, 1.0)
         for _, error in failed:
-            if is_server_lost(error):
-                raise LostPeerError(self.explain_lost_server(error)) from error
+            if line := self._cluster.explain_lost_server(error):
+                raise LostPeerError(line) from error
         for lease, error in failed:
             if isinstance(error, tf.errors.CancelledError):
                 continue
@@ -246,7 +263,7 @@ class Closures:
         gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
         lost = [server for server, address in enumerate(self._cluster.servers) if is_gone(address)]
         if lost:
-            raise LostPeerError(self._lost_servers(lost))
+            raise LostPeerError(self._cluster.explain_lost(lost))
         for worker in gone:
             self.counters.holding.scatter_update(tf.IndexedSlices(tf.constant(DEAD, tf.int64), worker))
         counts = self.counters.counts.numpy()
@@ -307,22 +324,6 @@ class Closures:
         return (
             f"{where} failed {times} time{'s' * (times > 1)} on {self._describe(lease, step)}: "
             f"{what}; correct the model or the data, or raise `max_closure_retries`"
-        )
-
-    def explain_lost_server(self, error: BaseException) -> str | None:
-        """Returns one line, if an error says that a parameter server is lost."""
-        if not is_server_lost(error):
-            return None
-        time.sleep(_PROBE_SECONDS)  # its port may be open for a moment yet
-        gone = [server for server, address in enumerate(self._cluster.servers) if is_gone(address)]
-        named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
-        return self._lost_servers(gone or named)
-
-    def _lost_servers(self, servers: list[int]) -> str:
-        names = " and ".join(f"ps {server} ({self._cluster.servers[server]})" for server in servers)
-        return (
-            f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
-            "start the job again: it goes on from the last checkpoint"
         )
 
 

@@ -26,21 +26,17 @@ from crankshaft.engine.step.context import StepRunner
 from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.base import Measured
 from crankshaft.engine.strategies.inner_loop import LoopResult
-from crankshaft.engine.strategies.pacing import Pace
 from crankshaft.engine.strategies.parameter_server import sources
 from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, UpdateLoop
 from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
 from crankshaft.engine.strategies.parameter_server.feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
+from crankshaft.engine.strategies.parameter_server.pacing import ClosurePace
 from crankshaft.engine.strategies.parameter_server.placement import Placement, Rule
 from crankshaft.engine.strategies.parameter_server.pull import Pull
 from crankshaft.engine.strategies.parameter_server.staleness import Staleness
 from crankshaft.engine.strategies.registry import FeedOptions
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
-# Of a closure: to start one and to take it back costs about 10 ms, of the one coordinator's time too, so that of many
-# workers each is left alone for longer.
-_CLOSURE_SECONDS = 0.25
-_WORKERS_AT_THAT = 8
 _WAIT_SECONDS = 1.0
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
@@ -109,7 +105,6 @@ class ParameterServer(Measured):
         self._coordinator: Any = None
         self._closures: Closures | None = None
         self._steps_per_loop = steps_per_loop
-        self._pace = self._new_pace()
         self._next_step = 0  # the first that is not handed out
         self._lease_seconds = 0.0  # for which workers wait: where a stream is read, of this process
         self._read_here: list[Source] = []
@@ -166,7 +161,7 @@ class ParameterServer(Measured):
         except Exception as error:
             # That a checkpoint can't be written has it for its cause: servers write files of their own.
             for found in filter(None, (error, error.__cause__)):
-                if self._closures is not None and (line := self._closures.explain_lost_server(found)):
+                if line := self.cluster.explain_lost_server(found):
                     raise LostPeerError(line) from error
                 if raised := sources.failure(found):
                     raise raised from error
@@ -232,8 +227,8 @@ class ParameterServer(Measured):
         if read := [each.source for each in (train_feed, eval_feed) if isinstance(each, ReadByWorkersFeed)]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
         self._train_loop: Any = None
-        self._pace = self._new_pace()
-        self._leases_before = self._closures.ledger.scheduled if self._closures else 0
+        handed_out = self._closures.ledger.scheduled if self._closures else 0
+        self._pace = ClosurePace(len(self.cluster.workers), self._steps_per_loop, handed_out)
         options, trainer = self.options, state.trainer
         self._closures = self._closures or Closures(
             self.coordinator,
@@ -308,23 +303,12 @@ class ParameterServer(Measured):
         for each in done:
             self.staleness.add(each.returned.staleness)
             self.train_feed.count_bytes(int(each.returned.took[1]))
-            self._fit_closures(each)
+            self._pace.fit(each)
         steps = sum(each.lease.stop - each.lease.first for each in done)
         self._state.advance(steps)
         waited = sum(each.returned.took[0] for each in done) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
         return LoopResult(_summed(self._train_loop.names, done), steps, waited)
-
-    def _new_pace(self) -> Pace:
-        seconds = _CLOSURE_SECONDS * max(1.0, len(self.cluster.workers) / _WORKERS_AT_THAT)
-        return Pace(self._steps_per_loop, target_seconds=seconds)
-
-    def _fit_closures(self, done: Done) -> None:
-        """Fits the length of the next closures by one that has come back, of the newest length and compiled before."""
-        steps = done.lease.stop - done.lease.first
-        is_first = done.lease.number <= self._leases_before + len(self.cluster.workers)  # those are compiled
-        if steps == self._pace.steps and not is_first:
-            self._pace.fit(steps, done.returned.seconds)
 
     def _fill(self, end: int) -> None:
         """Hands out steps up to `end` while there is room."""

@@ -1,14 +1,13 @@
 """What closures cost beside their steps: how often one that waits asks the servers, how long one lasts."""
 
 import time
-import types
 
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.strategies.parameter_server.closures import Counters, Lease, Returned, UpdateLoop
-from crankshaft.engine.strategies.parameter_server.coordinator import Cluster, Done
-from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
+from crankshaft.engine.strategies.parameter_server.closures import Counters, Lease, Returned
+from crankshaft.engine.strategies.parameter_server.coordinator import Done
+from crankshaft.engine.strategies.parameter_server.pacing import ClosurePace
 
 LOOKS = 48
 
@@ -31,9 +30,8 @@ class SlowCounters(Counters):
 def test_a_worker_that_waits_asks_the_first_server_ever_more_seldom():
     """48 looks are a quarter of a second at least, of sleep: eight of a millisecond, then each an eighth later."""
     counters = SlowCounters()
-    loop = types.SimpleNamespace(_counters=counters, _max_staleness_steps=4)
     seen = tf.constant([0, 0, 0, 0, 0, 10, 1], tf.int64)
-    wait = tf.function(lambda: UpdateLoop._wait_for_slower(loop, tf.constant(0, tf.int64), seen), autograph=False)
+    wait = tf.function(lambda: counters.wait_for_slower(tf.constant(0, tf.int64), seen, 4), autograph=False)
     wait = wait.get_concrete_function()
     began = time.monotonic()
     counts = wait()
@@ -46,10 +44,9 @@ def test_a_worker_that_waits_asks_the_first_server_ever_more_seldom():
 @pytest.mark.parametrize(("workers", "steps"), [(2, 250), (8, 250), (32, 1000)])
 def test_of_many_workers_each_closure_lasts_longer(workers, steps):
     """The coordinator takes them back one by one: as many a second from 32 workers as from 8. A step takes 1 ms."""
-    cluster = Cluster("chief:1", tuple(f"worker:{n}" for n in range(workers)), ("ps:1",))
-    strategy = ParameterServer(None, ServerOptions(cluster))
-    strategy._leases_before = 0
-    for number in range(workers + 1, workers + 20):
-        lease = Lease(number, 0, 0, 0, 0, strategy._pace.steps)
-        strategy._fit_closures(Done(lease, Returned(None, None, None, seconds=0.001 * strategy._pace.steps)))
-    assert strategy._pace.steps == steps
+    pace = ClosurePace(workers)
+    for number in range(1, workers + 20):
+        lease = Lease(number, 0, 0, 0, 0, pace.steps)
+        pace.fit(Done(lease, Returned(None, None, None, seconds=0.001 * pace.steps)))
+        assert pace.steps == 1 or number > workers  # the first that each takes is compiled
+    assert pace.steps == steps
