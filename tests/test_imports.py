@@ -1,5 +1,6 @@
 """The house's rules, read from its source by `ast`: which room may import what, who may read flags
-and the environment, and how long a file and a function may grow. Imports nothing that it checks."""
+and the environment, how long a file and a function may grow, what tests may look at. Imports nothing
+that it checks."""
 
 import ast
 import sys
@@ -45,6 +46,14 @@ READERS = {
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 NOT_THE_HOUSE = {"build", "dist", "runs", "tests"}
+
+# Names with an underscore that tests may use.
+OPEN_TO_ALL = {
+    *("_asdict", "_fields", "_replace"),  # a NamedTuple's, which are documented
+    "_exit",  # os's
+    # TensorFlow's, for which it has no other: strategies of one process would take each other's groups of devices.
+    "_collective_key_base",
+}
 
 
 def source_files(root: Path) -> Iterator[Path]:
@@ -161,6 +170,25 @@ def length_faults(root: Path) -> list[str]:
     return faults
 
 
+def privacy_faults(root: Path) -> list[str]:
+    """One line for each place where a test looks at what is another's own: an attribute, or a name that is imported."""
+    faults = []
+    for path in sorted((root / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "cls"}:
+                names = [node.attr]
+            elif isinstance(node, ast.ImportFrom) and not is_within(node.module, {"tests"}):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            faults += [
+                f"{path.relative_to(root)}:{node.lineno} looks at {name}, which is another's own; test what it does"
+                for name in names
+                if name.startswith("_") and not name.endswith("__") and name not in OPEN_TO_ALL
+            ]
+    return faults
+
+
 def plant(root: Path, path: str, source: str) -> Path:
     """Writes `source` to `path` in a tree of its own, and gives the tree's root."""
     (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -184,6 +212,11 @@ def test_only_launch_reads_flags_and_environment():
 
 def test_files_and_functions_stay_short():
     faults = length_faults(ROOT)
+    assert not faults, "\n".join(faults)
+
+
+def test_tests_look_at_nothing_that_is_anothers_own():
+    faults = privacy_faults(ROOT)
     assert not faults, "\n".join(faults)
 
 
@@ -266,3 +299,30 @@ def test_function_is_too_long_only_past_its_limit(tmp_path):
     over = "class A:\n    async def over():\n" + "        a = 1\n" * MAX_FUNCTION_LINES
     plant(tmp_path, "launch/a.py", just + over)
     assert length_faults(tmp_path) == ["launch/a.py:62 over has 61 lines, over 60; make it two functions"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import a\na.b()._c = 1\n", "_c"),
+        ("def test(made):\n    made.loop._programs[0].run()\n", "_programs"),
+        ("class A:\n    def b(self, other):\n        self.c._d\n", "_d"),
+        ("from crankshaft.engine.loop import _due\n", "_due"),
+        ("from crankshaft import _version as version\n", "_version"),
+    ],
+)
+def test_a_look_at_what_is_anothers_own_is_found(tmp_path, source, name):
+    (fault,) = privacy_faults(plant(tmp_path, "tests/engine/test_a.py", source))
+    assert fault.startswith(f"tests/engine/test_a.py:{len(source.splitlines())} looks at {name}, ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A:\n    def __init__(self):\n        self._b = self.__dict__\n",
+        "from tests.bench import _policy\n",
+        "a._replace()\n",
+    ],
+)
+def test_a_look_at_ones_own_is_let_through(tmp_path, source):
+    assert privacy_faults(plant(tmp_path, "tests/test_a.py", source)) == []

@@ -64,7 +64,7 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
       UsageError: one of the runs is a mistake; nothing has been started then.
     """
     counts = parse(flags.FLAGS.benchmark_replicas)
-    hardware = _Hardware(program, counts[-1], os.environ)
+    hardware = Hardware(program, counts[-1], os.environ)
     batches = {(count, kind): _batch(count, counts[0], kind) for count in counts for kind in KINDS}
     points = {
         key: hardware.point(*key) for key in dict.fromkeys((count, batch) for (count, _), batch in batches.items())
@@ -120,7 +120,7 @@ def _add_efficiency(entries: list[dict]) -> None:
         entry["efficiency"] = a_replica[1] / a_replica[0] if all(a_replica) else None
 
 
-class _Hardware:
+class Hardware:
     """The hardware of replicas: processes, GPUs, or virtual devices, each with as many cores as any other.
 
     Args:

@@ -46,11 +46,11 @@ PERIODS = (
     "eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps check_sync_every_steps"
 ).split()
 # Flags that a call that reads a run does not take over from it.
-_OF_THIS_CALL = (
+OF_THIS_CALL = (
     "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
     "allow_changed_config gpus gpu_memory_growth"
 ).split()
-_OF_THIS_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
+OF_THIS_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 # Flags that mean nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
     "input": ("input_arg", "data_dir", "eval_data_dir"),
@@ -304,7 +304,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     run = read(values["run_dir"])
     if not run:
         return
-    given = {name for name in values if flags.FLAGS[name].present} | set(_OF_THIS_CALL)
+    given = {name for name in values if flags.FLAGS[name].present} | set(OF_THIS_CALL)
     if run["flags"].get("strategy") in _CLUSTERED and "TF_CONFIG" not in environment:
         given.add("strategy")  # one process can read what several have written
     before = {**run["flags"], **run["deciding"]}  # "deciding" names the model of a script too

@@ -77,7 +77,7 @@ def test_classes_are_folders_in_the_order_of_their_names(folder):
     features, labels = examples(found.train)
     assert features.shape == (12, 16, 16, 3)
     assert features.dtype == np.float32
-    assert labels.tolist() == ["abc".index(os.path.basename(os.path.dirname(p))) for p in found.train._found.paths]
+    assert labels.tolist() == ["abc".index(os.path.basename(os.path.dirname(p))) for p in found.train.files()]
     assert sorted(labels) == [0] * 4 + [1] * 4 + [2] * 4
     assert sorted(labels[-6:]) != [2] * 6, "the end of a folder's images is of all classes"
 
@@ -257,7 +257,7 @@ def test_an_image_that_does_not_decode_is_named(tmp_path, encode, damage):
     for number in range(5):
         write(tmp_path / "a" / f"{number}.jpg", DAMAGES[damage](encode(9)) if number == 3 else jpeg(number))
     train = loaded(tmp_path, min_area=1.0, flip=False).train
-    bad = next(at for at, path in enumerate(train._found.paths) if path.endswith("3.jpg"))
+    bad = next(at for at, path in enumerate(train.files()) if path.endswith("3.jpg"))
     with pytest.raises(BadRecordError, match=r"a/3\.jpg .*; replace it, or let `max_bad_records`") as caught:
         examples(train)
     assert caught.value.example == bad
@@ -279,7 +279,7 @@ def test_a_lost_byte_that_decoders_forgive_is_no_fault(tmp_path):
 
 def test_a_file_that_changes_during_the_run_ends_it(folder):
     train = loaded(folder).train
-    write(pathlib.Path(train._found.paths[4]), jpeg(1, width=61))
+    write(pathlib.Path(train.files()[4]), jpeg(1, width=61))
     with pytest.raises(SourceError, match=r"had .* as the run began|was written to or replaced") as caught:
         examples(WithoutBadRecords(train, 5, print))
     assert not isinstance(caught.value, BadRecordError), "it is not one to be left out"
@@ -287,13 +287,13 @@ def test_a_file_that_changes_during_the_run_ends_it(folder):
 
 def test_images_elsewhere_are_read_by_tensorflow(folder):
     here = loaded(folder, augment=False).train
-    for path in here._found.paths:
+    for path in here.files():
         there = path.replace(str(folder), "ram://images")
         tf.io.gfile.makedirs(os.path.dirname(there))
         tf.io.gfile.copy(path, there)
     try:
         found = loaded("ram://images", augment=False).train
-        assert [path.replace("ram://images", str(folder)) for path in found._found.paths] == here._found.paths
+        assert [path.replace("ram://images", str(folder)) for path in found.files()] == here.files()
         for one, other in zip(examples(found), examples(here), strict=True):
             np.testing.assert_array_equal(one, other)
     finally:

@@ -146,7 +146,7 @@ def test_every_flipped_bit_is_found_and_its_window_named(tmp_path):
     source = text.load(written(tmp_path, os.urandom(5000)), 0, context=64).train
     size = (64 + 1) * 2 + 4
     rng = np.random.default_rng(1)
-    path = source._prepared.path
+    (path,) = source.files()
     whole = pathlib.Path(path).read_bytes()
     for bit in rng.integers(0, 8 * size * len(source), 100).tolist():
         damaged = bytearray(whole)
@@ -161,7 +161,7 @@ def test_every_flipped_bit_is_found_and_its_window_named(tmp_path):
 def test_a_file_that_shrinks_is_one_line(tmp_path):
     source = text.load(written(tmp_path, bytes(5000)), 0, context=64).train
     source.read(np.arange(3))
-    os.truncate(source._prepared.path, 1000)
+    os.truncate(*source.files(), 1000)
     with pytest.raises(SourceError, match="as the run began"):
         source.read(np.arange(len(source)))
 

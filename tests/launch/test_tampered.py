@@ -17,7 +17,7 @@ from tests.launch.command_line.test_config import asked
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
 OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]
 # What another call does not take from the run's flags, whatever they say.
-UNREAD = set(config._OF_THIS_CALL)
+UNREAD = set(config.OF_THIS_CALL)
 
 
 @pytest.fixture

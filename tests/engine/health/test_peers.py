@@ -43,25 +43,27 @@ def greet(*peers):
         each.listen(0.1)
 
 
-class Tap:
-    """What a peer sends from now on, as whoever reads the network has it."""
+@pytest.fixture
+def wire(monkeypatch):
+    """All datagrams, as whoever reads the network has them: (where it was sent from, what was sent)."""
+    seen = []
 
-    def __init__(self, peer):
-        self.datagrams = []
-        self._socket = peer._socket
-        peer._socket = self
+    class Tapped(socket.socket):
+        def sendto(self, data, where):
+            seen.append((self.getsockname(), data))
+            return super().sendto(data, where)
 
-    def __getattr__(self, name):
-        return getattr(self._socket, name)
-
-    def sendto(self, data, where):
-        self.datagrams.append(data)
-        return self._socket.sendto(data, where)
+    monkeypatch.setattr(socket, "socket", Tapped)
+    return seen
 
 
 def address_of(peer):
     host, port = peer.addresses[peer.worker].rsplit(":", 1)
     return host, int(port)
+
+
+def sent_by(peer, wire):
+    return [data for source, data in wire if source == address_of(peer)]
 
 
 def inject(peer, *datagrams):
@@ -136,18 +138,18 @@ def test_who_reads_the_network_but_has_not_the_secret_forges_nothing():
 
 
 @pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
-def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(secret):
+def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(wire, secret):
     with channels(secret, secret) as (teller, listener):
-        tap = Tap(teller)
         teller.tell(5, 5, 5, "an error of before", -1)
         listener.listen(0.1)
         assert listener.heard[0].farewell == "an error of before"
         teller.close()
+        said = sent_by(teller, wire)
         again = Peers(0, NAMES, listener.addresses, secret)  # the worker, started anew
         again.open()
         greet(again, listener)
         assert listener.heard[0].farewell is None
-        inject(listener, *tap.datagrams)
+        inject(listener, *said)
         assert listener.heard[0].farewell is None
         again.tell(6, 6, 6)
         listener.listen(0.1)
@@ -155,22 +157,22 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(s
         later = Peers(1, NAMES, listener.addresses, secret)  # and the listener
         listener.close()
         later.open()
-        inject(later, *tap.datagrams)
+        inject(later, *said)
         assert later.heard == {}
         greet(again, later)
-        inject(later, *tap.datagrams)
+        inject(later, *said)
         assert later.heard[0].farewell is None
         again.close()
         later.close()
 
 
-def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not():
+def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not(wire):
     with channels(b"", b"") as (teller, listener):
-        tap = Tap(teller)
+        wire.clear()
         teller.tell(1, 1, 1)
         teller.tell(2, 2, 2, "bye")
         listener.listen(0.1)
-        inject(listener, tap.datagrams[0])
+        inject(listener, sent_by(teller, wire)[0])
         assert listener.heard[0].farewell == "bye"
         teller.tell(3, 3, 3)
         listener.listen(0.1)
@@ -183,6 +185,6 @@ def test_workers_of_another_secret_do_not_hear_each_other(secrets):
         assert [each.heard for each in peers] == [{}, {}]
 
 
-def test_the_port_is_bound_at_the_workers_own_address():
+def test_the_port_is_bound_at_the_workers_own_address(wire):
     with channels(b"", b"") as peers:
-        assert [each._socket.getsockname()[0] for each in peers] == ["127.0.0.1"] * 2
+        assert {source for source, _ in wire} == {address_of(each) for each in peers}

@@ -189,7 +189,6 @@ def test_dropout_within_shards_is_marked_on_a_mesh_alone(meshes):
     strategy, mesh = meshes(1, 2)
     with strategy.scope(), mesh.scope():
         assert Dropout(0.5).seed_generator.within_shard
-        assert Attention(2, dropout=0.1)._drop.seed_generator.within_shard
 
 
 def test_what_does_not_divide_is_one_line_with_what_does(meshes):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
-from crankshaft.engine.parallel import current_mesh, cuts
+from crankshaft.engine.parallel import Attention, current_mesh, cuts
 from crankshaft.engine.parallel.cuts import Cut
 from crankshaft.engine.strategies.replicated import FeedOptions
 
@@ -112,3 +112,27 @@ def test_rows_that_nobody_looked_up_stay_as_they_are(bench, replicas, rule):
     for table in held:
         np.testing.assert_array_equal(table, held[0])
         np.testing.assert_allclose(table, expected, rtol=1e-4, atol=1e-6)
+
+
+class Opposites(Trainer):
+    """Attention by two heads of the same weights that are joined with opposite signs: what comes of it is what dropout
+    takes from the one and not from the other."""
+
+    def build_model(self):
+        inputs = tf.keras.Input([5, WIDTH])
+        return tf.keras.Model(inputs, Attention(2, dropout=0.5)(inputs))
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.abs(outputs), [1, 2]))
+
+
+def test_heads_on_different_replicas_drop_by_draws_of_their_own(bench):
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(8, 5, WIDTH)).astype(np.float32), np.zeros(8, np.float32)
+    made = bench(Opposites(), source, 8, replicas=2, model=2, eval_source=source)
+    kernel, join = rng.normal(size=(WIDTH, 6)), rng.normal(size=(2, WIDTH))
+    wholes = np.concatenate([kernel, kernel], 1), np.concatenate([join, -join], 0)
+    for variable, whole in zip(made.trainer.model.trainable_variables, wholes, strict=True):
+        cuts.fill(variable.value, lambda box, whole=whole: tf.constant(whole[box.slices], tf.float32))
+    assert made.strategy.evaluate().values()["loss"][0] < 1e-3  # rounding
+    assert made.train(1)["loss"][0] > 10

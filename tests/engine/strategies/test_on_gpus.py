@@ -11,6 +11,8 @@ from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.strategies import replicated
+from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.multi_worker import watched_on
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
@@ -41,10 +43,28 @@ def on(bench, device: str, trainer, sync_every_steps: int = 0, **options):
     return bench(trainer, images(), 16, num_classes=4, device=device, reduction=reduction, **options)
 
 
-def program(made):
-    """The compiled loop of a bench that has run."""
-    made.train(made.state.step + 1)
-    return next(iter(made.strategy._train_loop.programs.values()))
+@pytest.fixture
+def waits_of(monkeypatch):
+    """waits_of(bench): what any of its loops would wait for, that which trains and that which evaluates, if it does."""
+    loops = []
+
+    class Noted(InnerLoop):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            loops.append(self)
+
+    monkeypatch.setattr(replicated, "InnerLoop", Noted)
+
+    def waits_of(made):
+        made.train(1)
+        if made.strategy.eval_feed:
+            made.strategy.evaluate()
+        programs = [[*loop.programs.values()] for loop in loops]
+        assert len(programs) == 1 + bool(made.strategy.eval_feed)
+        assert all(programs)
+        return [wait for of_loop in programs for program in of_loop for wait in waits(program)]
+
+    return waits_of
 
 
 @pytest.mark.parametrize(
@@ -58,24 +78,20 @@ def program(made):
         (Cnn(), {"precision": "bfloat16"}),
     ],
 )
-def test_no_step_waits_for_the_device(bench, trainer, options):
+def test_no_step_waits_for_the_device(bench, waits_of, trainer, options):
     """Else the host could not run ahead: a value that it needs comes when all that was asked for before is done."""
-    made = on(bench, "GPU:0", trainer, eval_source=images(40), **options)
-    assert waits(program(made)) == []
-    made.strategy.evaluate()
-    for evaluation in made.strategy._eval_loop.programs.values():
-        assert waits(evaluation) == []
+    assert waits_of(on(bench, "GPU:0", trainer, eval_source=images(40), **options)) == []
 
 
-def test_no_step_on_tables_waits_for_the_device(bench):
+def test_no_step_on_tables_waits_for_the_device(bench, waits_of):
     clicks = synthetic_clicks.load(None, 0, examples=64)
     made = bench(WideDeep(), tuple(clicks.train), 16, vocabulary=clicks.vocabulary, device="GPU:0")
-    assert waits(program(made)) == []
+    assert waits_of(made) == []
 
 
-def test_what_waits_is_found(bench):
+def test_what_waits_is_found(bench, waits_of):
     """Of a step that may be left out, whether it is: two branches, in a loop of several steps and in one of single."""
-    found = waits(program(on(bench, "GPU:0", Mlp((8,)), on_nonfinite="skip")))
+    found = waits_of(on(bench, "GPU:0", Mlp((8,)), on_nonfinite="skip"))
     assert found
     assert all("IsFinite" in each for each in found)
 

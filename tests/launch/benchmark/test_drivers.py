@@ -241,10 +241,10 @@ def test_each_replica_has_as_many_cores_as_any_other_where_there_are_enough(monk
     usable = len(os.sched_getaffinity(0))
     with_flags = flags.FLAGS
     with_flags.mark_as_parsed()
-    hardware = scaling._Hardware(_program(), 2, os.environ)
+    hardware = scaling.Hardware(_program(), 2, os.environ)
     assert [len(hardware.point(count, 64).cores) for count in (1, 2)] == [usable // 2, usable // 2 * 2]
     assert hardware.warnings == []
-    crowded = scaling._Hardware(_program(), 2 * usable, os.environ)
+    crowded = scaling.Hardware(_program(), 2 * usable, os.environ)
     assert crowded.point(1, 64).cores is None
     assert "share" in crowded.warnings[0]
 

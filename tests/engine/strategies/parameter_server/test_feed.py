@@ -9,31 +9,44 @@ import tensorflow as tf
 from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.base import Run
 from crankshaft.engine.data.dataset_feed import DatasetFeed, divide
+from crankshaft.engine.data.order import Order
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.parameter_server import feed
 
 
+@pytest.fixture
+def arrived(monkeypatch):
+    """arrived(array): what a worker has of it that stands in this process, and the spec that it was told before."""
+    monkeypatch.setattr(feed, "on_each_worker", lambda coordinator, make, *specs: (make(), *specs))
+
+    def send(array):
+        (found,) = feed.WorkersFeed(None, array, Order(1, 1, block_steps=1)).lease(0, 1).operands
+        return found
+
+    return send
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "object"])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (10, 3), (0, 3), (9, 2, 2)], ids=str)
-def test_what_is_sent_in_pieces_arrives_as_it_is(monkeypatch, dtype, shape):
+def test_what_is_sent_in_pieces_arrives_as_it_is(arrived, monkeypatch, dtype, shape):
     monkeypatch.setattr(feed, "_PIECE_BYTES", 8)
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     if dtype == "object":
         array = np.vectorize(str, otypes=[object])(array) if array.size else array.astype(str)
-    sent = feed._sent(array)
-    assert (sent.shape, sent.dtype) == (feed._spec(array).shape, feed._spec(array).dtype)
-    expected = np.vectorize(str.encode, otypes=[object])(array) if sent.dtype == "string" else array
-    np.testing.assert_array_equal(sent.numpy(), expected)
+    found, spec = arrived(array)
+    assert (found.shape, found.dtype) == (spec.shape, spec.dtype)
+    expected = np.vectorize(str.encode, otypes=[object])(array) if found.dtype == "string" else array
+    np.testing.assert_array_equal(found.numpy(), expected)
 
 
-def test_of_a_map_what_is_sent_is_read_piece_by_piece(monkeypatch, tmp_path):
+def test_of_a_map_what_is_sent_is_read_piece_by_piece(arrived, monkeypatch, tmp_path):
     np.save(tmp_path / "a.npy", np.arange(30.0).reshape(10, 3))
     mapped = host_arrays.of(np.load(tmp_path / "a.npy", mmap_mode="r")).astype("float32")
     asked = []
     read = host_arrays.Mapped.__getitem__
     monkeypatch.setattr(host_arrays.Mapped, "__getitem__", lambda self, at: asked.append(at) or read(self, at))
     monkeypatch.setattr(feed, "_PIECE_BYTES", 4 * 3 * 4)
-    np.testing.assert_array_equal(feed._sent(mapped), np.arange(30, dtype=np.float32).reshape(10, 3))
+    np.testing.assert_array_equal(arrived(mapped)[0], np.arange(30, dtype=np.float32).reshape(10, 3))
     assert max(len(range(*at.indices(10))) for at in asked) == 4
 
 
