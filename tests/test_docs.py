@@ -36,6 +36,11 @@ _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
+@pytest.mark.parametrize(("page", "most"), [("README.md", 150), ("BUILD.md", 250)])
+def test_a_page_that_all_read_stays_short(page, most):
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
+
+
 def anchors(text: str) -> set[str]:
     """Of a page's titles, as GitHub and MkDocs make them."""
     titles = re.findall(r"^#+ (.*)$", _FENCED.sub("", text), re.M)
