@@ -5,6 +5,8 @@ Usage: pairs.py FLAGS, with TF_CONFIG.
 
 from __future__ import annotations
 
+from unittest import mock
+
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
@@ -20,8 +22,8 @@ def main() -> None:
     def local_devices(self, resolver, worker):  # TensorFlow asks for GPUs alone, and takes one CPU where there are none
         return tuple(f"{worker}/device:CPU:{number}" for number in range(DEVICES)), "CPU"
 
-    CollectiveAllReduceExtended._initialize_local_devices = local_devices
-    crankshaft.main()
+    with mock.patch.object(CollectiveAllReduceExtended, "_initialize_local_devices", local_devices):
+        crankshaft.main()
 
 
 if __name__ == "__main__":
