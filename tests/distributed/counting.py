@@ -3,6 +3,8 @@
 in --folder; --chunk, by chunks; --wrong: with them, or some. --stream: the examples are a dataset, or gzip files.
 """
 
+from crankshaft import Trainer  # isort: skip  # first: it imports TensorFlow more quickly than TensorFlow itself does
+
 import itertools
 import json
 import os
@@ -135,7 +137,7 @@ def in_gzip_files(features, labels):
     return streamed.records(paths, parse)
 
 
-class Counting(crankshaft.Trainer):
+class Counting(Trainer):
     def build_model(self):
         return tf.keras.Sequential([tf.keras.layers.Dense(32, activation="relu"), tf.keras.layers.Dense(3)])
 

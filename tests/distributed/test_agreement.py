@@ -40,7 +40,11 @@ FLAGS = ("--strategy=multi_worker", "--train_steps=4", "--mode=train", "--progre
             '["int64 [3]", "int64 []"] at worker 1; the train data ["float32 [3]", "float32 []"] at worker 0, '
             '["int64 [3]", "int64 []"] at worker 1; give all the same',
         ),
-        ("examples", "examples of the train data 1000 at worker 0, 1300 at worker 1; give all the same"),
+        pytest.param(
+            "examples",
+            "examples of the train data 1000 at worker 0, 1300 at worker 1; give all the same",
+            marks=pytest.mark.slow,  # tests/launch/run/test_agreement.py has it in one process
+        ),
     ],
 )
 def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_path, what, says):
@@ -52,6 +56,7 @@ def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_
         assert line.startswith(f"error: workers were asked for different things: {says}")
 
 
+@pytest.mark.slow  # so has test_faulty_files.py
 def test_other_contents_of_as_many_examples_are_warned_of_once(start_workers, tmp_path):
     """They may be another CPU's rounding."""
     (tmp_path / "script.py").write_text(SCRIPT)

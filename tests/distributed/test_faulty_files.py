@@ -34,6 +34,9 @@ class Records(Source):
     def __len__(self):
         return 32
 
+    def identity(self):
+        return PATH.name
+
     def read(self, indices):
         self.reads += 1
         if WORKER and self.reads == 20:
@@ -76,6 +79,8 @@ def test_a_damaged_file_of_one_worker_ends_both(outputs, tmp_path):
     )
     assert len(errors(first)) == 1
     assert "records-1 has 64 bytes" in errors(first)[0], "the other says why its peer has gone"
+    # What each has says that it is another file: they are warned of it, once, and train.
+    assert ["workers have as many examples, of other contents" in output for output in (first, second)] == [True, False]
     assert "Traceback" not in first + second
 
 

@@ -39,6 +39,7 @@ def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(sta
     assert seen.min() >= epochs
     assert seen.sum() - epochs * 900 <= 2 * 64
     assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
+    assert len(re.findall(r"\[local\] chief is process", job.output)) == 1
     assert job.result["eval"]["example"] == 949.5  # the mean of 900 to 999, each once
 
 

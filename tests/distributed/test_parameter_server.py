@@ -51,6 +51,7 @@ def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothi
     check_updates(job, job.result["step"])
 
 
+@pytest.mark.slow  # test_files_on_workers.py and test_streams_to_workers.py have it, on other data
 def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_missing(start):
     steps = 60 * STEPS_PER_EPOCH
     flags = ("--mode=train", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
@@ -94,11 +95,12 @@ def test_a_signal_saves_what_is_done_and_the_same_command_ends_the_run_exactly(s
 
 
 def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for_ever(start):
-    job = start("run", "--mode=train", "--train_steps=50", "--poison", "--max_closure_retries=1", local=("--ps=1",))
+    flags = ("--mode=train", "--train_steps=50", "--poison", "--max_closure_retries=1")
+    job = start("run", *flags, local=("--workers=1", "--ps=1"))
     assert job.wait() == 2
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     assert re.match(
-        r"worker [01] failed 2 times on steps \d+ to \d+, at step \d+ \(batch \d+ of epoch 0\) or the next", line
+        r"worker 0 failed 2 times on steps \d+ to \d+, at step \d+ \(batch \d+ of epoch 0\) or the next", line
     ), line
     assert "a feature is over 50" in line
 

@@ -113,47 +113,44 @@ def writing_a_checkpoint(run_dir) -> bool:
     return any(name.split(".")[0] not in sealed for name in names if name.startswith("ckpt-"))
 
 
-def kill_again_and_again(local, kills: int, *flags: str) -> Local:
+def until_it_has_trained(run: Local, start: int) -> None:
+    """Waits for the first checkpoint of that start; there is then something left to do."""
+    run.until(lambda: run.starts() == start)
+    before = newest(run.run_dir)
+    run.until(lambda: newest(run.run_dir) > before)
+
+
+def kill_again_and_again(run: Local, kills: int) -> None:
     """Workers in turn, the chief first: at a random moment of training, and each second time during a checkpoint."""
     moments = random.Random(1)
-    run = local(2, *(flags or RUN), *OFTEN, f"--train_steps={STEPS}")
     for number in range(kills):
-        start, before = number + 1, newest(run.run_dir)
-        run.until(lambda start=start: run.starts() == start)
-        # Two checkpoints further at most, so that there is something left to be killed in.
-        run.until(lambda before=before: newest(run.run_dir) > before)
+        until_it_has_trained(run, number + 1)
         if number % 2:
             run.until(lambda: writing_a_checkpoint(run.run_dir))
         else:
             time.sleep(moments.uniform(0, 0.1))
         os.kill(run.pids()[number % 2], signal.SIGKILL)
-    return run.ok()
 
 
-def assert_survived(run: Local, straight, kills: int) -> None:
-    assert run.starts() == kills + 1
-    for number in range(kills):
-        assert f"worker {number % 2} was killed by SIGKILL; all tasks start again" in run.output
+def test_kills_of_chief_and_worker_and_a_preempted_worker_cost_time_and_nothing_else(local, straight):
+    """Preempted, all save at one step, from which they go on: no step is lost."""
+    run = local(2, *RUN, *OFTEN, f"--train_steps={STEPS}")
+    kill_again_and_again(run, 2)
+    until_it_has_trained(run, 3)
+    os.kill(run.pids()[1], signal.SIGTERM)
+    assert run.ok().starts() == 4
+    for worker in range(2):
+        assert f"worker {worker} was killed by SIGKILL; all tasks start again" in run.output
+    stopped = int(re.search(r"stopped at step (\d+): SIGTERM at worker 1", run.output)[1])
+    assert f"resumed at step {stopped} of {STEPS}" in run.output
     assert_equal_bits(run.run_dir, straight)
-
-
-def test_a_killed_chief_and_a_killed_worker_cost_time_and_nothing_else(local, straight):
-    assert_survived(kill_again_and_again(local, 2), straight, 2)
 
 
 @pytest.mark.slow
 def test_five_kills_cost_time_and_nothing_else(local, straight):
-    assert_survived(kill_again_and_again(local, 5), straight, 5)
-
-
-def test_one_preempted_worker_makes_all_save_at_one_step_and_no_step_is_lost(local, straight):
     run = local(2, *RUN, *OFTEN, f"--train_steps={STEPS}")
-    run.until(lambda: newest(run.run_dir) >= 20)
-    os.kill(run.pids()[1], signal.SIGTERM)
-    run.ok()
-    assert run.starts() == 2
-    stopped = int(re.search(r"stopped at step (\d+): SIGTERM at worker 1", run.output)[1])
-    assert f"resumed at step {stopped} of {STEPS}" in run.output
+    kill_again_and_again(run, 5)
+    assert run.ok().starts() == 6
     assert_equal_bits(run.run_dir, straight)
 
 
@@ -255,8 +252,9 @@ def test_killed_workers_that_each_read_files_of_their_own_end_with_the_same_bits
     flags = (*weighing.flags(tmp_path / "files"), "--shuffle_buffer=100")
     undisturbed = local(2, *flags, *OFTEN, f"--train_steps={STEPS}").ok()
     assert "divided by files, " in undisturbed.output
-    run = kill_again_and_again(local, kills, *flags)
-    assert run.starts() == kills + 1
+    run = local(2, *flags, *OFTEN, f"--train_steps={STEPS}")
+    kill_again_and_again(run, kills)
+    assert run.ok().starts() == kills + 1
     assert "reading the epoch again" not in run.output
     assert_equal_bits(run.run_dir, undisturbed.run_dir, "train")
 
