@@ -21,6 +21,7 @@ from typing import Any
 
 from absl import flags, logging
 
+from crankshaft.engine.data.source import StuckStreamError
 from crankshaft.engine.machine import allocator
 from crankshaft.launch import errors
 from crankshaft.launch.benchmark import drive, program
@@ -90,7 +91,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     except Exception as error:  # the border of the program: every failure becomes one line here
         code = _explain(error, flags.FLAGS["debug"].value)
-        if explanations.is_lost_peer(error):
+        if explanations.is_lost_peer(error) or isinstance(error, StuckStreamError):
             process.leave(code)
     if asked is not None and asked.coordinates:  # a worker may be down
         process.leave(code)

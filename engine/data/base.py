@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -54,6 +55,15 @@ class Feed(abc.ABC):
     @abc.abstractmethod
     def take(self, step: int, limit: int) -> Run:
         """Returns the operands for at most `limit` steps from `step` on. Host code."""
+
+    def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+        """Returns what a call returns that may wait for input in the loop (`reads_in_loop`). Host code.
+
+        Args:
+          call: runs the loop.
+          moved: returns another value when input has come meanwhile.
+        """
+        return call()
 
     def look(self, step: int) -> Run:
         """Returns the operands of one step, and leaves training where it stands in the data. Host code."""

@@ -19,6 +19,7 @@ from crankshaft.engine.data.base import Feed, Run
 from crankshaft.engine.data.feeds import untuned
 from crankshaft.engine.data.order import Order, SharedOrder, replica_part
 from crankshaft.engine.data.streamed import OfDataset, Stream
+from crankshaft.engine.data.waiting import Patience
 from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.tensorflow import iterator_state, restore_iterator, shuffled
 from crankshaft.engine.parallel.mesh import Mesh
@@ -78,6 +79,7 @@ def divide(
     policy: str = "AUTO",
     known: Mapping[str, Any] | None = None,
     watch: Watch = unwatched,
+    timeout_seconds: float = 0.0,
 ) -> Share:
     """Divides a stream among the processes that train together: by files, or by the rows of each batch.
 
@@ -90,9 +92,11 @@ def divide(
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA, OFF: by rows.
       known: what an earlier process of the run has found, `Share.about`: it is not counted again.
       watch: shown what is counted.
+      timeout_seconds: see `Patience`, of counting.
 
     Raises:
       ValueError: the stream never ends, or there are too few files for FILE.
+      StuckStreamError: it hangs.
     """
     stream = source if isinstance(source, Stream) else OfDataset(source)
     known, workers = known or {}, processes.num_hosts
@@ -111,17 +115,18 @@ def divide(
             )
     if stream.length == tf.data.UNKNOWN_CARDINALITY and known.get("by") == "example":
         return Share(stream, tuple(known["counts"]))
-    return Share(stream, (count(stream, watch),))
+    return Share(stream, (count(stream, watch, timeout_seconds),))
 
 
-def count(stream: Stream, watch: Watch = unwatched) -> int:
-    """Returns a stream's length; one that does not know it is read once from end to end."""
+def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0) -> int:
+    """Returns a stream's length; one that does not know it is read once from end to end. Arguments are `divide`'s."""
     if stream.length != tf.data.UNKNOWN_CARDINALITY:
         return stream.length
     ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
-    found = 0
+    batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
+    patience, found = Patience(stream.files(), timeout_seconds), 0
     with watch("counting examples", None) as done:
-        for batch in untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)):
+        while (batch := patience.call(lambda: next(batches, None))) is not None:
             found += batch.shape[0]
             done(found)
     return found
@@ -140,6 +145,7 @@ class DatasetFeed(Feed):
       shuffle_buffer: examples in the shuffle's buffer.
       watch: shown what is read again.
       mesh: how the strategy's replicas are laid out.
+      timeout_seconds: see `Patience`.
 
     Attributes:
       kept: step -> the iterator's state at that step, as `state` found it, or b"".
@@ -156,10 +162,12 @@ class DatasetFeed(Feed):
         shuffle_buffer=10_000,
         watch: Watch = unwatched,
         mesh: Mesh | None = None,
+        timeout_seconds: float = 0.0,
     ):
         self.order = order
         self._mesh = mesh or Mesh()
         self.share = share
+        self._patience = Patience(share.stream.files(), timeout_seconds)
         self.kept: Callable[[int], bytes] = lambda step: b""
         self._strategy = strategy
         self._shuffle_buffer = shuffle_buffer
@@ -206,6 +214,9 @@ class DatasetFeed(Feed):
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
         return Run((self._iterator,), 0, limit)
+
+    def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+        return self._patience.call(call, moved)
 
     def look(self, step: int) -> Run:
         return Run((self._opened(step),), 0, 1)
@@ -272,7 +283,7 @@ class DatasetFeed(Feed):
         """Reads and discards the batches of so many steps."""
         with self._watch("reading the epoch again, batches", steps) as done:
             for number in range(steps):
-                next(iterator)
+                self._patience.call(lambda: next(iterator))
                 done(number + 1)
 
     def _batches(self, first_epoch: int):

@@ -9,16 +9,16 @@ import sysconfig
 import threading
 import time
 import weakref
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.data.source import Around, Source, SourceError, Spec, StuckReadError
+from crankshaft.engine.data.waiting import of_files, result_of
 
 _THREADS = 2  # one waits for the disk while another parses
-_LOOK_SECONDS = 1.0
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
@@ -58,13 +58,7 @@ class Reads:
           StuckReadError: nothing was read for too long.
           Exception: what the source has raised.
         """
-        began = time.monotonic()
-        look = min(_LOOK_SECONDS, self._timeout / 4) if self._timeout else None
-        while not wait([future], look).done:
-            idle = time.monotonic() - max(began, self._progress.last)
-            if idle > self._timeout:
-                raise self._stuck(idle)
-        return future.result()
+        return result_of(future, self._timeout, lambda: self._progress.last, self._stuck)
 
     def read(self, indices: np.ndarray) -> Any:
         """Reads examples, as `begin` and `result` do."""
@@ -74,7 +68,7 @@ class Reads:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
-            f"{first} on{_of_files(self.source)}; see whether its files' disk or host answers, or raise "
+            f"{first} on{of_files(self.source.files())}; see whether its files' disk or host answers, or raise "
             "`step_timeout_seconds`"
         )
 
@@ -175,13 +169,6 @@ def _name(source: Source) -> str:
     while isinstance(source, Around):
         source = source.source
     return type(source).__name__
-
-
-def _of_files(source: Source) -> str:
-    """Returns which files a source reads, in a few words; "" where it does not say."""
-    files = source.files()
-    others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
-    return f" of {files[0]}{others}" if files else ""
 
 
 def _location(thread: int) -> str:

@@ -54,6 +54,10 @@ class StuckReadError(SourceError):
     """A read has taken too long. It may succeed the next time."""
 
 
+class StuckStreamError(StuckReadError):
+    """A stream has given nothing for too long; who waits for it, in TensorFlow, does so for ever."""
+
+
 class Source(abc.ABC):
     """Examples that are read by their indices, in any order, as often as one likes.
 

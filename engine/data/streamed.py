@@ -44,6 +44,10 @@ class Stream(abc.ABC):
         """Returns text that differs if the data does, found without reading it; "" if there is none."""
         return ""
 
+    def files(self) -> Sequence[str]:
+        """Returns the paths of the files that it reads; none where it does not say."""
+        return ()
+
 
 class OfDataset(Stream):
     """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
@@ -115,6 +119,9 @@ class OfFiles(Stream):
 
     def identity(self) -> str:
         return json.dumps([(os.path.basename(path), tf.io.gfile.stat(path).length) for path in self._paths])
+
+    def files(self) -> Sequence[str]:
+        return self._paths
 
     def of_files(self, workers: int, worker: int) -> Stream | None:
         if len(self._paths) < workers:

@@ -118,7 +118,8 @@ class InnerLoop:
             return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
         waited_before = self._arrivals.seconds()
         self._arrivals.add(input_seconds)
-        sums = self._program(arguments)(*arguments)
+        program = self._program(arguments)
+        sums = self._feed.awaited(lambda: program(*arguments), self._arrivals.count)
         return self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
 
     def trace(self, step: int, limit: int, *extra) -> None:

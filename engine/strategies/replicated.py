@@ -96,7 +96,8 @@ class Replicated(Measured):
         here = len(self.distribution.extended.worker_devices)
         # Processes that hold parts of one copy of the model read the same examples, so they divide no files.
         alike = here % self.mesh.model.size > 0
-        share = divide(source, self, "DATA" if alike else options.auto_shard.upper(), known, watch)
+        timeout = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
+        share = divide(source, self, "DATA" if alike else options.auto_shard.upper(), known, watch, timeout)
         examples = sum(share.counts)
         if self.num_hosts > 1:
             self._divided.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
@@ -104,8 +105,13 @@ class Replicated(Measured):
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         kind = DistributedFeed if self._static_shapes else DatasetFeed
         order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes)
-        buffer = options.shuffle_buffer
-        return kind(self.distribution, share, order, shuffle_buffer=buffer, watch=watch, mesh=self.mesh)
+        return kind(
+            *(self.distribution, share, order),
+            shuffle_buffer=options.shuffle_buffer,
+            watch=watch,
+            mesh=self.mesh,
+            timeout_seconds=timeout,
+        )
 
     def _order_of(self, split, batch_size: int, block_steps: int, seed: int | None) -> Order:
         examples = num_examples(split)

@@ -132,8 +132,8 @@ def _define_how_it_runs() -> None:
         _number,
         "step_timeout_seconds",
         None,
-        "A worker without progress for so long names who is stuck, and ends, as does a run whose source reads nothing "
-        "for half as long; 0 is never. 600, in a debugger 0, if not given.",
+        "A worker without progress for so long names who is stuck, and ends, as does a run whose files or stream give "
+        "nothing for half as long; 0 is never. 600, in a debugger 0, if not given.",
         **_SECONDS,
     )
     where(_boolean, "tune_allocator", True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.")

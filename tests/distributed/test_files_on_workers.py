@@ -41,6 +41,7 @@ def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(sta
     assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
     assert len(re.findall(r"\[local\] chief is process", job.output)) == 1
     assert job.result["eval"]["example"] == 949.5  # the mean of 900 to 999, each once
+    assert 0 < job.result["input_steps_ahead"] <= 64
 
 
 @pytest.mark.slow
@@ -112,5 +113,6 @@ def test_bad_records_are_left_out_up_to_their_number_and_what_reading_took_is_to
     # Nearly all of the time, as steps are far faster than reads.
     assert job.result["input_wait_fraction"] > 0.2
     assert job.result["input_wait_ms"] > 20
+    assert 0 <= job.result["input_steps_ahead"] < STEPS_PER_EPOCH
     rate = job.result["input_bytes_per_sec"] / job.result["examples_per_sec"]
     assert rate == pytest.approx(20 * 4 + 2 * 8)  # of each example

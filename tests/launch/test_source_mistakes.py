@@ -180,3 +180,23 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(inside, tmp_path,
         hooks=[every_steps(2, change_it)],
     )
     assert (outcome.code, outcome.error[: len(f"{path} {said}")]) == (2, f"{path} {said}")
+
+
+STREAM = """
+import crankshaft
+import tensorflow as tf
+from tests.launch.line import Line
+
+FIFO = __file__.replace("script.py", "fifo")  # nobody writes to it
+lines = tf.data.TextLineDataset(FIFO).map(lambda line: (tf.zeros([1]), tf.strings.to_number(line)))
+crankshaft.main(Line, data=lambda: (lines.apply(tf.data.experimental.assert_cardinality(32)), None))
+"""
+
+
+def test_a_stream_that_hangs_ends_the_process(crank, tmp_path):
+    """Its own, as TensorFlow's threads wait for ever."""
+    (tmp_path / "script.py").write_text(STREAM)
+    os.mkfifo(tmp_path / "fifo")
+    outcome = crank(*RUN, "--step_timeout_seconds=4", script=tmp_path / "script.py")
+    assert outcome.code == 1
+    assert re.match(r"the data is a stream that has given nothing for 2\S* s, nor computed; see", outcome.error)

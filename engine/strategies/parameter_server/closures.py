@@ -15,7 +15,7 @@ import tensorflow as tf
 from crankshaft.engine.internals.tensorflow import sleep
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.parameter_server import staleness
-from crankshaft.engine.strategies.parameter_server.feed import timestamp_after
+from crankshaft.engine.strategies.parameter_server.feed import Took, timestamp_after
 from crankshaft.engine.strategies.parameter_server.pull import Pull
 
 _PAUSES = (1_000, 50_000)  # microseconds, the shortest and the longest between two looks of a worker that waits
@@ -48,21 +48,22 @@ class Returned(NamedTuple):
       sums: [rows, 2], the metrics' sums over the steps that this run of it did.
       staleness: [rows], see `staleness.bucketed`.
       row: the worker; the first of these steps; how often the lease was begun, and its steps, by the counters.
-      took: [2], the seconds that it waited for input, the bytes that it read.
+      took: a `Took`, as [4] in the graph.
       seconds: the time that it took in all.
     """
 
     sums: Any
     staleness: Any
     row: Any
-    took: Any = (0.0, 0.0)
+    took: Any = Took(0.0, 0.0, 0.0, 0.0)
     seconds: Any = 0.0
 
     @classmethod
     def unpacked(cls, vector: np.ndarray) -> Returned:
-        sizes = [len(vector) - staleness.ROWS - 7, staleness.ROWS, 4, 2]
-        sums, seen, row, took, seconds = np.split(vector, np.cumsum(sizes))
-        return cls(sums.reshape(-1, 2), seen.astype(np.int64), row.astype(np.int64).tolist(), took, float(seconds[0]))
+        after = [staleness.ROWS, 4, len(Took._fields), 1]
+        sums, seen, row, took, seconds = np.split(vector, np.cumsum([len(vector) - sum(after), *after])[:-1])
+        row = row.astype(np.int64).tolist()
+        return cls(sums.reshape(-1, 2), seen.astype(np.int64), row, Took(*took.tolist()), float(seconds[0]))
 
 
 class Pulled(NamedTuple):

@@ -6,7 +6,8 @@ Coordinator code, but for `through`, `next_operands` and `batch`, which are grap
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,6 +24,22 @@ from crankshaft.engine.strategies.parameter_server import sources
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
 _READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a closure
 _PIECES = 8  # of a lease: its first steps wait for the first one
+
+
+class Took(NamedTuple):
+    """What input took in a lease, or in some.
+
+    Attributes:
+      seconds: for which steps waited for it.
+      bytes: that were read.
+      steps_ahead: whose examples were there before the steps before them were done.
+      pieces: of examples that were asked for.
+    """
+
+    seconds: Any
+    bytes: Any
+    steps_ahead: Any
+    pieces: Any
 
 
 class WorkersFeed(Feed):
@@ -49,8 +66,8 @@ class WorkersFeed(Feed):
             self._resident = on_each_worker(self._coordinator, self._send, *self.operand_specs)
         return Run((self._resident,), step, step + limit)
 
-    def count_bytes(self, number: int) -> None:
-        """Counts bytes that a worker says it has read for a lease."""
+    def count(self, took: Sequence[Took]) -> None:
+        """Counts what workers say that input took, in the leases that have come back in a call."""
 
     @property
     def operand_specs(self):
@@ -73,9 +90,9 @@ class WorkersFeed(Feed):
           state: what the steps carry.
 
         Returns:
-          (the state after the last one; [2] float64, seconds for which steps waited for input, and bytes read).
+          (the state after the last one; a `Took` as [4] float64).
         """
-        return run(operands, stop, state)[0], tf.zeros([2], tf.float64)
+        return run(operands, stop, state)[0], tf.zeros([len(Took._fields)], tf.float64)
 
     def _send(self):
         """Sends the arrays to the worker whose devices are in scope, in the thread that serves it."""
@@ -146,15 +163,22 @@ class ReadByWorkersFeed(_PiecesFeed):
     def __init__(self, source: Source, index: int, order: Order, read_timeout_seconds: float = 0.0):
         self.order, self.source, self._index, self._timeout_seconds = order, source, index, read_timeout_seconds
         self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
-        self._bytes_read = 0
+        self._bytes_read, self._steps_ahead = 0, None
         self._read_here = tf.function(self._read, autograph=False)
 
     @property
     def bytes_read(self) -> int | None:
         return self._bytes_read
 
-    def count_bytes(self, number: int) -> None:
-        self._bytes_read += number
+    @property
+    def steps_ahead(self) -> float | None:
+        """Of the leases that were counted last, the mean over their pieces."""
+        return self._steps_ahead
+
+    def count(self, took: Sequence[Took]) -> None:
+        pieces = sum(each.pieces for each in took)
+        self._bytes_read += int(sum(each.bytes for each in took))
+        self._steps_ahead = sum(each.steps_ahead for each in took) / pieces if pieces else None
 
     def lease(self, step: int, limit: int) -> Run:
         return Run((), step, step + limit)
@@ -176,18 +200,24 @@ class ReadByWorkersFeed(_PiecesFeed):
 
         def read(first, end):
             with tf.device("/job:worker/device:CPU:0"):
-                return self._read(first, end)
+                piece, size = self._read(first, end)
+            # Taken here: in a function TensorFlow orders what has state and no variables, so that after the steps it
+            # would be taken when these are done.
+            return piece, size, timestamp_after(*tf.nest.flatten(piece))
+
+        def nothing(piece):
+            return piece, tf.zeros([], tf.int64), tf.zeros([], tf.float64)
 
         def one_piece(first, end, piece, took, state):
             next_end = end_of(end)
             # Nothing here depends on the steps, so TensorFlow does both side by side.
-            next_piece, size = tf.cond(end < stop, lambda: read(end, next_end), lambda: (piece, tf.zeros([], tf.int64)))
+            next_piece, size, there = tf.cond(end < stop, lambda: read(end, next_end), lambda: nothing(piece))
             state, done = run((piece, first), end, state)
-            return end, next_end, next_piece, took + _waited(done, next_piece, size), state
+            return end, next_end, next_piece, took + _piece_took(done, there, size, next_end - end), state
 
         began, end = timestamp_after(first), end_of(first)
-        piece, size = read(first, end)
-        start = (first, end, piece, _waited(began, piece, size), state)
+        piece, size, there = read(first, end)
+        start = (first, end, piece, _piece_took(began, there, size, end - first), state)
         *_, took, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
         return state, took
 
@@ -233,19 +263,31 @@ class SentFeed(_PiecesFeed):
 
     def lease(self, step: int, limit: int) -> Run:
         batches: list[list[tf.Tensor]] = []
-        size = 0
-        with tf.device("CPU:0"):
-            while len(batches) < limit and size < _READ_BYTES:
-                batches.append(self._batch_of(self.stream.take(step + len(batches), 1)))
-                size += sum(map(_bytes, batches[-1]))
-            return self._piece(batches, step)
+        first = self.stream.take(step, 1)  # which opens it, if need be; those after it do not
+
+        def read() -> Run:
+            run, size = first, 0
+            with tf.device("CPU:0"):
+                while True:
+                    batches.append(self._batch_of(run))
+                    size += sum(map(_bytes, batches[-1]))
+                    if len(batches) == limit or size >= _READ_BYTES:
+                        return self._piece(batches, step)
+                    run = self.stream.take(step + len(batches), 1)
+
+        return self.stream.awaited(read, lambda: len(batches))
 
     def take(self, step: int, limit: int) -> Run:
         return self.lease(step, limit)
 
     def look(self, step: int) -> Run:
-        with tf.device("CPU:0"):
-            return self._piece([self._batch_of(self.stream.look(step))], step)
+        run = self.stream.look(step)
+
+        def read() -> Run:
+            with tf.device("CPU:0"):
+                return self._piece([self._batch_of(run)], step)
+
+        return self.stream.awaited(read, lambda: None)
 
     def close(self) -> None:
         self.stream.close()
@@ -275,9 +317,14 @@ def sent(stream, processes, batch_size: int, seed: int | None, options, known=No
       known: see `divide`.
     """
     watch = options.watch or unwatched
-    share = divide(stream, processes, known=known, watch=watch)
-    order, buffer = share.order(batch_size, seed, drop_remainder=False), options.shuffle_buffer
-    return SentFeed(DatasetFeed(processes.distribution, share, order, shuffle_buffer=buffer, watch=watch))
+    timeout = options.read_timeout_seconds
+    share = divide(stream, processes, known=known, watch=watch, timeout_seconds=timeout)
+    order = share.order(batch_size, seed, drop_remainder=False)
+    buffer = options.shuffle_buffer
+    made = DatasetFeed(
+        processes.distribution, share, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout
+    )
+    return SentFeed(made)
 
 
 class RepeatedWorkersFeed(WorkersFeed):
@@ -290,14 +337,19 @@ class RepeatedWorkersFeed(WorkersFeed):
         return operands[0]
 
 
-def _waited(since: tf.Tensor, piece, size: tf.Tensor) -> tf.Tensor:
-    """Returns for how long a piece was waited for since a time, at which the steps before it were done; and its bytes.
+def _piece_took(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+    """Returns the `Took` of a piece for so many steps, 0 if there is none, [4] float64.
 
-    That time is taken by the steps: in a function TensorFlow orders what has state and no variables, so that here it
-    would be taken after the piece was read.
+    Args:
+      since: when the steps before it were done.
+      there: when it was.
+      size: its bytes.
+      steps: that it is for.
     """
-    there = timestamp_after(*tf.nest.flatten(piece))
-    return tf.stack([tf.maximum(there - since, 0.0), tf.cast(size, tf.float64)])
+    steps = tf.cast(steps, tf.float64)
+    waited = tf.maximum(there - since, 0.0)
+    ahead = tf.where(there <= since, steps, 0.0)
+    return tf.stack([waited, tf.cast(size, tf.float64), ahead, tf.minimum(steps, 1.0)])
 
 
 def timestamp_after(*tensors: tf.Tensor) -> tf.Tensor:

@@ -302,11 +302,11 @@ class ParameterServer(Measured):
                 break
         for each in done:
             self.staleness.add(each.returned.staleness)
-            self.train_feed.count_bytes(int(each.returned.took[1]))
             self._pace.fit(each)
+        self.train_feed.count([each.returned.took for each in done])
         steps = sum(each.lease.stop - each.lease.first for each in done)
         self._state.advance(steps)
-        waited = sum(each.returned.took[0] for each in done) / len(self.cluster.workers) + self._lease_seconds
+        waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
         return LoopResult(_summed(self._train_loop.names, done), steps, waited)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -11,6 +13,7 @@ from absl import logging
 
 from crankshaft.engine.data import streamed
 from crankshaft.engine.data.dataset_feed import count, divide
+from crankshaft.engine.data.source import StuckStreamError
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 from tests.engine.data.test_feeds import Recorder, assert_each_once, dataset, in_files, seen
@@ -245,3 +248,58 @@ def test_a_damaged_record_ends_the_run(bench, tmp_path):
         file.write(plain)
     with pytest.raises(tf.errors.DataLossError, match="corrupted record"):
         count(streamed.records([path], parse))
+
+
+def calling(examples, function):
+    """A stream that calls a function for each example."""
+    return dataset(examples).map(
+        lambda parts, number: (parts, tf.ensure_shape(tf.numpy_function(function, [number], tf.int64), []))
+    )
+
+
+@pytest.fixture
+def hangs():
+    """A function that returns its numbers below 30, and no other before the test ends."""
+    over = threading.Event()
+
+    def numbers(number):
+        if number >= 30:
+            over.wait()
+        return number
+
+    yield numbers
+    over.set()
+
+
+HUNG = r"the data is a stream that has given nothing for \S+ s, nor computed; see .* raise `step_timeout_seconds`"
+
+
+@pytest.mark.parametrize("place", ["in an epoch", "as it is read again", "as it is counted", "in an evaluation"])
+def test_a_stream_that_hangs_ends_the_run(bench, hangs, place):
+    options = FeedOptions(shuffle_buffer=1, read_timeout_seconds=1.0)
+    hung = calling(EXAMPLES, hangs)
+    made = bench(Recorder(), hung, BATCH, eval_source=hung, feed=options, seed=3)
+    if place == "as it is read again":
+        made.jump(7)
+    does = {
+        "as it is counted": lambda: count(streamed.OfDataset(hung.filter(lambda *_: True)), timeout_seconds=1.0),
+        "in an evaluation": made.strategy.evaluate,
+    }
+    with pytest.raises(StuckStreamError, match=HUNG):
+        does.get(place, lambda: made.train(8))()
+
+
+def test_a_stream_that_takes_long_and_computes_is_waited_for(bench):
+    """As a shuffle's buffer that fills: nothing comes for longer than it may."""
+
+    def compute(number):
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+        return number
+
+    options = FeedOptions(read_timeout_seconds=0.4)
+    made = bench(Recorder(), calling(EXAMPLES, compute), BATCH, feed=options, seed=3)
+    began = time.monotonic()
+    made.train(1)
+    assert time.monotonic() - began > 3 * options.read_timeout_seconds

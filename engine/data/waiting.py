@@ -1,0 +1,93 @@
+"""Waits for what reads data as long as anything moves, and no longer. Host code.
+
+A call that hangs in the operating system or in TensorFlow can't be broken off: its thread is left, and the run ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from crankshaft.engine.data.source import StuckStreamError
+
+_LOOK_SECONDS = 1.0
+_COMPUTING = 0.01  # of the time for which a stream may give nothing: who computes for less is stuck
+
+
+def result_of(
+    future: Future, timeout_seconds: float, moved: Callable[[], Any], stuck: Callable[[float], Exception]
+) -> Any:
+    """Returns a future's result, once it is there; raises what it has raised.
+
+    Args:
+      future: what is waited for.
+      timeout_seconds: for which nothing may move; 0 waits for ever. Time for which the process is stopped does not.
+      moved: returns another value whenever anything has moved.
+      stuck: makes the error, given the seconds for which nothing has.
+    """
+    look = min(_LOOK_SECONDS, timeout_seconds / 4) if timeout_seconds else None
+    idle, seen, before = 0.0, moved(), time.monotonic()
+    while not wait([future], look).done:
+        now = time.monotonic()
+        idle, before = idle + min(now - before, 2 * look), now
+        if (found := moved()) != seen:
+            idle, seen = 0.0, found
+        elif idle > timeout_seconds:
+            raise stuck(idle)
+    return future.result()
+
+
+def of_files(files: Sequence[str]) -> str:
+    """Returns " of" some files, in a few words; "" where there are none."""
+    others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+    return f" of {files[0]}{others}" if files else ""
+
+
+class Patience:
+    """Calls what waits for a stream in a thread of its own.
+
+    One that computes is not stuck: a shuffle's buffer may take long to fill before the first batch is there.
+
+    Args:
+      files: which the stream reads, as far as it says.
+      timeout_seconds: for which nothing may come, and nothing be computed; 0 waits for ever.
+    """
+
+    def __init__(self, files: Sequence[str] = (), timeout_seconds: float = 0.0):
+        self._files, self._timeout = files, timeout_seconds
+
+    def call(self, function: Callable[[], Any], moved: Callable[[], Any] = lambda: None) -> Any:
+        """Returns what a function returns; raises what it raises.
+
+        Args:
+          function: waits for the stream.
+          moved: see `result_of`; of what has come meanwhile.
+
+        Raises:
+          StuckStreamError: nothing has come for too long.
+        """
+        if not self._timeout:
+            return function()
+        future: Future = Future()
+        threading.Thread(target=_fulfil, args=(future, function), name="crankshaft-stream", daemon=True).start()
+        return result_of(future, self._timeout, lambda: (moved(), self._computed()), self._stuck)
+
+    def _computed(self) -> int:
+        """Returns a number that grows while this process computes."""
+        return int(time.process_time() / (_COMPUTING * self._timeout))
+
+    def _stuck(self, idle: float) -> StuckStreamError:
+        return StuckStreamError(
+            f"the data is a stream{of_files(self._files)} that has given nothing for {idle:.3g} s, nor computed; see "
+            "whether the files or the host that it reads answer, or raise `step_timeout_seconds`"
+        )
+
+
+def _fulfil(future: Future, function: Callable[[], Any]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:  # is raised where the result is wanted
+        future.set_exception(error)
