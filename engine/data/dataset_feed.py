@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +26,7 @@ from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.step.randomness import epoch_seed
 
 _COUNTED_AT_ONCE = 1024  # examples
+_READING = "IteratorGetNext"  # the operation, which an error names
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow writes none of 2 GiB, and several checkpoints are kept
 
 # (what is being done, how much there is to do or None) -> a context that yields a function of how much is done so far.
@@ -125,7 +126,7 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
     ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
     batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
     patience, found = Patience(stream.files(), timeout_seconds), 0
-    with watch("counting examples", None) as done:
+    with watch("counting examples", None) as done, _naming_files(stream):
         while (batch := patience.call(lambda: next(batches, None))) is not None:
             found += batch.shape[0]
             done(found)
@@ -216,7 +217,8 @@ class DatasetFeed(Feed):
         return Run((self._iterator,), 0, limit)
 
     def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
-        return self._patience.call(call, moved)
+        with _naming_files(self.share.stream):
+            return self._patience.call(call, moved)
 
     def look(self, step: int) -> Run:
         return Run((self._opened(step),), 0, 1)
@@ -283,7 +285,7 @@ class DatasetFeed(Feed):
         """Reads and discards the batches of so many steps."""
         with self._watch("reading the epoch again, batches", steps) as done:
             for number in range(steps):
-                self._patience.call(lambda: next(iterator))
+                self.awaited(lambda: next(iterator), lambda: None)
                 done(number + 1)
 
     def _batches(self, first_epoch: int):
@@ -329,6 +331,17 @@ class DistributedFeed(DatasetFeed):
         # has.
         batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return self._strategy.experimental_distribute_dataset(batches)
+
+
+@contextlib.contextmanager
+def _naming_files(stream: Stream) -> Iterator[None]:
+    """Raises what is wrong with a stream's files, where TensorFlow's error of reading them names none."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if _READING in str(error) and (found := stream.fault()):
+            raise found from None
+        raise
 
 
 def _no_example(spec: tf.TensorSpec) -> tf.Tensor:

@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from crankshaft.engine.data.source import SourceError
+from crankshaft.engine.internals.errors import reason
 from crankshaft.engine.internals.tensorflow import divide_by_files
 from crankshaft.engine.step.randomness import epoch_seed
 
@@ -47,6 +49,10 @@ class Stream(abc.ABC):
     def files(self) -> Sequence[str]:
         """Returns the paths of the files that it reads; none where it does not say."""
         return ()
+
+    def fault(self) -> SourceError | None:
+        """Looks for what is wrong with its files, which TensorFlow's error does not name; None if it does not know."""
+        return None
 
 
 class OfDataset(Stream):
@@ -122,6 +128,17 @@ class OfFiles(Stream):
 
     def files(self) -> Sequence[str]:
         return self._paths
+
+    def fault(self) -> SourceError | None:
+        for path in self._paths:
+            read = 0
+            try:
+                for _ in self._read(tf.constant(path)):
+                    read += 1
+            except tf.errors.OpError as error:
+                why = reason(error).replace(path, "").strip("; ")
+                return SourceError(f"{path}, after {read:,} examples: {why}; restore the file, and resume the run")
+        return None
 
     def of_files(self, workers: int, worker: int) -> Stream | None:
         if len(self._paths) < workers:

@@ -14,6 +14,7 @@ _AROUND = ("Graph execution error", "Detected at node", "Exception enc", "File "
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
 _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
+_OF_PIPELINE = r"^Error in user-defined function passed to \S+ transformation with iterator: \S+: +"
 # Characters that a terminal obeys, or hides: C0 and C1 but for tab and line feed, and marks that turn the direction of
 # text; C1 too where it came as bytes that are no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
@@ -39,7 +40,7 @@ def reason(error: BaseException) -> str:
     lines = [line.strip() for line in re.sub(_BOLD, "", str(error)).splitlines()]
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
     found = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
-    return re.sub(_NUMBER, "", found) or type(error).__name__
+    return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", found)) or type(error).__name__
 
 
 def let_go(error: BaseException) -> None:

@@ -7,15 +7,17 @@ import gzip
 import threading
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.data import streamed
 from crankshaft.engine.data.dataset_feed import count, divide
-from crankshaft.engine.data.source import StuckStreamError
+from crankshaft.engine.data.source import SourceError, StuckStreamError
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.input.records import checksums
 from tests.engine.data.test_feeds import Recorder, assert_each_once, dataset, in_files, seen
 
 EXAMPLES, BATCH = 46, 6  # eight steps an epoch, the last of four examples
@@ -238,16 +240,35 @@ def test_a_workers_files_are_its_own(tmp_path):
     assert [count(source.of_files(3, worker)) for worker in range(3)] == [len(part) for part in parts]
 
 
-def test_a_damaged_record_ends_the_run(bench, tmp_path):
-    """TensorFlow compares both checksums, and gzip has one of its own."""
-    path = write_records(tmp_path, EXAMPLES, 1)[0]
-    with gzip.open(path) as file:
-        plain = bytearray(file.read())
-    plain[30] ^= 1
-    with gzip.open(path, "wb") as file:
-        file.write(plain)
-    with pytest.raises(tf.errors.DataLossError, match="corrupted record"):
-        count(streamed.records([path], parse))
+def flip(plain: bytes) -> bytes:
+    return plain[:30] + bytes([plain[30] ^ 1]) + plain[31:]
+
+
+DAMAGES = {
+    "flipped": (flip, "corrupted record at "),
+    "cut": (lambda plain: plain[:-3], "truncated record at "),
+    "other": (lambda plain: record_of(b"word"), "StringToNumberOp could not correctly convert string: word"),
+}
+
+
+def record_of(data: bytes) -> bytes:
+    length = np.array([len(data)])
+    checks = checksums.of_lengths(length).astype("<u4"), checksums.of_records([data]).astype("<u4")
+    return length.astype("<u8").tobytes() + checks[0].tobytes() + data + checks[1].tobytes()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("length", [None, EXAMPLES], ids=["as it is counted", "in an epoch"])
+def test_what_is_wrong_with_a_file_ends_the_run_and_names_it(bench, tmp_path, damage, length):
+    """TensorFlow compares both checksums, and says nothing of the file."""
+    change, said = DAMAGES[damage]
+    paths = write_records(tmp_path, EXAMPLES, 3)
+    with gzip.open(paths[1]) as file:
+        plain = file.read()
+    with gzip.open(paths[1], "wb") as file:
+        file.write(change(plain))
+    with pytest.raises(SourceError, match=rf"^{paths[1]}, after 0 examples: {said}.*; restore the file, and resume"):
+        bench(Recorder(), streamed.records(paths, parse, length=length), BATCH, seed=3).train(8)
 
 
 def calling(examples, function):
