@@ -35,6 +35,10 @@ def pytest_collection_finish():
         make_four()
 
 
+# Tracing makes many objects, few of them garbage: to look through them each 700 takes a twentieth of the tests' time.
+gc.set_threshold(20_000, 10, 10)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _only_new_garbage():
     """What is there before a file's tests, TensorFlow's modules above all, is not gone through when garbage is
