@@ -94,7 +94,7 @@ def distribution():
     return _distribution
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def bench(distribution):
     """bench(trainer, source, batch_size, replicas, ...): a `Bench`."""
 

@@ -32,9 +32,9 @@ def layers(trainer: Model, *kinds: type) -> list:
     [
         (20, (32, 32, 3), 10, 269_722, {32, 16, 8}),
         (56, (32, 32, 3), 10, 853_018, {32, 16, 8}),
-        (110, (32, 32, 3), 10, 1_727_962, {32, 16, 8}),
+        pytest.param(110, (32, 32, 3), 10, 1_727_962, {32, 16, 8}, marks=pytest.mark.slow),
         (50, (224, 224, 3), 1000, 25_557_032, {112, 56, 28, 14, 7}),
-        (101, (224, 224, 3), 1000, 44_549_160, {112, 56, 28, 14, 7}),
+        pytest.param(101, (224, 224, 3), 1000, 44_549_160, {112, 56, 28, 14, 7}, marks=pytest.mark.slow),
     ],
 )
 def test_it_has_the_published_number_of_weights_and_layers(depth, shape, classes, weights, sides):

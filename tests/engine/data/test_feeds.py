@@ -134,7 +134,7 @@ def test_length_of_a_dataset_is_counted_where_it_is_not_known():
         divide(dataset(7).repeat(), Processes())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def reference(bench):
     """The batches of 30 steps of 26 examples by 6, on one replica."""
     made = bench(Recorder(), arrays(26), 6, seed=3)
@@ -145,7 +145,7 @@ def reference(bench):
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("feed", [RESIDENT, STREAMED], ids=["resident", "streamed"])
 def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, feed, replicas):
-    for block_steps, calls_of in [(1, 1), (3, 100), (64, 7)] if feed is RESIDENT else [(3, 2)]:
+    for block_steps, calls_of in [(1, 1), (3, 100), (64, 7)] if feed is RESIDENT and replicas == 3 else [(3, 2)]:
         made = bench(Recorder(), arrays(26), 6, replicas, feed=feed, block_steps=block_steps, seed=3)
         made.train(30, calls_of)
         assert joined(seen(made)) == reference
@@ -161,7 +161,7 @@ def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, repl
     through.train(9)
     through.strategy.close_feeds()
     through.train(20)
-    for start in (1, 4, 5, 13) if kind == "resident" else (4, 13):
+    for start in (4, 13):
         resumed = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
         resumed.jump(start)
         resumed.train(20)

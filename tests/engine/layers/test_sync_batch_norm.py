@@ -54,7 +54,7 @@ def run(bench, trainer, replicas, steps=12, **options):
 
 
 # 20 examples by 9: batches of 9, 9 and 2, so that with four replicas two have no example in every third step.
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_replicas_with_and_without_examples_learn_what_one_device_learns(bench, replicas):
     """Sums in another order: 1e-7 a step in float32, which 12 steps with momentum make some 5e-6."""
     curve, one = run(bench, Normalised(), 1)

@@ -113,7 +113,7 @@ def by_keras(model, weighted):
     [
         (1, True, {"jit": True}),
         (1, False, {"accumulate_steps": 2}),
-        (3, True, {}),  # a last batch of 1: two replicas have none
+        (2, True, {}),  # a last batch of 1: one replica has none
     ],
 )
 def test_values_are_keras_ones_over_all_examples(bench, replicas, weighted, options):

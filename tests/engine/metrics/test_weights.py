@@ -177,8 +177,7 @@ class Logits(Classifier):
         return tf.keras.Sequential([tf.keras.layers.Dense(self.given.num_classes, kernel_initializer="zeros")])
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alone", "with_weights"])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("weights", "replicas"), [(None, 1), (WEIGHTS, 2)], ids=["alone", "with_weights"])
 def test_class_weights_are_keras(bench, replicas, weights):
     """In training they multiply losses; evaluations, accuracy and divisors are as without them."""
     labels, class_weight = (LABELS > 1).astype(np.int32) + (LABELS > -1), (0.5, 1.0, 4.0)

@@ -72,7 +72,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("options", "shape"), [*((name, (2, 2)) for name in OPTIONS), ("adam", (1, 2))])
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [*((name, (2, 2)) for name in OPTIONS if name != "bfloat16"), *((name, (1, 2)) for name in ("adam", "bfloat16"))],
+)
 def test_losses_are_those_of_one_device(bench, data, shape, options):
     """Twenty steps with a batch that does not divide an epoch: its last one leaves a replica few examples."""
     shared = {"batch_size": 8, "accumulate_steps": 2 if options == "adam" else 1, **OPTIONS[options]}

@@ -48,7 +48,11 @@ OPTIONS = {
     "ftrl": {"optimizer": "ftrl", "clip_value": 0.01, "optimizer_args": {"initial_accumulator_value": 1.0}},
     "rmsprop": {"optimizer": "rmsprop", "on_nonfinite": "skip"},
 }
-RUNS = [("adam", (2, 2)), ("adamw", (2, 2)), ("rmsprop", (2, 2)), *((name, (2, 1)) for name in OPTIONS)]
+RUNS = [
+    *((name, (2, 2)) for name in ("adam", "adamw", "rmsprop")),
+    *((name, (2, 1)) for name in ("adam", "momentum", "ftrl")),
+    *(pytest.param(name, (2, 1), marks=pytest.mark.slow) for name in ("adamw", "rmsprop")),
+]
 
 
 def check_copies(run, model):

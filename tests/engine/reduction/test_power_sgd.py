@@ -208,7 +208,7 @@ def test_a_replica_without_examples_adds_nothing_whatever_it_computed(distributi
 # -- in a run ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(bench):
     """A run of an mlp, 16 by 338 examples: every 22nd batch is one of 2."""
 
@@ -226,8 +226,8 @@ def run(bench):
     return make
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}])
-def test_a_run_is_the_same_on_any_number_of_replicas(bench, options):
+@pytest.mark.parametrize(("others", "options"), [((2, 4), {}), ((2,), {"accumulate_steps": 2})])
+def test_a_run_is_the_same_on_any_number_of_replicas(bench, others, options):
     """30 steps: rounding, 1e-7 a step, grows faster than with exact sums, through what the memories give back."""
 
     def curve(replicas):
@@ -236,7 +236,7 @@ def test_a_run_is_the_same_on_any_number_of_replicas(bench, options):
         return made.curve(30)
 
     one = curve(1)
-    for replicas in (2, 4):
+    for replicas in others:
         np.testing.assert_allclose(curve(replicas), one, rtol=1e-4)
 
 
@@ -274,29 +274,34 @@ def resume(made, directory):
     return made
 
 
-def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, tmp_path):
-    first = run()
-    first.train(15)
-    checkpoints(first, tmp_path).save(15, {}, wait=True)
-    kept = memories(first.trainer.reduction)
+@pytest.fixture(scope="module")
+def saved(run, tmp_path_factory):
+    """A run of two replicas that has saved step 15 and gone on to 40: the checkpoint's folder, the memories at 15, and
+    what the run held in the end."""
+    made, folder = run(), tmp_path_factory.mktemp("saved")
+    made.train(15)
+    checkpoints(made, folder).save(15, {}, wait=True)
+    kept = memories(made.trainer.reduction)
+    made.train(40)
+    return folder, kept, made.arrays()
+
+
+def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved):
+    folder, kept, arrays = saved
     assert all((memory[0] != memory[1]).any() for memory in kept)
-    first.train(40)
-    second = resume(run(), tmp_path)
+    second = resume(run(), folder)
     for before, after in zip(kept, memories(second.trainer.reduction), strict=True):
         np.testing.assert_array_equal(before, after)
     second.train(40)
-    for a, b in zip(first.arrays(), second.arrays(), strict=True):
+    for a, b in zip(arrays, second.arrays(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("replicas", [1, 3, 4])
-def test_another_number_of_replicas_keeps_the_memories_mean(run, tmp_path, replicas):
-    first = run()
-    first.train(15)
-    checkpoints(first, tmp_path).save(15, {}, wait=True)
-    second = resume(run(replicas), tmp_path)
-    pairs = zip(memories(first.trainer.reduction), memories(second.trainer.reduction), strict=True)
-    for before, after in pairs:
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_another_number_of_replicas_keeps_the_memories_mean(run, saved, replicas):
+    folder, kept, _ = saved
+    second = resume(run(replicas), folder)
+    for before, after in zip(kept, memories(second.trainer.reduction), strict=True):
         assert len(after) == replicas
         for row in after:
             np.testing.assert_allclose(row, before.mean(0), rtol=1e-6, atol=1e-9)

@@ -66,8 +66,7 @@ def images(examples):
     return rng.normal(size=(examples, 12, 12, 1)).astype(np.float32), rng.integers(0, 4, examples).astype(np.int32)
 
 
-@pytest.mark.parametrize("kind", ["resident", "dataset"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("precision", "kind"), [("float32", "resident"), ("bfloat16", "dataset")])
 def test_a_replica_without_examples_does_no_harm(bench, precision, kind):
     """9 examples by 4: the last batch is one example: one of two replicas has none, nor have its layers."""
     source = tf.data.Dataset.from_tensor_slices(images(9)) if kind == "dataset" else images(9)

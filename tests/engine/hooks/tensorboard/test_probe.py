@@ -46,7 +46,7 @@ def test_probe_takes_a_replica_without_examples_as_training_does(bench):
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)  # one example's: rounding of kernels alone
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_looks_at_a_dataset_leave_its_iterator_to_training(bench, tmp_path, replicas):
     begun = []
 
@@ -84,7 +84,7 @@ def test_probe_takes_micro_batches_as_training_does(bench):
     np.testing.assert_allclose(ranges(found), wanted, rtol=1e-3, atol=1e-6)  # differences of float32 weights
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
     """Dropout draws and batch normalisation moves in the probe too: both are put back on each replica."""
 
