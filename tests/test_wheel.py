@@ -111,6 +111,7 @@ def test_a_script_beside_such_names_trains_from_the_checkout(project):
     assert run(sys.executable, project, "script.py")["step"] == 4
 
 
-def test_two_workers_train_from_a_wheel(project, installed):
-    result = run(installed[0], project, "-m", "crankshaft", "local", "--workers=2", "--", "script.py")
-    assert (result["step"], result["num_replicas"]) == (4, 2)
+def test_a_worker_trains_from_a_wheel(project, installed):
+    """Its supervisor and it are processes of that environment."""
+    result = run(installed[0], project, "-m", "crankshaft", "local", "--workers=1", "--", "script.py")
+    assert (result["step"], result["strategy"]) == (4, "multi_worker")

@@ -193,7 +193,14 @@ train.main(Asleep)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),  # tests/launch/host/test_process.py has it
+        signal.SIGINT,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_second_signal_ends_a_process_at_once_within_a_long_step(crank, tmp_path, number):
     (tmp_path / "script.py").write_text(ASLEEP)
     program = crank.start("--input=digits", "--jit=off", f"--run_dir={tmp_path}/run", script=tmp_path / "script.py")

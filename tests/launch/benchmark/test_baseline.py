@@ -56,7 +56,7 @@ def steady(seconds, calls=30):
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured, inside, tmp_path, crank):
+def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured, inside, tmp_path):
     result, path = measured
     assert schema.check(result) == []
     assert [each["steps"] for each in result["rounds"]] == [40, 40]
@@ -72,7 +72,7 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
     path.write_text(json.dumps(slower(result, 1e-6)))
     lines = tmp_path / "runs.jsonl"
     flags = (f"--baseline={path}", "--fail_below=0.95", f"--result_jsonl={lines}")
-    outcome = crank.start(*BENCHMARK, *flags).wait()
+    outcome = inside(*BENCHMARK, *flags)
     assert outcome.code == 3
     assert "--fail_below=0.95: the rate is 0.0" in outcome.error
     (found,) = map(json.loads, lines.read_text().splitlines())

@@ -140,23 +140,28 @@ def test_a_mistake_in_any_point_is_one_line_before_anything_starts(stand_in):
     assert stand_in.pid("well") is None
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (("--benchmark_sweep=seed=1", "--benchmark_replicas=1,2"), "are both given; use one"),
-        (("--benchmark_sweep=seed=1", "--mode=train"), "has no use with --mode=train; use --mode=benchmark"),
-        (("--benchmark_sweep=seed=1", "--benchmark_part=checkpoint"), "--benchmark_part=checkpoint has none"),
-        (("--benchmark_sweep=global_batch_size=4,0",), "--global_batch_size=0"),
-        (("--benchmark_sweep=model_arg=hiden_units=3",), "did you mean hidden_units"),
-        (("--benchmark_replicas=2", "--strategy=one_device"), "--strategy=one_device; use mirrored"),
-        (("--benchmark_replicas=1,3",), "--global_batch_size=64 does not divide over 3 replicas"),
-        (("--benchmark_replicas=2", "--num_virtual_devices=2"), "leave it out"),
-    ],
-)
-def test_mistakes_are_one_line_with_the_cure(stand_in, given, says):
-    outcome = stand_in.start(*given).wait()
-    assert outcome.code == 2
-    assert says in outcome.error
+MISTAKES = [
+    (("--benchmark_sweep=seed=1", "--benchmark_replicas=1,2"), "are both given; use one"),
+    (("--benchmark_sweep=seed=1", "--mode=train"), "has no use with --mode=train; use --mode=benchmark"),
+    (("--benchmark_sweep=seed=1", "--benchmark_part=checkpoint"), "--benchmark_part=checkpoint has none"),
+    (("--benchmark_sweep=global_batch_size=4,0",), "--global_batch_size=0"),
+    (("--benchmark_sweep=model_arg=hiden_units=3",), "did you mean hidden_units"),
+    (("--benchmark_replicas=2", "--strategy=one_device"), "--strategy=one_device; use mirrored"),
+    (("--benchmark_replicas=1,3",), "--global_batch_size=64 does not divide over 3 replicas"),
+    (("--benchmark_replicas=2", "--num_virtual_devices=2"), "leave it out"),
+]
+
+
+@pytest.fixture(scope="module")
+def ended(crank_each):
+    """How the program ends, by mistake."""
+    return crank_each([[*BENCHMARK, *given] for given, says in MISTAKES])
+
+
+@pytest.mark.parametrize("mistake", range(len(MISTAKES)), ids=[" ".join(given) for given, says in MISTAKES])
+def test_mistakes_are_one_line_with_the_cure(ended, mistake):
+    assert ended[mistake].code == 2
+    assert MISTAKES[mistake][1] in ended[mistake].error
 
 
 def test_a_worker_of_a_cluster_does_not_drive(stand_in, monkeypatch):
