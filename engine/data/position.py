@@ -28,6 +28,11 @@ class Position(TrackableNode):
         self._processes: Any = None
         self.num_bytes = 0
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Its variables, of this process: where all stand at the same position, the chief alone keeps it."""
+        return [each for each in vars(self).values() if isinstance(each, tf.Variable)]
+
     def follow(self, feed, processes) -> None:
         """Sets the feed whose position this is: training's, in these processes (`engine.strategies.base.Processes`)."""
         self._feed = feed if isinstance(feed, DatasetFeed) else None

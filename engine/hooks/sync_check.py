@@ -26,9 +26,9 @@ class SyncCheck(Periodic):
     """Compares a checksum of every variable over all replicas, and raises `OutOfSyncError` where one differs.
 
     A variable that is cut over a mesh is compared between the replicas that hold the same part. Variables that are
-    meant to differ by replica are left out: those of `engine.reduction.per_replica`. The checksum is
-    the sum of the values' bits as integers, modulo 2**64: it finds a single value that has changed in any bit, not
-    values that were swapped.
+    meant to differ are left out: those of `engine.reduction.per_replica`, and a process's place in its data. The
+    checksum is the sum of the values' bits as integers, modulo 2**64: it finds a single value that has changed in any
+    bit, not values that were swapped.
 
     Args:
       every_steps: the period; 0 is never.
@@ -45,7 +45,9 @@ class SyncCheck(Periodic):
 
     def begin(self, status: Status) -> None:
         distribution = status.strategy.distribution
-        self._variables = [v for v in status.state.variables() if not per_replica.differs(v)]
+        hosts = {id(variable) for variable in status.state.input.variables}
+        found = (variable for variable in status.state.variables() if id(variable) not in hosts)
+        self._variables = [variable for variable in found if not per_replica.differs(variable)]
 
         def checksums():
             sums = tf.stack([_checksum(variable) for variable in self._variables])
