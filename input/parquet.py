@@ -100,10 +100,7 @@ class ParquetTable(Table):
                 # One thread: whoever reads groups ahead does so by several.
                 table = file.read_row_group(row_group, columns=names, use_threads=False)
         except (self._pa.ArrowException, OSError) as error:
-            raise SourceError(
-                f"{self._files.paths[number]}: row group {row_group} can't be read ({_first_line(error)}); restore the "
-                "file"
-            ) from None
+            raise self._unreadable(SourceError, number, row_group, error) from None
         found = Group({}, {}, {})
         for name in names:
             self._decode(name, table.column(name).combine_chunks(), found)
@@ -170,9 +167,16 @@ class ParquetTable(Table):
     def _length(self, name: str) -> int:
         """Returns how many values the first row has in a column of lists."""
         number, row_group = self._groups[0]
-        with self._opened(number, InputError) as file:
-            found = next(file.iter_batches(1, row_groups=[row_group], columns=[name])).column(0)[0]
+        try:
+            with self._opened(number, InputError) as file:
+                found = next(file.iter_batches(1, row_groups=[row_group], columns=[name])).column(0)[0]
+        except (self._pa.ArrowException, OSError) as error:
+            raise self._unreadable(InputError, number, row_group, error) from None
         return len(found) if found.is_valid else 0
+
+    def _unreadable(self, kind: type[ValueError], number: int, row_group: int, error: Exception) -> ValueError:
+        path = self._files.paths[number]
+        return kind(f"{path}: row group {row_group} can't be read ({_first_line(error)}); restore the file")
 
     def _decode(self, name: str, array, found: Group) -> None:
         """Adds a column to a group."""
