@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.internals.variables import path_of, tf_variable
-from crankshaft.engine.parallel.mesh import Mesh, local_replicas
+from crankshaft.engine.parallel.mesh import DATA, MODEL, Mesh, local_replicas
 
 _PIECE_BYTES = 16 << 20  # of a part that is filled: drawn at once
 
@@ -56,7 +56,7 @@ class Cut:
     @classmethod
     def over(cls, mesh: Mesh, shape, axes) -> Cut:
         """Makes the cut of an array of `shape` over a mesh; `axes` maps an axis of it to one of the mesh."""
-        return cls(tuple(shape), tuple(axes.items()), (("data", mesh.data.size), ("model", mesh.model.size)))
+        return cls(tuple(shape), tuple(axes.items()), tuple(mesh.shape.items()))
 
     def further(self, axis: int, name: str) -> Cut:
         """Returns this cut with each part cut once more."""
@@ -77,8 +77,7 @@ class Cut:
 
     def box(self, replica: int) -> Box:
         """Returns the part of the whole that a replica holds, without padding; its size may be 0 along an axis."""
-        sizes = dict(self.mesh_shape)
-        coordinates = {"data": replica // sizes["model"], "model": replica % sizes["model"]}
+        sizes, coordinates = dict(self.mesh_shape), self._coordinates(replica)
         begin, end, length = [0] * len(self.shape), list(self.shape), list(self.shape)
         for axis, name in self.axes:
             length[axis] = -(-length[axis] // sizes[name])
@@ -89,9 +88,13 @@ class Cut:
 
     def is_first_holder(self, replica: int) -> bool:
         """Returns whether a replica is the first of those that hold its part: the one that writes it to checkpoints."""
-        cut_by, sizes = {name for _, name in self.axes}, dict(self.mesh_shape)
-        coordinates = {"data": replica // sizes["model"], "model": replica % sizes["model"]}
-        return all(coordinates[name] == 0 for name in coordinates if name not in cut_by)
+        cut_by = {name for _, name in self.axes}
+        return all(number == 0 for name, number in self._coordinates(replica).items() if name not in cut_by)
+
+    def _coordinates(self, replica: int) -> dict[str, int]:
+        """Returns a replica's place along each axis of the mesh, by the axis's name."""
+        model = dict(self.mesh_shape)[MODEL]
+        return {DATA: replica // model, MODEL: replica % model}
 
 
 def cut_of(variable) -> Cut | None:

@@ -93,7 +93,7 @@ class _Group(Axis):
       distribution: the strategy.
     """
 
-    size = 1
+    size = 1  # a plain attribute, which each group sets: that of `Axis` is computed
 
     def __init__(
         self,
@@ -216,10 +216,6 @@ class Mesh:
     def is_cut(self) -> bool:
         """Whether the model is cut at all."""
         return self._model_size > 1
-
-    def coordinates(self, replica: int) -> dict[str, int]:
-        """Returns a replica's coordinate along each axis, by the axis's name."""
-        return {DATA: replica // self._model_size, MODEL: replica % self._model_size}
 
     def part(self, replica: int, replicas: int) -> tuple[int, int]:
         """Returns which part of a batch a replica gets: (its number, how many parts there are). Host code."""
