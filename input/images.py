@@ -75,7 +75,7 @@ def load(
             raise InputError(f"{name}={share:g} is no share; use a number above 0, up to 1")
     if pixels not in _PIXELS:
         raise InputError(f"pixels={pixels} is unknown; use one of {', '.join(_PIXELS)}")
-    form = Form(size, channels, crop, pixels)
+    form = ImageForm(size, channels, crop, pixels)
     train = labelled_files.find(data_dir, _SUFFIXES, "data_dir")
     evaluation = eval_data_dir and labelled_files.find(eval_data_dir, _SUFFIXES, "eval_data_dir", train)
     names = train.names and hashlib.sha256("\0".join(train.names).encode()).digest()
@@ -88,7 +88,7 @@ def load(
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class ImageForm:
     """What is made of each image: see `load`."""
 
     size: int
@@ -107,7 +107,7 @@ class Images(Source):
       flip: whether every second image is flipped.
     """
 
-    def __init__(self, found: labelled_files.Labelled, form: Form, min_area: float = 0.0, flip: bool = False):
+    def __init__(self, found: labelled_files.Labelled, form: ImageForm, min_area: float = 0.0, flip: bool = False):
         self.element_spec = (Spec((form.size, form.size, form.channels), form.pixels), Spec((), np.int32))
         self.draws = bool(min_area) or flip
         self._found = found

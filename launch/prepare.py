@@ -26,7 +26,7 @@ from crankshaft.launch import errors
 from crankshaft.launch.command_line import given, own_files, own_flags, registry, rules
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
-from crankshaft.launch.run.shard_pool import Asked
+from crankshaft.launch.run.shard_pool import ShardRequest
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
 
@@ -77,7 +77,7 @@ def _run() -> int:
     with process.without_start_up_noise(quiet=False):
         from crankshaft.launch.run import shards
 
-    asked = Asked(
+    asked = ShardRequest(
         input=own_files.absolute(FLAGS.input),
         arguments={**arguments, **({"eval_data_dir": FLAGS.eval_data_dir or ""} if entry.reads_eval_data else {})},
         data_dir=FLAGS.data_dir,

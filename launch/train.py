@@ -65,7 +65,7 @@ def main(
         a run_dir is not resumed.
     """
     process.open_closed_streams()
-    with contextlib.redirect_stdout(process.Lasting(sys.stdout)) as output:
+    with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
         code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks, may_change)
         output.flush()
     if output.lost:
@@ -255,7 +255,7 @@ def _evaluate_checkpoints(asked: config.Config, trainer_class, splits, strategy)
     return sidecar.watch(_create(asked, trainer_class, splits, strategy))
 
 
-def _work(session, hooks, held: process.Held | None) -> Done:
+def _work(session, hooks, held: process.LockedRunDir | None) -> Done:
     from crankshaft.launch.benchmark import mode as benchmark_mode
     from crankshaft.launch.run import modes, user_hooks
 

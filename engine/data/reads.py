@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.source import Around, Source, SourceError, Spec, StuckReadError
+from crankshaft.engine.data.source import Source, SourceError, Spec, StuckReadError, WrappedSource
 from crankshaft.engine.data.waiting import of_files, result_of
 
 _THREADS = 2  # one waits for the disk while another parses
@@ -166,7 +166,7 @@ def _described(nest: Any) -> str:
 
 
 def _name(source: Source) -> str:
-    while isinstance(source, Around):
+    while isinstance(source, WrappedSource):
         source = source.source
     return type(source).__name__
 

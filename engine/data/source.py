@@ -136,7 +136,7 @@ class Source(abc.ABC):
         return ()
 
 
-class Around(Source):
+class WrappedSource(Source):
     """A source that wraps another, and reads as that one does."""
 
     def __init__(self, source: Source):
@@ -168,7 +168,7 @@ class Around(Source):
         return self.source.files()
 
 
-class SourceSlice(Around):
+class SourceSlice(WrappedSource):
     """Some examples of a source, from one index to another.
 
     Args:
@@ -206,7 +206,7 @@ class SourceSlice(Around):
         return f"{self._range.start}:{self._range.stop} of {self.source.identity()}"
 
 
-class WithoutBadRecords(Around):
+class WithoutBadRecords(WrappedSource):
     """A source that skips bad records, up to a number: the next good record is read in the place of each.
 
     Which one that is depends on nothing but the records, so it is the same on each worker and after a resume.

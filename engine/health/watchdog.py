@@ -74,7 +74,7 @@ class Arrivals:
         """Returns the seconds spent waiting for data so far."""
         return float(self._waited.numpy())
 
-    def untold(self) -> tf.Tensor:
+    def take_seconds(self) -> tf.Tensor:
         """Returns the seconds spent waiting for data since the last call of this, scalar float64. In the loop."""
         waited = self._waited.read_value()
         seconds = waited - self._told.read_value()

@@ -43,7 +43,7 @@ def reason(error: BaseException) -> str:
     return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", found)) or type(error).__name__
 
 
-def let_go(error: BaseException) -> None:
+def free_frames(error: BaseException) -> None:
     """Frees what the functions of TensorFlow and the engine held that an error has ended; a user's own keep theirs.
 
     A traceback keeps each function's variables, such as an iterator that a step was given.

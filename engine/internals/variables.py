@@ -32,7 +32,7 @@ def server_of(variable: tf.Variable) -> str | None:
     return device if "/job:ps" in device else None
 
 
-def at_home(variable: tf.Variable):
+def on_server(variable: tf.Variable):
     """Returns the device context of a variable's server; an empty context where it is no server's."""
     server = server_of(variable)
     return tf.device(server) if server else contextlib.nullcontext()

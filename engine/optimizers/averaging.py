@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import at_home, tf_variable
+from crankshaft.engine.internals.variables import on_server, tf_variable
 from crankshaft.engine.parallel import cuts
 from crankshaft.engine.reduction import per_replica
 
@@ -53,7 +53,7 @@ class WeightAverage(tf.Module):
             shadow = self._pairs.shadow_of(variable)
             if shadow is None:
                 continue
-            with at_home(shadow):
+            with on_server(shadow):
                 difference = tf.convert_to_tensor(tf_variable(variable)) - shadow
                 tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import at_home, read_local, server_of
+from crankshaft.engine.internals.variables import on_server, read_local, server_of
 from crankshaft.engine.optimizers.targets import OpenPiece, Targets, close
 from crankshaft.engine.parallel import cuts
 from crankshaft.engine.reduction import wire
@@ -103,7 +103,7 @@ class Optimizer(tf.Module):
 
     def read_progress(self):
         """Returns iterations and learning_rate_scale, float64 [2], made where both variables are. Replica code."""
-        with at_home(self.iterations):
+        with on_server(self.iterations):
             return tf.stack([tf.cast(read_local(v), tf.float64) for v in (self.iterations, self.learning_rate_scale)])
 
     def _progress(self):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from crankshaft.engine.data.base import Feed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.source import WithoutBadRecords
-from crankshaft.engine.internals.errors import let_go
+from crankshaft.engine.internals.errors import free_frames
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.state import TrainState
@@ -250,7 +250,7 @@ def closing_feeds(strategy: Strategy) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        let_go(error)
+        free_frames(error)
         raise
     finally:
         strategy.close_feeds()

@@ -161,7 +161,7 @@ class MultiWorker(Replicated):
         super().bind(state, train_feed, eval_feed)
         self._steps, self._before = self._pace.steps, None
         self._stop_reason, self._is_asked, self._stop = "", False, None
-        self._watched = watched_on(self.distribution)
+        self._watched = watched_figures(self.distribution)
 
     def _own_figures(self, context: StepContext) -> dict:
         # Of this worker's replicas together: their mean.
@@ -182,7 +182,7 @@ class MultiWorker(Replicated):
         )
 
 
-def watched_on(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
+def watched_figures(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
     """Returns the figures of its own part in a step that each replica finds: see `StepContext`.
 
     GPUs have no times: the host's clock does not see when a GPU's sums are there, only when they were requested.

@@ -133,7 +133,7 @@ class WorkersLoop(InnerLoop):
             start = tf.identity(start)
         sums = super()._loop(operands, first_step, start, stop, observed)
         with tf.control_dependencies([sums]):
-            seconds, waited = tf.timestamp() - began, self._arrivals.untold()
+            seconds, waited = tf.timestamp() - began, self._arrivals.take_seconds()
         own = tf.constant([name.startswith(OWN) for name in self._names])
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(stop - start, tf.float64)}
         row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)

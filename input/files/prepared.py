@@ -82,7 +82,7 @@ class Prepared:
         )
 
 
-class Held(Prepared):
+class HeldInMemory(Prepared):
     """What was prepared of files that come with Crankshaft, whose folder may not be written to: held in memory.
 
     Args:
@@ -155,7 +155,7 @@ def prepared(
       InputError: it can't be written; and what `write` raises.
     """
     if is_bundled(files.paths[0]):
-        return Held(files.paths[0], write)
+        return HeldInMemory(files.paths[0], write)
     folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
     path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, made_by)}")
 

@@ -17,7 +17,7 @@ _NUMBERS = {kind: number for number, kind in KINDS.items()}
 _LENGTH_DELIMITED = 2
 
 
-class Found(NamedTuple):
+class StoredFeature(NamedTuple):
     """A feature in a record.
 
     Attributes:
@@ -35,7 +35,7 @@ class NotAnExampleError(ValueError):
     """Bytes are no serialized tf.train.Example."""
 
 
-def features_of(record: bytes) -> dict[str, Found]:
+def features_of(record: bytes) -> dict[str, StoredFeature]:
     """Returns the features of a record, and where their values are. Raises `NotAnExampleError`."""
     found = {}
     try:
@@ -54,21 +54,21 @@ def features_of(record: bytes) -> dict[str, Found]:
     return found
 
 
-def _feature(record: bytes, start: int, stop: int) -> Found | None:
+def _feature(record: bytes, start: int, stop: int) -> StoredFeature | None:
     for number, first, last in _fields(record, start, stop, (1, 2, 3)):
         kind = KINDS[number]
         parts = tuple((begin, end - begin) for _, begin, end in _fields(record, first, last, (1,), packed=kind))
         if kind == "bytes":
-            return Found(kind, parts, len(parts))
+            return StoredFeature(kind, parts, len(parts))
         size = sum(length for _, length in parts)
         if kind == "float":
-            return Found(kind, parts, size // 4)
+            return StoredFeature(kind, parts, size // 4)
         ends = sum(1 for begin, length in parts for byte in record[begin : begin + length] if byte < 0x80)
-        return Found(kind, parts, ends)
+        return StoredFeature(kind, parts, ends)
     return None
 
 
-def int64s(record: bytes, feature: Found) -> Iterator[int]:
+def int64s(record: bytes, feature: StoredFeature) -> Iterator[int]:
     """Yields a feature's int64s."""
     for start, size in feature.ranges:
         offset = start

@@ -224,7 +224,7 @@ def _converted(feature: Feature, found: Any, count: int) -> np.ndarray:
     return converted
 
 
-def _why_wrong(record: bytes, feature: Feature, found: example_wire.Found | None, others: dict) -> str | None:
+def _why_wrong(record: bytes, feature: Feature, found: example_wire.StoredFeature | None, others: dict) -> str | None:
     name, wanted = feature.name, f"{feature.as_json()['dtype']} {[*feature.spec.shape]}"
     if found is None:
         return f"has no feature {name} (it has {', '.join(sorted(others)) or 'none'})"

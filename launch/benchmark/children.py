@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from crankshaft.launch.cluster.guard import Guard, Kept
+from crankshaft.launch.cluster.guard import Guard, StartedTask
 from crankshaft.launch.cluster.output import last_lines
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
 from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
@@ -112,7 +112,7 @@ class Process:
         variables = ["env", *(f"{name}={value}" for name, value in self.variables.items())] if self.variables else []
         return shlex.join([*pinned, *variables, *self.command])
 
-    def start(self, output: Path, environment: Mapping[str, str], guard: Guard, folder: str | None) -> Kept:
+    def start(self, output: Path, environment: Mapping[str, str], guard: Guard, folder: str | None) -> StartedTask:
         """Starts the process, which leads its own session, with both its streams into the file. Raises `OSError`."""
 
         def prepare() -> None:  # between fork and exec
@@ -167,7 +167,7 @@ def run_together(
     """
     with tempfile.TemporaryDirectory() as outputs, Guard() as guard:  # files: a pipe that nobody reads stops its writer
         paths = [Path(outputs, str(index)) for index in range(len(processes))]
-        started: list[Kept] = []
+        started: list[StartedTask] = []
         try:
             for process, path in zip(processes, paths, strict=True):
                 try:
@@ -184,7 +184,9 @@ def run_together(
     return printed
 
 
-def _wait(started: Sequence[Kept], serves: Sequence[bool], timeout_seconds: float | None) -> tuple[int, str] | None:
+def _wait(
+    started: Sequence[StartedTask], serves: Sequence[bool], timeout_seconds: float | None
+) -> tuple[int, str] | None:
     """Waits until all but those that serve have ended well (None), or one has failed: its index, and how it ended."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
@@ -205,7 +207,7 @@ def _with_reason(why: str, printed: Sequence[str]) -> str:
     return f"{why}: {said[1]}" if said else why
 
 
-def _end(started: Sequence[Kept]) -> None:
+def _end(started: Sequence[StartedTask]) -> None:
     """Asks those that still run to end, each with its group, and kills them after a while."""
     running = [child for child in started if child.keeper.poll() is None]
     for child in running:
@@ -218,6 +220,6 @@ def _end(started: Sequence[Kept]) -> None:
         child.keeper.wait()
 
 
-def _signal_group(child: Kept, number: signal.Signals) -> None:
+def _signal_group(child: StartedTask, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl
 _ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
 
 
-class Kept(NamedTuple):
+class StartedTask(NamedTuple):
     """A started task, which leads its own session.
 
     Attributes:
@@ -54,7 +54,9 @@ class Guard:
         self.sweep()
         self._prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
-    def start(self, command: Sequence[str], *, prepare: Callable[[], None], env: Mapping[str, str], **options) -> Kept:
+    def start(
+        self, command: Sequence[str], *, prepare: Callable[[], None], env: Mapping[str, str], **options
+    ) -> StartedTask:
         """Starts a task. Raises `OSError`.
 
         Args:
@@ -100,7 +102,7 @@ class Guard:
         if task < 0:
             keeper.wait()
             raise OSError(-task, os.strerror(-task))
-        return Kept(keeper, task)
+        return StartedTask(keeper, task)
 
     def _keep(self, task: int, supervisor: int) -> None:
         """Runs a keeper, up to the end of its process."""

@@ -97,7 +97,7 @@ class Settlement:
 
 
 @dataclasses.dataclass(frozen=True)
-class Alone:
+class SingleRestart:
     """The restart of one task by itself, after so many seconds; `message` says why."""
 
     pause_seconds: float
@@ -134,7 +134,7 @@ class Synchronous:
         self._failures: collections.deque[float] = collections.deque()
         self._preemptions: collections.deque[float] = collections.deque()
 
-    def alone(self, ending: Ending) -> Alone | None:
+    def alone(self, ending: Ending) -> SingleRestart | None:
         """Returns how a task is restarted by itself; None: it is not."""
         return None
 
@@ -217,7 +217,7 @@ class Servers(Synchronous):
         super().__init__(*arguments, **keywords)
         self._deaths: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
 
-    def alone(self, ending: Ending) -> Alone | None:
+    def alone(self, ending: Ending) -> SingleRestart | None:
         kind = ending.task.split()[0]
         done = kind == "evaluator" and not ending.code
         if kind not in ("worker", "evaluator") or ending.mistake or done:
@@ -227,7 +227,7 @@ class Servers(Synchronous):
             return None
         pause = _pause(count - 1)
         when = f"in {pause:g} s" if pause else "at once"
-        return Alone(pause, f"{ending}; it starts again {when}, the others go on")
+        return SingleRestart(pause, f"{ending}; it starts again {when}, the others go on")
 
     def saves(self, task: str) -> bool:
         return task in ("chief", "evaluator")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 
 from crankshaft.launch.cluster import shares
-from crankshaft.launch.cluster.guard import Guard, Kept
+from crankshaft.launch.cluster.guard import Guard, StartedTask
 from crankshaft.launch.cluster.output import Output, TaskOutput
 from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
@@ -59,7 +59,7 @@ class Task:
     So a terminal's Ctrl-C reaches the supervisor alone, and what the task starts can be ended with it.
     """
 
-    def __init__(self, name: str, kept: Kept, output: TaskOutput):
+    def __init__(self, name: str, kept: StartedTask, output: TaskOutput):
         self.name = name
         self.pids = (kept.keeper.pid, kept.pid)
         self._keeper, self._pid = kept
@@ -192,7 +192,7 @@ class Supervisor:
         address = self._cluster[spec.kind][spec.index]
         self._output.say(f"{spec.name} is process {kept.pid} at {address}{cores}{gpus}")
 
-    def _start(self, spec: Spec) -> Kept:
+    def _start(self, spec: Spec) -> StartedTask:
         task = {"type": spec.kind, "index": spec.index}
         return self._guard.start(
             [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],

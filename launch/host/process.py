@@ -57,7 +57,7 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
-class Lasting:
+class SturdyStream:
     """A standard stream whose reader may leave and whose disk may be full: what is printed then is lost, not the run.
 
     Attributes:
@@ -263,13 +263,13 @@ def _end_at_second(reading: int) -> None:
 
 
 @contextlib.contextmanager
-def lock(run_dir: str) -> Iterator[Held]:
+def lock(run_dir: str) -> Iterator[LockedRunDir]:
     """Holds run_dir for this process alone.
 
     Raises:
       UsageError: another process, still alive, holds it, or it can't be locked.
     """
-    held = Held(run_dir)
+    held = LockedRunDir(run_dir)
     held.take()
     try:
         yield held
@@ -277,7 +277,7 @@ def lock(run_dir: str) -> Iterator[Held]:
         held.release()
 
 
-class Held:
+class LockedRunDir:
     """A run_dir with this process's lock on it."""
 
     def __init__(self, run_dir: str):

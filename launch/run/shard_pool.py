@@ -25,7 +25,7 @@ _here: list[Any] = []  # of a process of the pool: what is asked for, the counte
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ShardRequest:
     """What is to be written, and where.
 
     Attributes:
@@ -57,7 +57,7 @@ class Shard:
     stop: int
 
 
-def written(asked: Asked, left: list[Shard], processes: int, tell: Any) -> Iterator[tuple[str, dict[str, int]]]:
+def written(asked: ShardRequest, left: list[Shard], processes: int, tell: Any) -> Iterator[tuple[str, dict[str, int]]]:
     """Yields (file, what there is to know of it) of each shard as it is done.
 
     Args:
@@ -93,7 +93,7 @@ def written(asked: Asked, left: list[Shard], processes: int, tell: Any) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
-def _start(asked: Asked, counter: Any) -> None:
+def _start(asked: ShardRequest, counter: Any) -> None:
     """Makes a process of the pool ready. It ends with its parent, to whom Ctrl-C is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):

@@ -29,7 +29,7 @@ from crankshaft.launch.command_line import own_files
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import files, lock_file
 from crankshaft.launch.run import data, fingerprints, shard_pool, splits
-from crankshaft.launch.run.shard_pool import Asked, Shard
+from crankshaft.launch.run.shard_pool import Shard, ShardRequest
 
 _JOURNAL = "prepare.jsonl"
 _PIECE = 4096  # examples of arrays that are written at once
@@ -44,7 +44,7 @@ class Loaded:
     features: Features
 
 
-def prepare(asked: Asked, processes: int, say: Callable[[str], None]) -> str:
+def prepare(asked: ShardRequest, processes: int, say: Callable[[str], None]) -> str:
     """Writes the shards that are not there yet, and features.json. Returns what there is then, one line.
 
     Args:
@@ -89,7 +89,7 @@ def _count(planned: list[Shard], split: str) -> str:
     return f"{shards} shard{'s' * (shards > 1)} of {split}"
 
 
-def load(asked: Asked) -> Loaded:
+def load(asked: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
     found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
     train, evaluation, num_classes, vocabulary, ids, tokens = data.call([*found])
@@ -115,7 +115,7 @@ def _as_json(about: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
 
 
-def _planned(asked: Asked, loaded: Loaded) -> list[Shard]:
+def _planned(asked: ShardRequest, loaded: Loaded) -> list[Shard]:
     """Lists all shards, those of evaluation of as many examples as those of training."""
     found = []
     examples = {name: num_examples(split) for name, split in loaded.by_name.items()}
@@ -127,7 +127,7 @@ def _planned(asked: Asked, loaded: Loaded) -> list[Shard]:
     return found
 
 
-def _plan(asked: Asked, loaded: Loaded) -> dict[str, Any]:
+def _plan(asked: ShardRequest, loaded: Loaded) -> dict[str, Any]:
     """Returns all that decides what the shards hold, as JSON has it."""
     examples = {name: fingerprints.of(split, num_examples(split)) for name, split in loaded.by_name.items()}
     of_input = {"input": own_files.name_of(asked.input), "input_arg": {**asked.arguments}, "seed": asked.seed}
@@ -213,7 +213,7 @@ def _still_whole(folder: str, planned: list[Shard], done: Mapping[str, Any]) -> 
 
 
 def _written(
-    asked: Asked, loaded: Loaded, left: list[Shard], processes: int, say: Callable[[str], None]
+    asked: ShardRequest, loaded: Loaded, left: list[Shard], processes: int, say: Callable[[str], None]
 ) -> Iterator[tuple[str, dict[str, int]]]:
     """Yields (file, what there is to know of it) of each shard as it is done."""
     tell = _Telling(left, say)
@@ -252,7 +252,7 @@ class _Telling:
             self._say(f"{self.examples:,} {self._of}, {self.shards} of {self._of_shards} shards, {rate}")
 
 
-def write(asked: Asked, loaded: Loaded, shard: Shard, count: Callable[[int], None]) -> dict[str, int]:
+def write(asked: ShardRequest, loaded: Loaded, shard: Shard, count: Callable[[int], None]) -> dict[str, int]:
     """Writes a shard; returns what there is to know of it. `count` is given the examples of each piece."""
     encoder = shard_writing.Encoder(loaded.features)
 
@@ -282,7 +282,9 @@ def _arrays(nest: Any) -> list[Any]:
     return [nest]
 
 
-def _finish(asked: Asked, loaded: Loaded, plan: dict[str, Any], shards: list[tuple[Shard, dict[str, int]]]) -> None:
+def _finish(
+    asked: ShardRequest, loaded: Loaded, plan: dict[str, Any], shards: list[tuple[Shard, dict[str, int]]]
+) -> None:
     """Writes features.json and removes the journal."""
     found: dict[str, Any] = {}
     for shard, known in shards:

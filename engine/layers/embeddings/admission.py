@@ -89,7 +89,7 @@ class Admission(tf.Module):
         with self._beside_shard():
             return self._find(ids)
 
-    def let_in(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+    def admit(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
         """Returns rows as `look_up`, after giving rows to ids that were seen often enough.
 
         Args:

@@ -276,7 +276,7 @@ class Embedding(tf.Module):
 
         def ask(shard: int, keys: tf.Tensor, *sightings: tf.Tensor) -> tf.Tensor:
             asked = self.admissions[shard]
-            rows = asked.let_in(keys, *sightings) if sightings else asked.look_up(keys)
+            rows = asked.admit(keys, *sightings) if sightings else asked.look_up(keys)
             return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
 
         # Hashed once more, so that hashes are uniform again within a shard.

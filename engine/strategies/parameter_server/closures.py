@@ -129,7 +129,7 @@ class Counters:
     def release(self, worker: tf.Tensor) -> None:
         _put(self.holding, worker, tf.constant(0, tf.int64))
 
-    def let_go(self) -> None:
+    def clear_leases(self) -> None:
         """Clears every live worker's lease, while no closure runs; dead workers stay marked dead."""
         holding = self.holding.read_value()
         self.holding.assign(tf.where(holding == DEAD, holding, tf.zeros_like(holding)))

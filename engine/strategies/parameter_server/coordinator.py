@@ -253,7 +253,7 @@ class Closures:
             self._failures[lease.number] = self._failures.get(lease.number, 0) + 1
             if self._failures[lease.number] > self._max_retries:
                 raise ClosureError(self._explain_failure(lease, error)) from error
-        self.counters.let_go()  # whoever failed has not said that it is done, and nobody is to wait for it
+        self.counters.clear_leases()  # whoever failed has not said that it is done, and nobody is to wait for it
         for lease, _ in failed:
             loop, operands, _ = self._open[lease.number]
             self._schedule(loop, operands, lease)

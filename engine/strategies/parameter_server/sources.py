@@ -58,15 +58,15 @@ class Sources:
             _VERIFY: self._verify,
             _BAD: self._bad,
         }
-        self._answers = [self._telling(function) for function in answers.values()]
+        self._answers = [self._with_marked_errors(function) for function in answers.values()]
         for name, function in zip(answers, self._answers, strict=True):
             answer_to(name, function)
         return self
 
-    def _telling(self, function: Callable) -> Callable:
+    def _with_marked_errors(self, function: Callable) -> Callable:
         """Returns the function with what it raises of the data marked, so that the coordinator finds it."""
 
-        def told(*arguments):
+        def marked(*arguments):
             try:
                 return function(*arguments)
             except SourceError as error:
@@ -74,7 +74,7 @@ class Sources:
                 line = " ".join(str(error).split())
                 raise SourceError(f"[{kind}Error] {self._task}: {line} [end]") from None
 
-        return told
+        return marked
 
     def _read(self, wanted: bytes, indices: np.ndarray, ahead: np.ndarray) -> list[np.ndarray]:
         with self._lock:

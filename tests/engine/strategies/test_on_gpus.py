@@ -13,7 +13,7 @@ from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.strategies import replicated
 from crankshaft.engine.strategies.inner_loop import InnerLoop
-from crankshaft.engine.strategies.multi_worker import watched_on
+from crankshaft.engine.strategies.multi_worker import watched_figures
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
 from crankshaft.input import synthetic_clicks
@@ -148,7 +148,7 @@ def rows_of(device: str):
     strategy = tf.distribute.OneDeviceStrategy(device)
 
     def step(batch, step, observed):
-        found = StepContext(watched=watched_on(strategy)).figures()
+        found = StepContext(watched=watched_figures(strategy)).figures()
         own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in found.items()}
         return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
 
