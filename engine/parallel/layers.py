@@ -68,6 +68,10 @@ class Dense(tf.keras.layers.Layer):
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], self.own_units)
 
+    def get_build_config(self):
+        # Rows take a part of what goes in, whose shape is of this mesh alone: elsewhere the model's own call tells it.
+        return None if self.split == "rows" else super().get_build_config()
+
     def get_config(self):
         mine = {name: getattr(self, name) for name in ("units", "split", "use_bias", "stddev")}
         return {**super().get_config(), **mine, "activation": tf.keras.activations.serialize(self.activation)}

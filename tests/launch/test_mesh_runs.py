@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import load_model, run
+from crankshaft import Trainer, load_model, mean, run
+from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm
 from tests.launch.test_language_model import RUN, text
 from tests.runs import result
 
@@ -94,6 +95,40 @@ def test_a_run_in_python_hands_its_model_out_whole(text):
     model, found = done.model, done.predict(TOKENS)
     assert model.get_layer("embedding").weights[0].shape[0] == model.vocabulary
     np.testing.assert_allclose(found, model(TOKENS), rtol=0, atol=1e-6)  # compiled, and op by op
+
+
+def in_a_row(inputs):
+    """A model that is built as it is called."""
+    inner = [Dense(16, "columns", "gelu"), tf.keras.layers.Activation("tanh"), Dense(8, "rows")]
+    return tf.keras.Sequential([tf.keras.layers.Rescaling(0.1), *inner, tf.keras.layers.Dense(1)])
+
+
+def as_functions(inputs):
+    tokens = tf.keras.Input(inputs.shape[1:])
+    x = Embedding(11, 8, split="vocabulary")(tokens)
+    x += Attention(2, dropout=0.1)(RMSNorm()(x))
+    x = tf.keras.layers.GlobalAveragePooling1D()(Dense(8, "rows")(Dense(16, "columns")(x)))
+    return tf.keras.Model(tokens, tf.keras.layers.Dense(1)(x))
+
+
+@pytest.mark.parametrize("make", [in_a_row, as_functions])
+def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, make):
+    class Own(Trainer):
+        def build_model(self):
+            return make(self.given.example[0])
+
+        def loss(self, outputs, batch):
+            return mean((outputs[:, 0] - batch[1]) ** 2)
+
+    numbers = np.arange(240, dtype=np.float32).reshape(40, 6) % 11
+    mesh = {"strategy": "mirrored", "num_virtual_devices": 4, "mesh": "data:2,model:2"}
+    data = ((numbers, numbers[:, 0]), None)
+    done = run(Own, data=data, train_steps=3, global_batch_size=8, run_dir=tmp_path / "run", **mesh)
+    expected = done.predict(numbers)
+    loaded = load_model(tmp_path / "run")  # by its configuration alone
+    loaded.save(tmp_path / "whole.keras")
+    for model in (done.model, loaded, tf.keras.models.load_model(tmp_path / "whole.keras")):
+        np.testing.assert_allclose(model(numbers), expected, rtol=0, atol=1e-5)  # op by op, and compiled
 
 
 @pytest.mark.slow
