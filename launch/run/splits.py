@@ -16,12 +16,14 @@ from crankshaft.engine.data import host_arrays
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
 from crankshaft.engine.data.split import draws, example_bytes, num_examples, spec_of
 from crankshaft.engine.data.streamed import Stream, is_stream
+from crankshaft.engine.data.waiting import of_files
 from crankshaft.engine.step.batches import fields
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host.explanations import with_flags
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
+_BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
 
 
@@ -31,6 +33,12 @@ def of(config: Config, train, evaluation) -> tuple[Any, Any, list[str]]:
     The same in each process that reads.
     """
     train, evaluation, said = prepare(train, evaluation, config.validation_split)
+    for name in _BY_INDEX if is_stream(train) else ():
+        if value := getattr(config, name):
+            raise UsageError(
+                f"--{name}={value} is for examples that are read by their indices, and the train data is a stream; "
+                "leave it out"
+            )
     return _without_bad_records(config, train), _without_bad_records(config, evaluation), said
 
 
@@ -104,6 +112,7 @@ def checked(name: str, split, said: list[str]):
     if isinstance(split, Stream):
         _check_elements(name, split.element_spec)
         _check_shapes(name, split.element_spec)
+        said.append(f"the {name} data is a stream{of_files(split.files())}: without an index, so it is read in order")
         return split
     if isinstance(split, Source):
         return _checked_source(name, split)

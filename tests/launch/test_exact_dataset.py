@@ -77,6 +77,13 @@ def test_files_that_change_during_a_run_are_one_line(ran, folder, tmp_path):
     assert "an epoch of the data has at least 462 examples, and the run goes by 461" in outcome.error
 
 
+@pytest.mark.parametrize("flag", ["--max_bad_records=3", "--shuffle_window=8"])
+def test_what_is_for_examples_with_indices_is_refused_for_a_stream(ran, flag):
+    outcome = ran("--train_steps=5", flag)
+    said = f"{flag} is for examples that are read by their indices, and the train data is a stream; leave it out"
+    assert (outcome.code, outcome.error) == (2, said)
+
+
 def test_a_stream_without_examples_is_one_line(ran, folder):
     for path in folder.iterdir():
         path.write_text("")
@@ -107,6 +114,7 @@ def test_gzip_records_are_trained_on_and_gone_on_with(inside, tmp_path):
     run += ("--input_arg=features=image:float32:28x28x1,label:int64", "--global_batch_size=8", "--mode=train")
     first = inside(*run, "--train_steps=17", f"--run_dir={tmp_path}/run").ok()
     assert "counting examples: 100\n" in first.out
+    assert f"the train data is a stream of {tmp_path}/0.tfrecord.gz and 2 more: without an index" in first.out
     again = inside(*run, "--train_steps=30", f"--run_dir={tmp_path}/run").ok()
     assert "counting examples" not in again.out
     inside(*run, "--train_steps=30", f"--run_dir={tmp_path}/straight").ok()
