@@ -156,7 +156,8 @@ class Run:
           seed: decides what is drawn; None is the run's.
 
         Raises:
-          UsageError: the model tells no next token (`engine.generation.Generates`), or the prompt is none.
+          UsageError: the model tells no next token (`engine.generation.Generates`), the prompt is none, or an argument
+            is out of range.
         """
         from crankshaft.launch.run import generation
 

@@ -102,6 +102,9 @@ def row_of(session: Session, prompt: str) -> list[int]:
 def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
     """Returns what follows a prompt: text after text, tokens after tokens. See `follow`."""
     checks.check_generation(session.config)
+    for name, least in (("tokens", 1), ("temperature", 0), ("top_k", 0)):  # as the flags'
+        if name in how and not how[name] >= least:
+            raise UsageError(f"{name}={how[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
         decoder = session.tokens.decoder() if session.tokens else None
         row = row_of(session, prompt)

@@ -152,6 +152,10 @@ def test_a_run_in_python_generates(trained, generate):
     for wrong in ([], [300]):
         with pytest.raises(crankshaft.UsageError, match=r"is no row of tokens; give one or more, each from 0 to 256"):
             trained.generate(wrong)
+    for wrong in ({"tokens": 0}, {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}):
+        ((name, value),) = wrong.items()
+        with pytest.raises(crankshaft.UsageError, match=f"{name}={value} is out of range; use [01] or more"):
+            trained.generate("si", **wrong)
 
 
 def test_replicas_say_what_one_device_says(generate):
