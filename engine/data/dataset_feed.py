@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -127,7 +128,7 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
     batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
     patience, found = Patience(stream.files(), timeout_seconds), 0
     with watch("counting examples", None) as done, _naming_files(stream):
-        while (batch := patience.call(lambda: next(batches, None))) is not None:
+        while (batch := patience.call(functools.partial(next, batches, None))) is not None:
             found += batch.shape[0]
             done(found)
     return found
@@ -285,7 +286,7 @@ class DatasetFeed(Feed):
         """Reads and discards the batches of so many steps."""
         with self._watch("reading the epoch again, batches", steps) as done:
             for number in range(steps):
-                self.awaited(lambda: next(iterator), lambda: None)
+                self.awaited(functools.partial(next, iterator), lambda: None)
                 done(number + 1)
 
     def _batches(self, first_epoch: int):

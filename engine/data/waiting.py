@@ -91,3 +91,5 @@ def _fulfil(future: Future, function: Callable[[], Any]) -> None:
         future.set_result(function())
     except BaseException as error:  # is raised where the result is wanted
         future.set_exception(error)
+    finally:
+        del future, function  # which the frame would hold as long as the error is kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from typing import Any, NamedTuple
@@ -118,8 +119,9 @@ class InnerLoop:
             return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
         waited_before = self._arrivals.seconds()
         self._arrivals.add(input_seconds)
-        program = self._program(arguments)
-        sums = self._feed.awaited(lambda: program(*arguments), self._arrivals.count)
+        # No lambda: its frame would keep the operands as long as an error is kept, though it is cleared.
+        call = functools.partial(self._program(arguments), *arguments)
+        sums = self._feed.awaited(call, self._arrivals.count)
         return self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
 
     def trace(self, step: int, limit: int, *extra) -> None:

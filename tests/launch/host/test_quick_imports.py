@@ -20,6 +20,6 @@ def test_garbage_is_looked_for_afterwards_where_it_was_before(collects):
             assert not gc.isenabled()
         assert gc.isenabled() == collects
         imports.keep()
-        assert gc.get_freeze_count() == frozen > 0  # which tests/conftest.py has decided
+        assert 0 < gc.get_freeze_count() <= frozen  # what tests/conftest.py has frozen, less what has gone since
     finally:
         gc.enable()
