@@ -36,7 +36,7 @@ def pytest_collection_finish():
 
 
 # Tracing makes many objects, few of them garbage: to look through them each 700 takes a twentieth of the tests' time.
-gc.set_threshold(20_000, 10, 10)
+gc.set_threshold(5_000, 10, 10)
 
 
 @pytest.fixture(scope="module", autouse=True)
