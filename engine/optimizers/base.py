@@ -204,7 +204,7 @@ class FusedOptimizer(Optimizer):
         variables. The default lets them overlap.
       **arguments: Optimizer's others.
 
-    To a variable on a parameter server gradients travel as `StepContext.wire_dtype`.
+    To a variable on a parameter server gradients travel as `StepContext.reduce_dtype`.
 
     A subclass whose rule is not one for each value by itself sets `is_elementwise` to False.
     """
@@ -288,7 +288,7 @@ class FusedOptimizer(Optimizer):
                 continue
             with tf.device(server):
                 shapes = [_shape(*pair) for pair in there]
-            exact, values = wire.send(list(scalars.values()), values, shapes, server, step_context().wire_dtype)
+            exact, values = wire.send(list(scalars.values()), values, shapes, server, step_context().reduce_dtype)
             with tf.device(server):
                 self._apply(there, values, dict(zip(scalars, exact, strict=True)))
 

@@ -38,7 +38,7 @@ class Reduction(tf.Module):
     replicas. Where replicas share an update out, each is sent its own pieces alone, in any dtype, and adds them up.
 
     Args:
-      wire_dtype: what gradients travel as: "float32", "bfloat16" or "float16".
+      reduce_dtype: what gradients travel as: "float32", "bfloat16" or "float16".
       pack_bytes: a pack is closed when it holds so many bytes; 0 makes one pack.
     """
 
@@ -49,9 +49,9 @@ class Reduction(tf.Module):
     # Whether `sum` gives moving statistics back where a replica has no examples (`StepContext.before`).
     restores_statistics = False
 
-    def __init__(self, wire_dtype: str = "float32", pack_bytes: int = 4 << 20):
+    def __init__(self, reduce_dtype: str = "float32", pack_bytes: int = 4 << 20):
         super().__init__(name="reduction")
-        self.wire_dtype = WIRE_DTYPES[wire_dtype]
+        self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
         self.pack_bytes = pack_bytes
 
     def slot_scope(self):
@@ -212,8 +212,8 @@ class Reduction(tf.Module):
         context = step_context()
         times_it = "reduce_seconds" in context.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
-        reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.wire_dtype.size)
-        if self.wire_dtype != tf.float32:
+        reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.reduce_dtype.size)
+        if self.reduce_dtype != tf.float32:
             most = _most_gathered(axis)
             reduce_pack, pack_size = self._all_gather, min(pack_size or most, most)
         if items[0].piece:  # then all are
@@ -235,13 +235,13 @@ class Reduction(tf.Module):
         """Sums each item's piece where it belongs; of 16 bits, in float32, in the order of the replicas."""
         rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in pack]
         sizes = [row.shape[1] for row in rows]
-        if self.wire_dtype == tf.float32:
+        if self.reduce_dtype == tf.float32:
             sums = tf.split(axis.reduce_scatter(tf.concat(rows, 1))[0], sizes)
         else:
-            halves = [tf.reshape(to_halves(row, self.wire_dtype), row.shape) for row in rows]
+            halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
             words, odd = _to_words(tf.concat(halves, 1))
             lanes = tf.split(_from_words(axis.all_to_all(words)), sizes + [1] * odd, axis=1)
-            sums = [tf.reduce_sum(from_halves(lane, self.wire_dtype), 0) for lane in lanes]
+            sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
         return [tf.reshape(total, item.piece.cut.local_shape) for total, item in zip(sums, pack, strict=False)]
 
     def _all_gather(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
@@ -269,7 +269,7 @@ class Reduction(tf.Module):
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
     def _dtype_of(self, item: Item) -> tf.DType:
-        return tf.float32 if item.exact else self.wire_dtype
+        return tf.float32 if item.exact else self.reduce_dtype
 
     def _sum_halves(self, halves: tf.Tensor, item: Item) -> tf.Tensor:
         values = from_halves(halves, self._dtype_of(item))
@@ -285,8 +285,8 @@ class Reduction(tf.Module):
             rows = tf.where(present, tf.shape(indices)[0], 0)
             values, indices = values[:rows], indices[:rows]
         values = of_examples(tf.cast(values, tf.float32), count)
-        if self.wire_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
-            values = tf.cast(tf.cast(values, self.wire_dtype), tf.float32)
+        if self.reduce_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
+            values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
         values, indices = context.all_gather([values, indices], axis=0)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 

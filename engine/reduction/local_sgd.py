@@ -34,7 +34,7 @@ class LocalSgd(Reduction):
     Args:
       sync_every_steps: steps of a period.
       outer_learning_rate, outer_momentum: the paper's are 0.7 and 0.9.
-      wire_dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a period.
+      reduce_dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a period.
     """
 
     restores_statistics = True
@@ -44,10 +44,10 @@ class LocalSgd(Reduction):
         sync_every_steps: int,
         outer_learning_rate: float = 0.7,
         outer_momentum: float = 0.9,
-        wire_dtype: str = "float32",
+        reduce_dtype: str = "float32",
         pack_bytes: int = 4 << 20,
     ):
-        super().__init__(wire_dtype, pack_bytes)
+        super().__init__(reduce_dtype, pack_bytes)
         self.sync_every_steps = sync_every_steps
         self.outer = Momentum(outer_learning_rate, outer_momentum, nesterov=True, name="outer")
 

@@ -42,15 +42,15 @@ class PowerSgd(Reduction):
 
     Args:
       rank: columns of P; 1, 2 and 4 are the paper's.
-      wire_dtype, pack_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the memory.
+      reduce_dtype, pack_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the memory.
 
     Variables, made by `build`, by the variable's index and name:
       memory: [rows, columns] float32, differing by replica.
       q: [rank, columns] float32, Q transposed: so products with it read M along its rows.
     """
 
-    def __init__(self, rank: int, wire_dtype: str = "float32", pack_bytes: int = 4 << 20):
-        super().__init__(wire_dtype, pack_bytes)
+    def __init__(self, rank: int, reduce_dtype: str = "float32", pack_bytes: int = 4 << 20):
+        super().__init__(reduce_dtype, pack_bytes)
         self.rank = rank
         self.memory: dict[str, tf.Variable] = {}
         self.q: dict[str, tf.Variable] = {}
@@ -148,7 +148,7 @@ class PowerSgd(Reduction):
 
     def _as_it_travels(self, value: tf.Tensor) -> tf.Tensor:
         """Rounds a value as it is on the wire, so that the memory holds what that lost too."""
-        return tf.cast(tf.cast(value, self.wire_dtype), tf.float32)
+        return tf.cast(tf.cast(value, self.reduce_dtype), tf.float32)
 
     def _keys_of(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
         """Returns {index in the list: key of its memory} of the gradients that are compressed."""

@@ -25,42 +25,44 @@ def from_halves(halves: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.bitcast(halves, dtype), tf.float32)
 
 
-def send(exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, wire_dtype: tf.DType, pack_bytes: int = 0):
+def send(
+    exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, reduce_dtype: tf.DType, pack_bytes: int = 0
+):
     """Takes float32 tensors to a server, which they reach as one, or as few as they can be: each costs a message.
 
     Args:
       exact: scalars that travel as they are.
-      rounded: tensors that travel in `wire_dtype`.
+      rounded: tensors that travel in `reduce_dtype`.
       shapes: of those: each a `tf.TensorShape`, or an int32 vector that the server has.
       server: a device.
-      wire_dtype: float32 or one of 16 bits.
+      reduce_dtype: float32 or one of 16 bits.
       pack_bytes: see `Packs`.
 
     Returns:
       (exact, rounded), float32, on the server.
     """
-    layout = Layout([tf.TensorShape([])] * len(exact), shapes, wire_dtype, pack_bytes)
+    layout = Layout([tf.TensorShape([])] * len(exact), shapes, reduce_dtype, pack_bytes)
     packs = layout.pack(exact, rounded)
     with tf.device(server):
         return layout.unpack(packs)
 
 
 class Layout:
-    """How float32 tensors lie in the vectors as which they travel, some as they are and some in `wire_dtype`.
+    """How float32 tensors lie in the vectors as which they travel, some as they are and some in `reduce_dtype`.
 
     Args:
       exact, rounded: their shapes, as `send` has them.
-      wire_dtype: float32, or one of 16 bits: then the vectors are of uint16.
+      reduce_dtype: float32, or one of 16 bits: then the vectors are of uint16.
       pack_bytes: see `Packs`.
     """
 
-    def __init__(self, exact: Sequence, rounded: Sequence, wire_dtype: tf.DType, pack_bytes: int = 0):
-        self._wire_dtype = wire_dtype
+    def __init__(self, exact: Sequence, rounded: Sequence, reduce_dtype: tf.DType, pack_bytes: int = 0):
+        self._reduce_dtype = reduce_dtype
         self._num_exact = len(exact)
         self._shapes = [*exact, *rounded]
-        self._kinds = [tf.float32] * len(exact) + [wire_dtype] * len(rounded)
-        lanes = [1 if wire_dtype == tf.float32 else kind.size // 2 for kind in self._kinds]
-        self._packs = Packs(self._shapes, lanes, tf.float32 if wire_dtype == tf.float32 else tf.uint16, pack_bytes)
+        self._kinds = [tf.float32] * len(exact) + [reduce_dtype] * len(rounded)
+        lanes = [1 if reduce_dtype == tf.float32 else kind.size // 2 for kind in self._kinds]
+        self._packs = Packs(self._shapes, lanes, tf.float32 if reduce_dtype == tf.float32 else tf.uint16, pack_bytes)
 
     @property
     def num_packs(self) -> int:
@@ -69,14 +71,14 @@ class Layout:
     def pack(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
         """Packs the tensors into vectors."""
         tensors = [*exact, *rounded]
-        if self._wire_dtype == tf.float32:
+        if self._reduce_dtype == tf.float32:
             return self._packs.join([tf.reshape(tensor, [-1]) for tensor in tensors])
         return self._packs.join([to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)])
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> tuple[list, list]:
         """Unpacks what `pack` was given, (exact, rounded), float32, on the device where this is called."""
         parts = self._packs.split(packs)
-        if self._wire_dtype != tf.float32:
+        if self._reduce_dtype != tf.float32:
             parts = [from_halves(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
         found = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
         return found[: self._num_exact], found[self._num_exact :]
@@ -147,14 +149,14 @@ class _Span(NamedTuple):
         return self.stop is None
 
 
-def fetch(rows: tf.Tensor, server: str, wire_dtype: tf.DType) -> tf.Tensor:
-    """Brings a server's float32 values here in `wire_dtype`; their gradient is not rounded."""
-    if wire_dtype == tf.float32:
+def fetch(rows: tf.Tensor, server: str, reduce_dtype: tf.DType) -> tf.Tensor:
+    """Brings a server's float32 values here in `reduce_dtype`; their gradient is not rounded."""
+    if reduce_dtype == tf.float32:
         return rows
 
     def travel(rows):
         with tf.device(server):
-            small = tf.cast(rows, wire_dtype)
+            small = tf.cast(rows, reduce_dtype)
         return tf.cast(small, tf.float32)
 
     return tf.grad_pass_through(travel)(rows)

@@ -95,7 +95,7 @@ class StepContext:
       mesh: how the strategy's replicas are laid out.
       holdings: what the trainer holds; None where the step is not a trainer's.
       values: what to compute with in place of reading variables.
-      wire_dtype: the dtype in which rows of tables travel from other hosts.
+      reduce_dtype: the dtype in which rows of tables travel from other hosts.
       admits: whether tables may give rows to new ids.
       loss_scale: scalar float32, what this step's losses are multiplied by, as it was when the step began; None is 1.
       watched: the names in `found` that are wanted.
@@ -118,7 +118,7 @@ class StepContext:
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     holdings: Holdings | None = None
     values: Values = dataclasses.field(default_factory=Values)
-    wire_dtype: tf.DType = tf.float32
+    reduce_dtype: tf.DType = tf.float32
     admits: bool = True
     loss_scale: tf.Tensor | None = None
     watched: tuple[str, ...] = ()

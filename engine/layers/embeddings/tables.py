@@ -301,7 +301,7 @@ class Embedding(tf.Module):
 
         def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
             found = self.shards[shard]
-            return fetch(found.sparse_read(note(rows)), found.device, step_context().wire_dtype)
+            return fetch(found.sparse_read(note(rows)), found.device, step_context().reduce_dtype)
 
         return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
 

@@ -25,7 +25,7 @@ class Pull:
 
     Args:
       variables: Keras variables; those that are on no server are left out.
-      wire_dtype: what float32 travels as.
+      reduce_dtype: what float32 travels as.
       optimizers: the engine's.
       together: whether an optimizer's progress travels with its server's variables, or is read by itself.
       pack_bytes: see `wire.Packs`.
@@ -34,12 +34,12 @@ class Pull:
     def __init__(
         self,
         variables: Sequence[tf.keras.Variable],
-        wire_dtype: tf.DType,
+        reduce_dtype: tf.DType,
         optimizers: Sequence[Optimizer] = (),
         together: bool = True,
         pack_bytes: int = 0,
     ):
-        self._wire_dtype = wire_dtype
+        self._reduce_dtype = reduce_dtype
         self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
         self._progressing: dict[tuple[str, tf.DType], list[Optimizer]] = {}
         for each in variables:
@@ -56,7 +56,9 @@ class Pull:
     def _layout(self, group: tuple[str, tf.DType], pack_bytes: int) -> Any:
         shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
         if group[1] == tf.float32:
-            return wire.Layout([PROGRESS] * len(self._progressing.get(group, ())), shapes, self._wire_dtype, pack_bytes)
+            return wire.Layout(
+                [PROGRESS] * len(self._progressing.get(group, ())), shapes, self._reduce_dtype, pack_bytes
+            )
         return wire.Packs(shapes, [1] * len(shapes), group[1], pack_bytes)
 
     def progress(self) -> list[tf.Tensor]:

@@ -254,11 +254,11 @@ class ParameterServer(Measured):
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
         held, runner, every = self._holdings, self._runner, self.options.pull_every_steps
-        dtype = held.trainer.reduction.wire_dtype
+        dtype = held.trainer.reduction.reduce_dtype
         pull = Pull(held.steady_variables, dtype, list(held.optimizers.values()), together=every == 1)
 
         def train_step(batch, step, observed, pulled):
-            return runner.train_step(batch, step, observed, values=pull.values(*pulled), wire_dtype=dtype)[0]
+            return runner.train_step(batch, step, observed, values=pull.values(*pulled), reduce_dtype=dtype)[0]
 
         counters, staleness = self._closures.counters, self.options.max_staleness_steps
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, staleness, every)
@@ -269,11 +269,11 @@ class ParameterServer(Measured):
         Updates that it makes are not counted, and made again where a worker dies; variables are not pulled.
         """
         held, runner = self._holdings, self._runner
-        dtype = held.trainer.reduction.wire_dtype
+        dtype = held.trainer.reduction.reduce_dtype
         pull = Pull((), tf.float32, list(held.optimizers.values()))
 
         def with_progress(batch, number, observed, pulled):
-            with runner.training(number, observed, values=pull.values(*pulled), wire_dtype=dtype):
+            with runner.training(number, observed, values=pull.values(*pulled), reduce_dtype=dtype):
                 return step(batch, number, observed)
 
         return ClosureLoop(self.distribution, with_progress, self.train_feed, pull)

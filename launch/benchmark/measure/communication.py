@@ -85,9 +85,9 @@ def figures(reduction: Reduction, variables: list[tf.Variable], replicas: int, m
     """
     travels = _travels(reduction, variables)
     rate = travels / (1e6 * ms_per_step)
-    factor = 2 * (replicas - 1) / replicas if reduction.wire_dtype == tf.float32 else replicas - 1
+    factor = 2 * (replicas - 1) / replicas if reduction.reduce_dtype == tf.float32 else replicas - 1
     return {"bytes": travels, "gb_per_sec": rate, "bus_gb_per_sec": factor * rate}
 
 
 def _travels(reduction: Reduction, variables: list[tf.Variable]) -> int:
-    return sum(reduction.wire_dtype.size * variable.shape.num_elements() for variable in variables)
+    return sum(reduction.reduce_dtype.size * variable.shape.num_elements() for variable in variables)

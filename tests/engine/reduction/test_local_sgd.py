@@ -83,7 +83,7 @@ def test_sync_periods_equal_dilocos_algorithm(distribution, replicas, dtype):
 
     A bfloat16 has 8 bits: differences of size 0.3 are rounded by up to 1e-3, and momentum adds several syncs' up.
     """
-    periods = Syncs(distribution(replicas), 0.7, 0.9, wire_dtype=dtype)
+    periods = Syncs(distribution(replicas), 0.7, 0.9, reduce_dtype=dtype)
     weights = [np.ones(shape) for shape in SHAPES]
     momenta = [np.zeros(shape) for shape in SHAPES]
     for first in (0, 2, 4):
