@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crankshaft.engine.data.source import Source, Spec
-    from crankshaft.engine.metrics.keras_metrics import KerasMetric
-    from crankshaft.engine.metrics.means import Mean, auc, mean, root_mean_square
-    from crankshaft.engine.step.batches import weighed
-    from crankshaft.engine.step.build import make_optimizer
-    from crankshaft.engine.step.context import step_context
-    from crankshaft.engine.step.gradients import Update
-    from crankshaft.engine.trainer import Trainer
-    from crankshaft.launch.api import Run, load_model, run
-    from crankshaft.launch.errors import RunError, UsageError
-    from crankshaft.launch.train import main
+    from .engine.data.source import Source, Spec
+    from .engine.metrics.keras_metrics import KerasMetric
+    from .engine.metrics.means import Mean, auc, mean, root_mean_square
+    from .engine.step.batches import weighed
+    from .engine.step.build import make_optimizer
+    from .engine.step.context import step_context
+    from .engine.step.gradients import Update
+    from .engine.trainer import Trainer
+    from .launch.api import Run, load_model, run
+    from .launch.errors import RunError, UsageError
+    from .launch.train import main
 
 _HOMES = {
     "KerasMetric": "crankshaft.engine",

@@ -1,5 +1,5 @@
 """`python -m crankshaft`, which is the command `crankshaft`."""
 
-from crankshaft.launch.command import run
+from .launch.command import run
 
 run()

@@ -6,9 +6,9 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from crankshaft.engine.hooks import Hook, Status
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.strategies.base import Strategy
+from .hooks import Hook, Status
+from .state import TrainState
+from .strategies.base import Strategy
 
 
 def train(

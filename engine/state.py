@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import snapshot
-from crankshaft.engine.data.position import Position
-from crankshaft.engine.reduction import per_replica
-from crankshaft.engine.trainer import Trainer
+from .checkpoints import snapshot
+from .data.position import Position
+from .reduction import per_replica
+from .trainer import Trainer
 
 # The version of the rules by which a run's numbers come about. A change that alters bits takes the next number, so that
 # no run continues unnoticed with other bits than it began with. Checkpoints that name none are of rules 1. Since 2

@@ -9,17 +9,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine import optimizers
-from crankshaft.engine.internals import keras
-from crankshaft.engine.metrics.means import Mean, as_loss, checked
-from crankshaft.engine.optimizers import schedules
-from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.step import batches, example_counts, removed
-from crankshaft.engine.step.build import build_embeddings, build_layers, make_optimizer
-from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import Gradients, Update, check_reached
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.step.options import Given
+from . import optimizers
+from .internals import keras
+from .metrics.means import Mean, as_loss, checked
+from .optimizers import schedules
+from .reduction import Reduction
+from .step import batches, example_counts, removed
+from .step.build import build_embeddings, build_layers, make_optimizer
+from .step.context import step_context
+from .step.gradients import Gradients, Update, check_reached
+from .step.holdings import Holdings
+from .step.options import Given
 
 _HALVES = (tf.bfloat16, tf.float16)
 

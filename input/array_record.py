@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data.source import BadRecordError
-from crankshaft.input.files.storage import Files, is_remote
-from crankshaft.input.records.examples import ExampleSource
-from crankshaft.input.records.features import Features
-from crankshaft.input.records.shards import find_splits, open_splits
-from crankshaft.input.splits import InputError, Splits, check_at_least
+from ..engine.data.source import BadRecordError
+from .files.storage import Files, is_remote
+from .records.examples import ExampleSource
+from .records.features import Features
+from .records.shards import find_splits, open_splits
+from .splits import InputError, Splits, check_at_least
 
 _PATTERNS = ("*.array_record", "*.array_record*", "*.arrayrecord*", "*.ar")
 _EXPECTED = "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)"

@@ -9,11 +9,11 @@ import re
 
 import numpy as np
 
-from crankshaft.input.drawn.draws import generator, mix
-from crankshaft.input.drawn.planted import clicks, effects, power_law_ids
-from crankshaft.input.files.text_files import find_files
-from crankshaft.input.splits import InputError, Splits, check_at_least, check_share, eval_count
-from crankshaft.input.tables.delimited import BadRecords, read_records, shown
+from .drawn.draws import generator, mix
+from .drawn.planted import clicks, effects, power_law_ids
+from .files.text_files import find_files
+from .splits import InputError, Splits, check_at_least, check_share, eval_count
+from .tables.delimited import BadRecords, read_records, shown
 
 _INTEGERS, _CATEGORIES = 13, 26
 _COLUMNS = 1 + _INTEGERS + _CATEGORIES

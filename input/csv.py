@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data.source import SourceError, Spec
-from crankshaft.input.files import storage
-from crankshaft.input.files.prepared import Writer, prepared, progress
-from crankshaft.input.files.storage import Files
-from crankshaft.input.splits import InputError, Splits
-from crankshaft.input.tables.columns import Choice, Group, Table, splits_of
+from ..engine.data.source import SourceError, Spec
+from .files import storage
+from .files.prepared import Writer, prepared, progress
+from .files.storage import Files
+from .splits import InputError, Splits
+from .tables.columns import Choice, Group, Table, splits_of
 
 _PATTERNS = ("*.csv", "*.tsv")
 _EXPECTED = "CSV files (*.csv, else *.tsv)"

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from crankshaft.input.splits import InputError, Splits, refuse_data_dir
+from .splits import InputError, Splits, refuse_data_dir
 
 _PATH = os.path.join(os.path.dirname(__file__), "data", "digits.csv.gz")
 _SCANS = 1797

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data.source import BadRecordError, Source, Spec
-from crankshaft.input.files import labelled_files, storage
-from crankshaft.input.splits import InputError, Splits, check_at_least
+from ..engine.data.source import BadRecordError, Source, Spec
+from .files import labelled_files, storage
+from .splits import InputError, Splits, check_at_least
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"

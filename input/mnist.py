@@ -3,8 +3,8 @@
 Without --data_dir, Keras's download. Host code.
 """
 
-from crankshaft.input.files.mnist_files import read_or_download
-from crankshaft.input.splits import Splits
+from .files.mnist_files import read_or_download
+from .splits import Splits
 
 
 def load(data_dir: str | None, seed: int) -> Splits:

@@ -12,10 +12,10 @@ import zlib
 
 import numpy as np
 
-from crankshaft.input.drawn.draws import generator
-from crankshaft.input.files.text_files import find_files, read_lines
-from crankshaft.input.splits import InputError, Splits, check_at_least, check_share, eval_count
-from crankshaft.input.tables.delimited import BadRecords, decode, read_records, shown
+from .drawn.draws import generator
+from .files.text_files import find_files, read_lines
+from .splits import InputError, Splits, check_at_least, check_share, eval_count
+from .tables.delimited import BadRecords, decode, read_records, shown
 
 _FILES = (r".*\.(tsv|csv|data|inter)",)
 _EXPECTED_FILES = "a .tsv, .csv, .data or .inter file, plain or .gz"

@@ -8,8 +8,8 @@ import os
 
 import numpy as np
 
-from crankshaft.input.drawn.draws import generator
-from crankshaft.input.splits import InputError, Splits, check_at_least, refuse_data_dir
+from .drawn.draws import generator
+from .splits import InputError, Splits, check_at_least, refuse_data_dir
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.

@@ -5,9 +5,9 @@ Host code, NumPy only. For benchmarks and tests of embeddings: nothing is read o
 
 import numpy as np
 
-from crankshaft.input.drawn.draws import generator
-from crankshaft.input.drawn.planted import auc, clicks, effects, power_law_ids
-from crankshaft.input.splits import InputError, Splits, check_at_least, refuse_data_dir
+from .drawn.draws import generator
+from .drawn.planted import auc, clicks, effects, power_law_ids
+from .splits import InputError, Splits, check_at_least, refuse_data_dir
 
 _BIAS = -1.0  # about three clicks in ten
 _TRAIN, _EVAL = (0, 1), (2, 3)  # streams of ids and of labels

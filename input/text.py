@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
-from crankshaft.engine.data.source import BadRecordError, Source, Spec
-from crankshaft.input.files import storage, tokens
-from crankshaft.input.files.prepared import BUNDLED, Prepared, Writer, prepared, progress
-from crankshaft.input.files.storage import Files
-from crankshaft.input.splits import InputError, Splits, check_at_least
+from ..engine.data.source import BadRecordError, Source, Spec
+from .files import storage, tokens
+from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress
+from .files.storage import Files
+from .splits import InputError, Splits, check_at_least
 
 _BUNDLED = {split: os.path.join(BUNDLED, f"constitution.{split}.txt") for split in ("train", "eval")}
 _PATTERNS = ("*.txt", "*.md")

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from crankshaft.engine.data.source import BadRecordError, SourceError
-from crankshaft.input.records import checksums, compressed, record_index
-from crankshaft.input.records.examples import ExampleSource, as_list
-from crankshaft.input.records.features import Features
-from crankshaft.input.records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
-from crankshaft.input.records.shards import find_splits, open_splits
-from crankshaft.input.splits import Splits, check_at_least
+from ..engine.data.source import BadRecordError, SourceError
+from .records import checksums, compressed, record_index
+from .records.examples import ExampleSource, as_list
+from .records.features import Features
+from .records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
+from .records.shards import find_splits, open_splits
+from .splits import Splits, check_at_least
 
 PATTERNS = ("*.tfrecord", "*.tfrecord*", "*.tfrec", "*.tfrec*", "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9]*")
 _EXPECTED = "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)"

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import train
-from crankshaft.launch.benchmark import drive
-from crankshaft.launch.command_line import checks, config, given
-from crankshaft.launch.command_line import flags as our_flags
-from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
-from crankshaft.launch.host import explanations
-from crankshaft.launch.host import remote as remotes
-from crankshaft.launch.run.history import Rows
+from . import train
+from .benchmark import drive
+from .command_line import checks, config, given
+from .command_line import flags as our_flags
+from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
+from .host import explanations
+from .host import remote as remotes
+from .run.history import Rows
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -130,7 +130,7 @@ class Run:
           features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples. They are
             computed `eval_batch_size` at a time, with the weights that evaluations use.
         """
-        from crankshaft.launch.run import predictions
+        from .run import predictions
 
         if self._forward is None:
             self._forward = predictions.forward(self._session)
@@ -159,7 +159,7 @@ class Run:
           UsageError: the model tells no next token (`engine.generation.Generates`), the prompt is none, or an argument
             is out of range.
         """
-        from crankshaft.launch.run import generation
+        from .run import generation
 
         drawn = {} if seed is None else {"seed": seed}
         how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **drawn}
@@ -168,13 +168,13 @@ class Run:
 
     def evaluate(self, data) -> dict[str, float]:
         """Computes the metrics' means over a split, (features, labels) or a `tf.data.Dataset` of single examples."""
-        from crankshaft.launch.run import predictions
+        from .run import predictions
 
         return predictions.evaluate(self._session, data)
 
     @property
     def _weights(self):
-        from crankshaft.launch.run import weights
+        from .run import weights
 
         return weights
 
@@ -191,7 +191,7 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
     Raises:
       UsageError: the folder holds no such checkpoint, or the model can't be made.
     """
-    from crankshaft.launch.run import weights
+    from .run import weights
 
     remote = remotes.of(os.fspath(run_dir))
     return weights.load(remote.folder if remote else os.fspath(run_dir), str(which), trainer_class)

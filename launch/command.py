@@ -23,8 +23,8 @@ def run() -> None:
     if quiet:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # These import absl, which takes a moment too on a slow disk.
-    from crankshaft.launch import errors
-    from crankshaft.launch.command_line import help
+    from . import errors
+    from .command_line import help
 
     name, arguments = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
     if name in ("", "help", "--help", "-h"):

@@ -6,7 +6,7 @@ import difflib
 import signal
 import sys
 
-from crankshaft.engine.internals.errors import one_line
+from ..engine.internals.errors import one_line
 
 EXIT_FAILED = 1  # the run failed: not finite, a write that failed
 EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried

@@ -20,16 +20,16 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from crankshaft.engine.machine import cpus
-from crankshaft.launch import errors
-from crankshaft.launch.benchmark import drive, program
-from crankshaft.launch.cluster import listeners, own_network, restarts, shares
-from crankshaft.launch.cluster.supervisor import Spec, StartError, Supervisor
-from crankshaft.launch.cluster.tf_config import SECRET, ClusterError
-from crankshaft.launch.command_line import given, own_flags, rules
-from crankshaft.launch.command_line.flags import GROUPS
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import process
+from ..engine.machine import cpus
+from . import errors
+from .benchmark import drive, program
+from .cluster import listeners, own_network, restarts, shares
+from .cluster.supervisor import Spec, StartError, Supervisor
+from .cluster.tf_config import SECRET, ClusterError
+from .command_line import given, own_flags, rules
+from .command_line.flags import GROUPS
+from .errors import UsageError
+from .host import process
 
 _PROGRAM = "crankshaft local"
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps

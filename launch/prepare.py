@@ -19,14 +19,14 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.engine.data.source import SourceError
-from crankshaft.engine.machine import cpus
-from crankshaft.input.splits import InputError
-from crankshaft.launch import errors
-from crankshaft.launch.command_line import given, own_files, own_flags, registry, rules
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import process
-from crankshaft.launch.run.shard_pool import ShardRequest
+from ..engine.data.source import SourceError
+from ..engine.machine import cpus
+from ..input.splits import InputError
+from . import errors
+from .command_line import given, own_files, own_flags, registry, rules
+from .errors import UsageError
+from .host import process
+from .run.shard_pool import ShardRequest
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
 
@@ -75,7 +75,7 @@ def _run() -> int:
         raise UsageError(f"--eval_data_dir is not read by --input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
     with process.without_start_up_noise(quiet=False):
-        from crankshaft.launch.run import shards
+        from .run import shards
 
     asked = ShardRequest(
         input=own_files.absolute(FLAGS.input),

@@ -21,19 +21,19 @@ from typing import Any
 
 from absl import flags, logging
 
-from crankshaft.engine.data.source import StuckStreamError
-from crankshaft.engine.machine import allocator
-from crankshaft.launch import errors
-from crankshaft.launch.benchmark import drive, program
-from crankshaft.launch.cluster import listeners, servers, tf_config
-from crankshaft.launch.command_line import checks, config, given, help, rules
-from crankshaft.launch.command_line import flags as our_flags
-from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.host import explanations, imports, process
-from crankshaft.launch.host import remote as remotes
-from crankshaft.launch.host.files import write_of_run
-from crankshaft.launch.run import data as datas
-from crankshaft.launch.run import results
+from ..engine.data.source import StuckStreamError
+from ..engine.machine import allocator
+from . import errors
+from .benchmark import drive, program
+from .cluster import listeners, servers, tf_config
+from .command_line import checks, config, given, help, rules
+from .command_line import flags as our_flags
+from .errors import UsageError, nearest
+from .host import explanations, imports, process
+from .host import remote as remotes
+from .host.files import write_of_run
+from .run import data as datas
+from .run import results
 
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
@@ -213,13 +213,13 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
         if asked.cluster:
             stack.enter_context(tf_config.limited(asked.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug))
-        from crankshaft.engine.strategies.base import closing_feeds
-        from crankshaft.launch.host import isolation
-        from crankshaft.launch.run import session as sessions
+        from ..engine.strategies.base import closing_feeds
+        from .host import isolation
+        from .run import session as sessions
 
         run.enter_context(isolation.isolated())
         if asked.check_numerics:
-            from crankshaft.engine.hooks import numerics
+            from ..engine.hooks import numerics
 
             numerics.enable()
         strategy = sessions.make_strategy(asked, trainer_class)
@@ -235,13 +235,13 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
 
 def _create(asked: config.Config, trainer_class, splits, strategy):
     """Builds everything up to the first step. The devices are split by now, so the user's data may use TensorFlow."""
-    from crankshaft.launch.run import session as sessions
+    from .run import session as sessions
 
     return sessions.create(asked, trainer_class, splits, strategy)
 
 
 def _generate(asked: config.Config, trainer_class, strategy) -> Done:
-    from crankshaft.launch.run import generation
+    from .run import generation
 
     session = generation.create(asked, trainer_class, strategy)
     result, code = generation.generate(session)
@@ -250,14 +250,14 @@ def _generate(asked: config.Config, trainer_class, strategy) -> Done:
 
 
 def _evaluate_checkpoints(asked: config.Config, trainer_class, splits, strategy) -> int:
-    from crankshaft.launch.cluster import sidecar
+    from .cluster import sidecar
 
     return sidecar.watch(_create(asked, trainer_class, splits, strategy))
 
 
 def _work(session, hooks, held: process.LockedRunDir | None) -> Done:
-    from crankshaft.launch.benchmark import mode as benchmark_mode
-    from crankshaft.launch.run import modes, user_hooks
+    from .benchmark import mode as benchmark_mode
+    from .run import modes, user_hooks
 
     mode = session.config.mode
     if mode in ("train", "train_and_eval"):

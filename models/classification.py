@@ -6,8 +6,8 @@ import math
 
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, mean
-from crankshaft.engine.metrics.means import scaled
+from ..engine import Mean, Trainer, mean
+from ..engine.metrics.means import scaled
 
 
 class Classifier(Trainer):

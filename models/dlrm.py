@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.layers import embeddings
-from crankshaft.models.tabular import Tabular, relu_layers
+from ..engine.layers import embeddings
+from .tabular import Tabular, relu_layers
 
 
 class Model(Tabular):

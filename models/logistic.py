@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.models.classification import Classifier
+from .classification import Classifier
 
 
 class Model(Classifier):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.layers import Dense
-from crankshaft.models.classification import Classifier
+from ..engine.layers import Dense
+from .classification import Classifier
 
 
 class Model(Classifier):

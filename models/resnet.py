@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.layers import BatchNormalization
-from crankshaft.engine.step import batches
-from crankshaft.models.classification import Classifier
+from ..engine.layers import BatchNormalization
+from ..engine.step import batches
+from .classification import Classifier
 
 # Blocks in each stage.
 _SMALL = {6 * n + 2: (n, n, n) for n in (3, 5, 7, 9, 18)}

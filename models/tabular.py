@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, mean
-from crankshaft.engine.layers.embeddings import Embedding
-from crankshaft.engine.metrics.means import auc, root_mean_square
-from crankshaft.engine.step import batches
+from ..engine import Mean, Trainer, mean
+from ..engine.layers.embeddings import Embedding
+from ..engine.metrics.means import auc, root_mean_square
+from ..engine.step import batches
 
 TASKS = ("auto", "clicks", "ratings")
 

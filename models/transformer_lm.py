@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, generation, mean
-from crankshaft.engine.layers import recomputed
-from crankshaft.engine.layers.one_pass import gelu, swiglu
-from crankshaft.engine.metrics.means import exp_mean
-from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
-from crankshaft.engine.parallel.weights import part_of
-from crankshaft.engine.step import batches
+from ..engine import Mean, Trainer, generation, mean
+from ..engine.layers import recomputed
+from ..engine.layers.one_pass import gelu, swiglu
+from ..engine.metrics.means import exp_mean
+from ..engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
+from ..engine.parallel.weights import part_of
+from ..engine.step import batches
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from crankshaft.engine.layers import embeddings
-from crankshaft.engine.layers.embeddings import Embedding
-from crankshaft.models.tabular import Tabular, relu_layers
+from ..engine.layers import embeddings
+from ..engine.layers.embeddings import Embedding
+from .tabular import Tabular, relu_layers
 
 
 class Model(Tabular):

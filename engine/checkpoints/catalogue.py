@@ -7,8 +7,8 @@ would otherwise parse them all at each save, and a reader that looks for new one
 import dataclasses
 import os
 
-from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.checkpoints.manifest import Manifest
+from . import manifest as manifests
+from .manifest import Manifest
 
 _REPEATED = ("about", "variables", "versions")
 

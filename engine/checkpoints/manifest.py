@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from crankshaft.engine.machine import files
+from ..machine import files
 
 FORMAT = 2  # 1 had no digest of the manifest itself
 SUFFIX = ".manifest.json"

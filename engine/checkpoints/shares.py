@@ -15,8 +15,8 @@ import time
 import uuid
 from collections.abc import Iterable
 
-from crankshaft.engine.checkpoints.manifest import CheckpointError
-from crankshaft.engine.machine import files
+from ..machine import files
+from .manifest import CheckpointError
 
 _POLL_SECONDS = 0.05
 _LEFT_ALONE_SECONDS = 5.0  # a process that is ending waits so long for the others' shares

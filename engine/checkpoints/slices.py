@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import TrackableNode
-from crankshaft.engine.internals.variables import tf_variable
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.parallel.cuts import Box
+from ..internals.tensorflow import TrackableNode
+from ..internals.variables import tf_variable
+from ..parallel import cuts
+from ..parallel.cuts import Box
 
 # Bytes of a slice. What can't be written from the variable's own memory is copied slice by slice; so is what is read.
 SLICE_BYTES = 32 << 20

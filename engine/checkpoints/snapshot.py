@@ -12,15 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import slices
-from crankshaft.engine.checkpoints.manifest import CheckpointError
-from crankshaft.engine.checkpoints.slices import SlicedVariable, host_of
-from crankshaft.engine.internals.keras import KEPT_IN_LISTS
-from crankshaft.engine.internals.tensorflow import TrackableNode, has_state_beside_variables
-from crankshaft.engine.internals.variables import tf_variable
-from crankshaft.engine.layers.embeddings import Embedding
-from crankshaft.engine.parallel.cuts import cut_of
-from crankshaft.engine.reduction import per_replica
+from ..internals.keras import KEPT_IN_LISTS
+from ..internals.tensorflow import TrackableNode, has_state_beside_variables
+from ..internals.variables import tf_variable
+from ..layers.embeddings import Embedding
+from ..parallel.cuts import cut_of
+from ..reduction import per_replica
+from . import slices
+from .manifest import CheckpointError
+from .slices import SlicedVariable, host_of
 
 _LISTED = 8
 # Some variables are copied when they are read: tables, some parts of cut variables, and their slots. So many bytes of

@@ -26,14 +26,14 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.checkpoints import shares, slices, snapshot
-from crankshaft.engine.checkpoints.catalogue import Catalogue
-from crankshaft.engine.checkpoints.manifest import CheckpointError, Manifest
-from crankshaft.engine.checkpoints.shares import Writer
-from crankshaft.engine.checkpoints.slices import SlicedVariable
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.machine import environment, files
+from ..internals.errors import reason
+from ..machine import environment, files
+from . import manifest as manifests
+from . import shares, slices, snapshot
+from .catalogue import Catalogue
+from .manifest import CheckpointError, Manifest
+from .shares import Writer
+from .slices import SlicedVariable
 
 # Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
 _NICENESS = 15

@@ -6,11 +6,11 @@ import os
 
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.checkpoints import snapshot
-from crankshaft.engine.checkpoints.manifest import CheckpointError
-from crankshaft.engine.checkpoints.store import Checkpoints
-from crankshaft.engine.internals.errors import reason
+from ..internals.errors import reason
+from . import manifest as manifests
+from . import snapshot
+from .manifest import CheckpointError
+from .store import Checkpoints
 
 
 def load_weights(path, target, name: str = "trainer.model") -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.data.order import Order
+from .order import Order
 
 
 class Run(NamedTuple):

@@ -16,15 +16,15 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.data.base import Feed, Run
-from crankshaft.engine.data.feeds import untuned
-from crankshaft.engine.data.order import Order, SharedOrder, replica_part
-from crankshaft.engine.data.streamed import OfDataset, Stream
-from crankshaft.engine.data.waiting import Patience
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.internals.tensorflow import iterator_state, restore_iterator, shuffled
-from crankshaft.engine.parallel.mesh import Mesh
-from crankshaft.engine.step.randomness import epoch_seed
+from ..internals.errors import reason
+from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
+from ..parallel.mesh import Mesh
+from ..step.randomness import epoch_seed
+from .base import Feed, Run
+from .feeds import untuned
+from .order import Order, SharedOrder, replica_part
+from .streamed import OfDataset, Stream
+from .waiting import Patience
 
 _COUNTED_AT_ONCE = 1024  # examples
 _READING = "IteratorGetNext"  # the operation, which an error names

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from crankshaft.engine.data.base import Feed, Run
-from crankshaft.engine.data.order import Order, replica_part
-from crankshaft.engine.data.reading import ArraysReader, SourceReader, reader_of, unmasked
-from crankshaft.engine.data.residency import as_kept, is_on_gpus, on_each_device, take
-from crankshaft.engine.data.source import Source
-from crankshaft.engine.parallel.mesh import Mesh
+from ..parallel.mesh import Mesh
+from .base import Feed, Run
+from .order import Order, replica_part
+from .reading import ArraysReader, SourceReader, reader_of, unmasked
+from .residency import as_kept, is_on_gpus, on_each_device, take
+from .source import Source
 
 
 class ResidentFeed(Feed):

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine.data.dataset_feed import DatasetFeed
-from crankshaft.engine.internals.tensorflow import TrackableNode
+from ..internals.tensorflow import TrackableNode
+from .dataset_feed import DatasetFeed
 
 
 class Position(TrackableNode):

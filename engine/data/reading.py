@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.order import ChunkedOrder, Order
-from crankshaft.engine.data.reads import Reads
-from crankshaft.engine.data.source import Source, Spec
+from . import host_arrays
+from .order import ChunkedOrder, Order
+from .reads import Reads
+from .source import Source, Spec
 
 _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"

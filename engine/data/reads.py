@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.source import Source, SourceError, Spec, StuckReadError, WrappedSource
-from crankshaft.engine.data.waiting import of_files, result_of
+from .source import Source, SourceError, Spec, StuckReadError, WrappedSource
+from .waiting import of_files, result_of
 
 _THREADS = 2  # one waits for the disk while another parses
 _LIBRARY = sysconfig.get_paths()["stdlib"]

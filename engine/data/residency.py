@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data import host_arrays
+from . import host_arrays
 
 
 def is_on_gpus(strategy: tf.distribute.Strategy) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine.data.order import ChunkedOrder, Order
-from crankshaft.engine.data.source import Source, Spec
-from crankshaft.engine.data.streamed import is_stream
+from .order import ChunkedOrder, Order
+from .source import Source, Spec
+from .streamed import is_stream
 
 _CHUNK_EXAMPLES = 1024  # of what reads single examples well, where a window is asked for all the same
 _WINDOW_CHUNKS = 64  # where none is: a batch's classes then vary little more than in a shuffle of all (docs/data.md)

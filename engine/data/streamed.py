@@ -14,10 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine.data.source import SourceError
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.internals.tensorflow import divide_by_files
-from crankshaft.engine.step.randomness import epoch_seed
+from ..internals.errors import reason
+from ..internals.tensorflow import divide_by_files
+from ..step.randomness import epoch_seed
+from .source import SourceError
 
 _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands
 _ROUNDS = 8  # see `engine.data.order`

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.health.watchdog import end_process
+from .watchdog import end_process
 
 _PERIOD_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0  # for a worker that is asked for a number

@@ -25,7 +25,7 @@ import time
 import zlib
 from typing import NamedTuple
 
-from crankshaft.engine.internals.errors import visible
+from ..internals.errors import visible
 
 _MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a farewell
 _SIGNATURE_BYTES = 32  # SHA-256's

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.health import standstill
-from crankshaft.engine.health.peers import Peers
-from crankshaft.engine.internals import tensorflow
-from crankshaft.engine.internals.errors import one_line
+from ..internals import tensorflow
+from ..internals.errors import one_line
+from . import standstill
+from .peers import Peers
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 FIRST_CALL_FACTOR = 5.0  # the first call compiles

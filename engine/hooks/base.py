@@ -11,11 +11,11 @@ import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from crankshaft.engine.metrics.means import LoopSums, Sums
-from crankshaft.engine.state import TrainState
+from ..metrics.means import LoopSums, Sums
+from ..state import TrainState
 
 if TYPE_CHECKING:
-    from crankshaft.engine.strategies.base import Stop, Strategy
+    from ..strategies.base import Stop, Strategy
 
 
 @dataclasses.dataclass

@@ -7,9 +7,9 @@ import math
 
 from absl import logging
 
-from crankshaft.engine.hooks import numerics
-from crankshaft.engine.hooks.base import Periodic, Status
-from crankshaft.engine.step.holdings import Holdings
+from ..step.holdings import Holdings
+from . import numerics
+from .base import Periodic, Status
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from absl import logging
 
-from crankshaft.engine.hooks.base import Hook, Status
-from crankshaft.engine.hooks.rates import Rates
+from .base import Hook, Status
+from .rates import Rates
 
 
 class InputBound(Hook):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.hooks.base import Status, Windowed
-from crankshaft.engine.metrics.means import Sums
-from crankshaft.engine.parallel.cuts import cut_of
-from crankshaft.engine.step.holdings import Holdings
+from ..metrics.means import Sums
+from ..parallel.cuts import cut_of
+from ..step.holdings import Holdings
+from .base import Status, Windowed
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
 

@@ -6,9 +6,9 @@ import math
 
 from absl import logging
 
-from crankshaft.engine.hooks.base import Periodic, Status
-from crankshaft.engine.metrics.means import Sums
-from crankshaft.engine.step.holdings import Holdings
+from ..metrics.means import Sums
+from ..step.holdings import Holdings
+from .base import Periodic, Status
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.hooks.base import Hook, Status
-from crankshaft.engine.internals.variables import own_copy, path_of, tf_variable
-from crankshaft.engine.metrics.means import LoopSums
-from crankshaft.engine.parallel.cuts import cut_of
-from crankshaft.engine.reduction import per_replica
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.step.options import StepOptions
+from ..internals.variables import own_copy, path_of, tf_variable
+from ..metrics.means import LoopSums
+from ..parallel.cuts import cut_of
+from ..reduction import per_replica
+from ..step.holdings import Holdings
+from ..step.options import StepOptions
+from .base import Hook, Status
 
 _PIECE_BYTES = 64 << 20
 

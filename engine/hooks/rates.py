@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crankshaft.engine.hooks.base import Status
+from .base import Status
 
 
 class Rates:

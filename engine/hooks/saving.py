@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
-from crankshaft.engine.hooks.base import Hook, Periodic, Status
-from crankshaft.engine.hooks.monitors import Monitor
-from crankshaft.engine.state import RULES, TrainState
+from ..checkpoints import CheckpointError, Checkpoints, Manifest
+from ..state import RULES, TrainState
+from .base import Hook, Periodic, Status
+from .monitors import Monitor
 
 
 def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:

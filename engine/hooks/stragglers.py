@@ -10,8 +10,8 @@ import time
 
 from absl import logging
 
-from crankshaft.engine.hooks import Hook, Status
-from crankshaft.engine.strategies.workers import WorkerWindow
+from ..strategies.workers import WorkerWindow
+from . import Hook, Status
 
 
 class Stragglers(Hook):

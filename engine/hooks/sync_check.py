@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.hooks import Periodic, Status
-from crankshaft.engine.internals.variables import path_of, read_local
-from crankshaft.engine.parallel.cuts import cut_of
-from crankshaft.engine.reduction import per_replica
+from ..internals.variables import path_of, read_local
+from ..parallel.cuts import cut_of
+from ..reduction import per_replica
+from . import Periodic, Status
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import function_graph
+from .tensorflow import function_graph
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Ops of `tf.random` that draw from a state of the process.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from crankshaft.engine.machine import cpus
+from ..machine import cpus
 
 # Smaller kernels gain nothing: their products take microseconds either way.
 _LARGE = 1 << 18

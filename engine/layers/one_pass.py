@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from crankshaft.engine.step.context import step_context
+from ..step.context import step_context
 
 # gelu(x) = x sigmoid(_LINEAR x + _CUBIC x^3), Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415, section 2: the
 # form by tanh, since tanh(u) = 2 sigmoid(2u) - 1.

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine.internals import keras
-from crankshaft.engine.step.context import step_context
+from ..internals import keras
+from ..step.context import step_context
 
 
 def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.machine import cpus
+from . import cpus
 
 # Variables that change how fast TensorFlow runs, by the beginning of their names.
 _TUNING_VARIABLES = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.internals.tensorflow import session_config
+from ..internals.tensorflow import session_config
 
 
 class DeviceError(Exception):

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.metrics.means import KerasSums, combined, weighable
+from ..internals.errors import reason
+from .means import KerasSums, combined, weighable
 
 _EXAMPLES = (5, 3)  # of the two batches on which a metric is tried
 _TRIALS = 3

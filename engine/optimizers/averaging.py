@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import on_server, tf_variable
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.reduction import per_replica
+from ..internals.variables import on_server, tf_variable
+from ..parallel import cuts
+from ..reduction import per_replica
 
 
 class WeightAverage(tf.Module):

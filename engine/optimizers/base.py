@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import on_server, read_local, server_of
-from crankshaft.engine.optimizers.targets import OpenPiece, Targets, close
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.reduction import wire
-from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import Gradients, sum_duplicate_rows
+from ..internals.variables import on_server, read_local, server_of
+from ..parallel import cuts
+from ..reduction import wire
+from ..step.context import step_context
+from ..step.gradients import Gradients, sum_duplicate_rows
+from .targets import OpenPiece, Targets, close
 
 
 class Optimizer(tf.Module):

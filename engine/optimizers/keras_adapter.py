@@ -5,9 +5,9 @@ Built on the host in a strategy's scope, applied in replica code.
 
 import tensorflow as tf
 
-from crankshaft.engine.internals import keras
-from crankshaft.engine.optimizers.base import Optimizer
-from crankshaft.engine.step.gradients import sum_duplicate_rows
+from ..internals import keras
+from ..step.gradients import sum_duplicate_rows
+from .base import Optimizer
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
 _THE_ENGINES_OWN = {

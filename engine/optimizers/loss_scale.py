@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import assign_local
+from ..internals.variables import assign_local
 
 
 class DynamicLossScale(tf.Module):

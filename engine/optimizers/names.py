@@ -3,7 +3,7 @@
 import difflib
 import inspect
 
-from crankshaft.engine.step import ranges
+from ..step import ranges
 
 
 def unknown(kind, found, known):

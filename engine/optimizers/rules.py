@@ -6,10 +6,10 @@ Each equals Keras's own; any other Keras optimizer is found by name. The rules a
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.optimizers import names
-from crankshaft.engine.optimizers.base import FusedOptimizer, Optimizer
-from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
-from crankshaft.engine.step.ranges import OPTIMIZER_ARGUMENTS
+from ..step.ranges import OPTIMIZER_ARGUMENTS
+from . import names
+from .base import FusedOptimizer, Optimizer
+from .keras_adapter import KerasOptimizer
 
 
 class SGD(FusedOptimizer):

@@ -7,8 +7,8 @@ import itertools
 
 import tensorflow as tf
 
-from crankshaft.engine.optimizers import names
-from crankshaft.engine.step.ranges import SCHEDULE_ARGUMENTS
+from ..step.ranges import SCHEDULE_ARGUMENTS
+from . import names
 
 _keras = tf.keras.optimizers.schedules
 

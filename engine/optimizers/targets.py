@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import temporary_variable
-from crankshaft.engine.internals.variables import assign_local, path_of, read_local, tf_variable
-from crankshaft.engine.parallel import pieces
-from crankshaft.engine.parallel.cuts import Cut, cut_of
-from crankshaft.engine.parallel.mesh import current_mesh
+from ..internals.tensorflow import temporary_variable
+from ..internals.variables import assign_local, path_of, read_local, tf_variable
+from ..parallel import pieces
+from ..parallel.cuts import Cut, cut_of
+from ..parallel.mesh import current_mesh
 
 
 class Target:

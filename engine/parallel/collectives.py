@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.internals import tensorflow
+from ..internals import tensorflow
 
 # Between CPUs, values that take no more than this together are gathered, and each replica adds them up itself.
 GATHERED_BYTES = 1 << 20

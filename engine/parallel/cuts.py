@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import path_of, tf_variable
-from crankshaft.engine.parallel.mesh import DATA, MODEL, Mesh, local_replicas
+from ..internals.variables import path_of, tf_variable
+from .mesh import DATA, MODEL, Mesh, local_replicas
 
 _PIECE_BYTES = 16 << 20  # of a part that is filled: drawn at once
 

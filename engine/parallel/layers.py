@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.parallel import weights
-from crankshaft.engine.parallel.mesh import current_mesh
+from . import weights
+from .mesh import current_mesh
 
 _SPLITS = (None, "columns", "rows")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.parallel.mesh import Mesh
+from .mesh import Mesh
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: Mesh | None = None) -> tf.Tensor:

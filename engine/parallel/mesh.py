@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import Collectives, ordering_token
-from crankshaft.engine.parallel import collectives
+from ..internals.tensorflow import Collectives, ordering_token
+from . import collectives
 
 DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import tf_variable
-from crankshaft.engine.parallel.cuts import Cut, cut_of
-from crankshaft.engine.parallel.mesh import AXES, DATA, Axis, Mesh
+from ..internals.variables import tf_variable
+from .cuts import Cut, cut_of
+from .mesh import AXES, DATA, Axis, Mesh
 
 LEAST_VALUES = 1024  # of a variable that is shared out: a smaller one's slots are not worth the operations
 _GATHERED_BYTES = 4 << 20  # gathered at once, about

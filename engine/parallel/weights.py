@@ -6,11 +6,11 @@ import random
 
 import tensorflow as tf
 
-from crankshaft.engine.internals import keras
-from crankshaft.engine.layers.embeddings import hashing
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.parallel.cuts import Box, Cut
-from crankshaft.engine.parallel.mesh import MODEL
+from ..internals import keras
+from ..layers.embeddings import hashing
+from . import cuts
+from .cuts import Box, Cut
+from .mesh import MODEL
 
 
 @tf.keras.utils.register_keras_serializable("crankshaft")

@@ -1,5 +1,5 @@
 """The reduction of gradients over replicas: exact sums, PowerSGD's low-rank ones, or local SGD's periodic sync."""
 
-from crankshaft.engine.reduction.all_reduce import Reduction
+from .all_reduce import Reduction
 
 __all__ = ["Reduction"]

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.parallel.cuts import cut_of
-from crankshaft.engine.parallel.mesh import Axis, Mesh
-from crankshaft.engine.parallel.pieces import Piece, piece_of
-from crankshaft.engine.reduction.wire import from_halves, to_halves
-from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import Gradients
+from ..parallel.cuts import cut_of
+from ..parallel.mesh import Axis, Mesh
+from ..parallel.pieces import Piece, piece_of
+from ..step.context import step_context
+from ..step.gradients import Gradients
+from .wire import from_halves, to_halves
 
 # 16-bit values are gathered: a replica holds what all have sent until it has summed them. So many bytes at once; as
 # float32, for the sum, they take twice as many.

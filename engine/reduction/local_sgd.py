@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import assign_local, path_of, tf_variable
-from crankshaft.engine.optimizers import Momentum
-from crankshaft.engine.optimizers.targets import Target
-from crankshaft.engine.reduction import per_replica
-from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, weighted
-from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import Gradients
+from ..internals.variables import assign_local, path_of, tf_variable
+from ..optimizers import Momentum
+from ..optimizers.targets import Target
+from ..step.context import step_context
+from ..step.gradients import Gradients
+from . import per_replica
+from .all_reduce import Item, Reduction, assign_means, weighted
 
 
 class LocalSgd(Reduction):

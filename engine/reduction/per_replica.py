@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import TrackableNode
-from crankshaft.engine.internals.variables import read_local, tf_variable
-from crankshaft.engine.parallel import collectives
+from ..internals.tensorflow import TrackableNode
+from ..internals.variables import read_local, tf_variable
+from ..parallel import collectives
 
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
 _VALUE = "VARIABLE_VALUE"

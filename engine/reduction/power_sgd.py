@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import assign_local, tf_variable
-from crankshaft.engine.optimizers.targets import Target
-from crankshaft.engine.parallel.mesh import Axis
-from crankshaft.engine.reduction import per_replica
-from crankshaft.engine.reduction.all_reduce import Item, Reduction, assign_means, of_examples, of_this_step, weighted
-from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import Gradients
+from ..internals.variables import assign_local, tf_variable
+from ..optimizers.targets import Target
+from ..parallel.mesh import Axis
+from ..step.context import step_context
+from ..step.gradients import Gradients
+from . import per_replica
+from .all_reduce import Item, Reduction, assign_means, of_examples, of_this_step, weighted
 
 
 class PowerSgd(Reduction):

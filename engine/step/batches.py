@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.metrics.means import Mean, as_loss
+from ..metrics.means import Mean, as_loss
 
 
 class Fields(NamedTuple):

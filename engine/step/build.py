@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine import optimizers
-from crankshaft.engine.internals.variables import path_of
-from crankshaft.engine.optimizers.averaging import WeightAverage
-from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
-from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.step import batches
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.step.options import Given, StepOptions
+from .. import optimizers
+from ..internals.variables import path_of
+from ..optimizers.averaging import WeightAverage
+from ..optimizers.loss_scale import DynamicLossScale
+from ..reduction import Reduction
+from . import batches
+from .holdings import Holdings
+from .options import Given, StepOptions
 
 
 def prepare(

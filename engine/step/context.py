@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import assign_local
-from crankshaft.engine.parallel.mesh import Mesh
-from crankshaft.engine.step import randomness
-from crankshaft.engine.step.batches import check_weighed, only_if, with_stand_in
-from crankshaft.engine.step.options import StepOptions
+from ..internals.variables import assign_local
+from ..parallel.mesh import Mesh
+from . import randomness
+from .batches import check_weighed, only_if, with_stand_in
+from .options import StepOptions
 
 if TYPE_CHECKING:
-    from crankshaft.engine.step.holdings import Holdings
+    from .holdings import Holdings
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
 

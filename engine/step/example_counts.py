@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.internals import graphs
-from crankshaft.engine.metrics.means import SUM_OF_VALUES
-from crankshaft.engine.step import batches
+from ..internals import graphs
+from ..metrics.means import SUM_OF_VALUES
+from . import batches
 
 _SIZES = (7, 11)  # of batches, unlikely for any other axis
 

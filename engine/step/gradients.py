@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import assign_local
-from crankshaft.engine.metrics.means import Mean
-from crankshaft.engine.parallel.cuts import Cut
-from crankshaft.engine.step.context import step_context
+from ..internals.variables import assign_local
+from ..metrics.means import Mean
+from ..parallel.cuts import Cut
+from .context import step_context
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.internals import keras
-from crankshaft.engine.internals.variables import held
-from crankshaft.engine.layers.embeddings import Embedding
-from crankshaft.engine.optimizers import Optimizer
-from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
+from ..internals import keras
+from ..internals.variables import held
+from ..layers.embeddings import Embedding
+from ..optimizers import Optimizer
+from ..optimizers.loss_scale import DynamicLossScale
 
 
 class Holdings:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.host_arrays import Mapped
+from ..data.host_arrays import Mapped
 
 EXACT = 1 << 24  # float32 tells whole numbers apart up to here
 _PIECE_BYTES = 64 << 20  # looked at at once

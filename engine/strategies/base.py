@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.data.base import Feed
-from crankshaft.engine.data.order import Order
-from crankshaft.engine.data.source import WithoutBadRecords
-from crankshaft.engine.internals.errors import free_frames
-from crankshaft.engine.metrics.means import Sums
-from crankshaft.engine.parallel.mesh import Mesh
-from crankshaft.engine.state import TrainState
+from ..data.base import Feed
+from ..data.order import Order
+from ..data.source import WithoutBadRecords
+from ..internals.errors import free_frames
+from ..metrics.means import Sums
+from ..parallel.mesh import Mesh
+from ..state import TrainState
 
 if TYPE_CHECKING:
-    from crankshaft.engine.strategies.inner_loop import LoopResult
+    from .inner_loop import LoopResult
 
 
 class Stop(NamedTuple):

@@ -11,18 +11,18 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.machine import cpus
-from crankshaft.engine.machine import gpus as graphics
-from crankshaft.engine.machine.gpus import DeviceError
-from crankshaft.engine.parallel.mesh import Mesh
-from crankshaft.engine.strategies import registry
-from crankshaft.engine.strategies.base import Strategy
-from crankshaft.engine.strategies.multi_worker import MultiWorker, connect
-from crankshaft.engine.strategies.parameter_server import strategy as parameter_server
-from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
-from crankshaft.engine.strategies.registry import StrategyOptions
-from crankshaft.engine.strategies.replicated import Replicated
+from ..internals.errors import reason
+from ..machine import cpus
+from ..machine import gpus as graphics
+from ..machine.gpus import DeviceError
+from ..parallel.mesh import Mesh
+from . import registry
+from .base import Strategy
+from .multi_worker import MultiWorker, connect
+from .parameter_server import strategy as parameter_server
+from .parameter_server.strategy import ParameterServer
+from .registry import StrategyOptions
+from .replicated import Replicated
 
 _CONNECT_SECONDS = 5
 _FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.data.residency import is_on_gpus
-from crankshaft.engine.health.watchdog import Arrivals
-from crankshaft.engine.internals import graphs
-from crankshaft.engine.metrics.means import LoopSums, row_names, stack
-from crankshaft.engine.strategies.syncs import Syncs
+from ..data.residency import is_on_gpus
+from ..health.watchdog import Arrivals
+from ..internals import graphs
+from ..metrics.means import LoopSums, row_names, stack
+from .syncs import Syncs
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
 # begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more

@@ -10,10 +10,10 @@ import time
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.internals import graphs
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.strategies.inner_loop import InnerLoop
+from ..internals import graphs
+from ..internals.errors import reason
+from ..state import TrainState
+from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
 _MOST_OPERATIONS = 2_000  # of a step: the more, the longer XLA compiles, and it can't be interrupted

@@ -9,20 +9,20 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.residency import is_on_gpus
-from crankshaft.engine.health.watchdog import Arrivals, LostPeerError, Watchdog
-from crankshaft.engine.internals.tensorflow import receive_in_chunks
-from crankshaft.engine.metrics.means import Mean
-from crankshaft.engine.parallel import collectives
-from crankshaft.engine.parallel.mesh import Mesh
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.context import StepContext
-from crankshaft.engine.strategies.base import Stop
-from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
-from crankshaft.engine.strategies.registry import FeedOptions
-from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.engine.strategies.syncs import Syncs
-from crankshaft.engine.strategies.workers import OWN, WorkersLoop
+from ..data.residency import is_on_gpus
+from ..health.watchdog import Arrivals, LostPeerError, Watchdog
+from ..internals.tensorflow import receive_in_chunks
+from ..metrics.means import Mean
+from ..parallel import collectives
+from ..parallel.mesh import Mesh
+from ..state import TrainState
+from ..step.context import StepContext
+from .base import Stop
+from .inner_loop import InnerLoop, LoopResult
+from .registry import FeedOptions
+from .replicated import Replicated
+from .syncs import Syncs
+from .workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
 _PIECE_BYTES = 1 << 20  # see `exchange_bytes`

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crankshaft.engine.strategies.base import Strategy
-    from crankshaft.engine.strategies.multi_worker import WorkerTask
-    from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
+    from .base import Strategy
+    from .multi_worker import WorkerTask
+    from .parameter_server.strategy import ServerOptions
 
 BUILT_IN = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
 

@@ -8,26 +8,26 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.data.base import Feed
-from crankshaft.engine.data.dataset_feed import DatasetFeed, DistributedFeed, divide, unwatched
-from crankshaft.engine.data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
-from crankshaft.engine.data.order import Order
-from crankshaft.engine.data.reading import whole
-from crankshaft.engine.data.residency import is_on_gpus, on_each_device
-from crankshaft.engine.data.source import Source
-from crankshaft.engine.data.split import draws, example_bytes, num_examples, order_of
-from crankshaft.engine.data.streamed import is_stream
-from crankshaft.engine.metrics.means import Sums
-from crankshaft.engine.parallel.mesh import Mesh
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.batches import text_fields
-from crankshaft.engine.step.context import StepContext, StepRunner
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.strategies.base import Measured
-from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
-from crankshaft.engine.strategies.pacing import Pace
-from crankshaft.engine.strategies.registry import FeedOptions
-from crankshaft.engine.strategies.syncs import Syncs
+from ..data.base import Feed
+from ..data.dataset_feed import DatasetFeed, DistributedFeed, divide, unwatched
+from ..data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
+from ..data.order import Order
+from ..data.reading import whole
+from ..data.residency import is_on_gpus, on_each_device
+from ..data.source import Source
+from ..data.split import draws, example_bytes, num_examples, order_of
+from ..data.streamed import is_stream
+from ..metrics.means import Sums
+from ..parallel.mesh import Mesh
+from ..state import TrainState
+from ..step.batches import text_fields
+from ..step.context import StepContext, StepRunner
+from ..step.holdings import Holdings
+from .base import Measured
+from .inner_loop import InnerLoop, LoopResult
+from .pacing import Pace
+from .registry import FeedOptions
+from .syncs import Syncs
 
 # Of a streamed block, by where it goes. Of a CPU larger ones leave the last-level cache before they are used. A GPU is
 # sent each as a whole, and a call ends with it, so there it is to last: at 10 GB/s, PCIe's, 64 MiB travel for 7 ms.

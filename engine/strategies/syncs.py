@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.reduction import Reduction
+from ..reduction import Reduction
 
 
 class Syncs:

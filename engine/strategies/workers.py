@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.residency import is_on_gpus
-from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
-from crankshaft.engine.metrics.means import LoopSums
-from crankshaft.engine.parallel import collectives
-from crankshaft.engine.strategies.inner_loop import InnerLoop, LoopResult
+from ..data.residency import is_on_gpus
+from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
+from ..metrics.means import LoopSums
+from ..parallel import collectives
+from .inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
 # What the host gives with the call; the rest is measured in it.

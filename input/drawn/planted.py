@@ -5,7 +5,7 @@ Host code, NumPy only.
 
 import numpy as np
 
-from crankshaft.input.drawn.draws import mix
+from .draws import mix
 
 _SPREAD = np.sqrt(12.0)  # turns an even draw of variance 1/12 into one of variance 1
 

@@ -11,8 +11,8 @@ import zlib
 
 import numpy as np
 
-from crankshaft.input.files.text_files import listing
-from crankshaft.input.splits import InputError
+from ..splits import InputError
+from .text_files import listing
 
 _TYPE_NAMES = {
     0x08: "uint8",

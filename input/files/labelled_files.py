@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from crankshaft.input.files import storage
-from crankshaft.input.splits import InputError
+from ..splits import InputError
+from . import storage
 
 _LISTS = (".txt", ".csv", ".tsv", ".lst")
 _NOT_READ = (".gif", ".bmp", ".webp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")  # and would be missed

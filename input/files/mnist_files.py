@@ -5,8 +5,8 @@ The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to do
 
 import numpy as np
 
-from crankshaft.input.files.idx import find_idx, read_idx
-from crankshaft.input.splits import InputError, Splits
+from ..splits import InputError, Splits
+from .idx import find_idx, read_idx
 
 NUM_CLASSES = 10
 IMAGE_SIZE = 28  # pixels, both ways

@@ -21,10 +21,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from crankshaft.engine.data.source import SourceError
-from crankshaft.input.files import storage
-from crankshaft.input.files.storage import Files, is_remote
-from crankshaft.input.splits import InputError
+from ...engine.data.source import SourceError
+from ..splits import InputError
+from . import storage
+from .storage import Files, is_remote
 
 FOLDER = ".crankshaft"
 BUNDLED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data")

@@ -16,8 +16,8 @@ from array import array
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from crankshaft.engine.data.source import SourceError
-from crankshaft.input.splits import InputError
+from ...engine.data.source import SourceError
+from ..splits import InputError
 
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as some 64 KiB do

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crankshaft.input.files.prepared import Writer, prepared
-from crankshaft.input.files.storage import Files
-from crankshaft.input.splits import InputError
+from ..splits import InputError
+from .prepared import Writer, prepared
+from .storage import Files
 
 FILE_NAME = "tokens.json"  # where a run keeps what cut its text
 _BYTES = 256

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.input.files import storage
-from crankshaft.input.records import checksums
-from crankshaft.input.records import features as described
-from crankshaft.input.records.features import Feature, Features, nested
-from crankshaft.input.records.record_index import FOOTER_BYTES, HEADER_BYTES
-from crankshaft.input.records.shards import splits_of
-from crankshaft.input.splits import InputError, Splits
+from ..files import storage
+from ..splits import InputError, Splits
+from . import checksums
+from . import features as described
+from .features import Feature, Features, nested
+from .record_index import FOOTER_BYTES, HEADER_BYTES
+from .shards import splits_of
 
 _MAGIC = b"\x1f\x8b"  # of gzip
 _COMPRESSION = "GZIP"
@@ -47,7 +47,7 @@ def open_splits(
       num_classes: as it was given.
       samples: records by which features are read off, where nothing says what they are.
     """
-    from crankshaft.engine.data import streamed
+    from ...engine.data import streamed
 
     given, label, weight = asked
     found = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))

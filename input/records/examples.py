@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data.source import BadRecordError, Source
-from crankshaft.input.records import example_wire
-from crankshaft.input.records.example_wire import Field, Layout
-from crankshaft.input.records.features import Feature, Features, nested
+from ...engine.data.source import BadRecordError, Source
+from . import example_wire
+from .example_wire import Field, Layout
+from .features import Feature, Features, nested
 
 _MOST_LAYOUTS = 4  # each is tried on all records that are not of those before
 _MOST_MISSES = 3  # calls in which most records were of no layout, before none is tried any more

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data.source import Spec
-from crankshaft.input.files.storage import is_remote
-from crankshaft.input.records import example_wire
-from crankshaft.input.splits import InputError
+from ...engine.data.source import Spec
+from ..files.storage import is_remote
+from ..splits import InputError
+from . import example_wire
 
 NAME = "features.json"
 _CURE = "see docs/data.md for what it holds"

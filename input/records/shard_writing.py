@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data.source import Spec
-from crankshaft.input import array_record
-from crankshaft.input.records import checksums, example_wire, record_index
-from crankshaft.input.records.example_wire import Field, Layout
-from crankshaft.input.records.features import Feature, Features, names_in
-from crankshaft.input.splits import InputError
+from ...engine.data.source import Spec
+from .. import array_record
+from ..splits import InputError
+from . import checksums, example_wire, record_index
+from .example_wire import Field, Layout
+from .features import Feature, Features, names_in
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and the ends of their names
 _PARTS = ("features", "label", "weight")

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crankshaft.input.files import storage, tokens
-from crankshaft.input.records import features, record_index
-from crankshaft.input.records.features import Features
-from crankshaft.input.splits import InputError, Splits
+from ..files import storage, tokens
+from ..splits import InputError, Splits
+from . import features, record_index
+from .features import Features
 
 _EVALUATION = ("eval", "validation", "val", "test")  # folders beside "train"
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crankshaft.engine.data.source import BadRecordError, Source, Spec
-from crankshaft.input.splits import InputError, Splits
+from ...engine.data.source import BadRecordError, Source, Spec
+from ..splits import InputError, Splits
 
 NONE = "none"  # as the name of the label: there is none
 MISSING = ("refuse", "zero")

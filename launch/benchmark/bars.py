@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from crankshaft.launch.benchmark.charts import Figure
-from crankshaft.launch.benchmark.markup import append, element
-from crankshaft.launch.benchmark.plot import WIDTH, Axis, Plot, drawing, shortened
-from crankshaft.launch.benchmark.sections import PART_NAMES, between, number, percent, settings
+from .charts import Figure
+from .markup import append, element
+from .plot import WIDTH, Axis, Plot, drawing, shortened
+from .sections import PART_NAMES, between, number, percent, settings
 
 _ROW = 36  # a label, and what it labels
 _COLOURS = {

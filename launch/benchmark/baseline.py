@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from crankshaft.launch.benchmark import schema
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.command_line.values import differences
-from crankshaft.launch.errors import UsageError
+from ..command_line.config import Config
+from ..command_line.values import differences
+from ..errors import UsageError
+from . import schema
 
 # Defines the work that is measured: two rates of different work can't be compared.
 _WORK = ("part", "model", "model_arg", "input", "input_arg", "global_batch_size")

@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from crankshaft.launch.benchmark.measure import checkpointing, communication, cost, machine, parts, roofline, trace
-from crankshaft.launch.benchmark.measure.parts import Part
-from crankshaft.launch.run.session import Session
+from ..run.session import Session
+from .measure import checkpointing, communication, cost, machine, parts, roofline, trace
+from .measure.parts import Part
 
 _PART_SECONDS = 1.5  # of each part where all are timed
 _SETTING_SECONDS = 0.5  # of each dtype and pack of the reduction

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crankshaft.launch.benchmark.markup import Element
-from crankshaft.launch.benchmark.plot import Axis, Plot
-from crankshaft.launch.benchmark.sections import bound, number, percent, quantity
+from .markup import Element
+from .plot import Axis, Plot
+from .sections import bound, number, percent, quantity
 
 _MAX_COLUMNS = 400  # of a timeline: more than its pixels can show are drawn together
 _WARM_UP_SHARE = 0.18  # of the timed span: the width of the warm-up, which is not to scale

@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from crankshaft.launch.cluster.guard import Guard, StartedTask
-from crankshaft.launch.cluster.output import last_lines
-from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
-from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+from ..cluster.guard import Guard, StartedTask
+from ..cluster.output import last_lines
+from ..errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
+from ..host.process import SAME_REQUEST_SECONDS
 
 _GRACE_SECONDS = 10.0  # from SIGTERM, which TensorFlow may swallow, to SIGKILL
 _POLL_SECONDS = 0.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crankshaft.launch import errors
-from crankshaft.launch.benchmark.measure import intervals
+from .. import errors
+from .measure import intervals
 
 
 def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,18 +12,18 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch import errors
-from crankshaft.launch.benchmark import program as programs
-from crankshaft.launch.benchmark import scaling, schema, sweep, table, turns
-from crankshaft.launch.benchmark.children import Stopped, stoppable
-from crankshaft.launch.benchmark.program import Program
-from crankshaft.launch.benchmark.series import Series
-from crankshaft.launch.command_line import checks, paths, uses
-from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.command_line.flags import USES
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import explanations
-from crankshaft.launch.run import results
+from .. import errors
+from ..command_line import checks, paths, uses
+from ..command_line import config as configs
+from ..command_line.flags import USES
+from ..errors import UsageError
+from ..host import explanations
+from ..run import results
+from . import program as programs
+from . import scaling, schema, sweep, table, turns
+from .children import Stopped, stoppable
+from .program import Program
+from .series import Series
 
 _DRIVERS = {"benchmark_sweep": sweep.run, "benchmark_replicas": scaling.run, "baseline_cmd": turns.run}
 
@@ -88,7 +88,7 @@ def run(program: Program) -> int:
     except OSError as error:
         return errors.fail(*explanations.explain(error))
     if "baseline" in result and not code:
-        from crankshaft.launch.benchmark.compare import exit_code
+        from .compare import exit_code
 
         code = exit_code(result["baseline"], flags.FLAGS.fail_below)
     return code

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from absl import flags
 
-from crankshaft.launch.command_line import rules
-from crankshaft.launch.command_line.groups import group
+from ..command_line import rules
+from ..command_line.groups import group
 
 BENCHMARK_FILES = ("as_found", "warm", "cold")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from crankshaft.launch import errors
-from crankshaft.launch.benchmark import bars, charts, schema
-from crankshaft.launch.benchmark.charts import Figure
-from crankshaft.launch.benchmark.markup import Element, append, document, element
-from crankshaft.launch.benchmark.sections import Section, between, bound, number, percent, sections, settings
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host.files import write_text
+from .. import errors
+from ..errors import UsageError
+from ..host.files import write_text
+from . import bars, charts, schema
+from .charts import Figure
+from .markup import Element, append, document, element
+from .sections import Section, between, bound, number, percent, sections, settings
 
 # The charts that stand with a section, by its title.
 _CHARTS: dict[str, tuple[Callable[[Mapping[str, Any]], Figure | None], ...]] = {

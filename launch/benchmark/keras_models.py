@@ -8,8 +8,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from crankshaft.input.splits import Splits
-from crankshaft.launch.benchmark.workloads import WORKLOADS
+from ...input.splits import Splits
+from .workloads import WORKLOADS
 
 _layers = keras.layers
 

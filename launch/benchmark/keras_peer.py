@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
-from crankshaft.launch.host import files
+from ..host import files
+from .workloads import BATCH_SIZE, WORKLOADS
 
 STEPS_PER_EXECUTION = 50
 _WARM_UP_SECONDS = 0.5
@@ -26,7 +26,7 @@ def prepare(name: str, setting: str, precision: str) -> tuple:
     """Returns (compiled model, the workload's splits, arguments of fit except the data)."""
     import tensorflow as tf
 
-    from crankshaft.launch.benchmark import keras_models
+    from . import keras_models
 
     tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
     data = WORKLOADS[name].load()

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crankshaft.launch.benchmark.measure.rounds import Watcher
-from crankshaft.launch.benchmark.sections import number
-from crankshaft.launch.run.progress import Bar, as_shown, duration
+from ..run.progress import Bar, as_shown, duration
+from .measure.rounds import Watcher
+from .sections import number
 
 _REDRAW_SECONDS = 1.0  # within a round; a drawing takes about a millisecond, so that is 0.1 % of what is timed
 

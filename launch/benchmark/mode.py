@@ -7,19 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crankshaft.engine.strategies.base import Measured
-from crankshaft.launch.benchmark import baseline, schema, table
-from crankshaft.launch.benchmark.breakdown import Breakdown
-from crankshaft.launch.benchmark.compare import compare, exit_code
-from crankshaft.launch.benchmark.live import Live
-from crankshaft.launch.benchmark.measure import parts, rounds
-from crankshaft.launch.benchmark.measure.length import Length
-from crankshaft.launch.benchmark.measure.pages import Pages
-from crankshaft.launch.cluster import guard
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import modes
-from crankshaft.launch.run.session import Session, choose_jit
+from ...engine.strategies.base import Measured
+from ..cluster import guard
+from ..command_line.config import Config
+from ..errors import UsageError
+from ..run import modes
+from ..run.session import Session, choose_jit
+from . import baseline, schema, table
+from .breakdown import Breakdown
+from .compare import compare, exit_code
+from .live import Live
+from .measure import parts, rounds
+from .measure.length import Length
+from .measure.pages import Pages
 
 
 def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from crankshaft.launch.benchmark.markup import Element, append, element
-from crankshaft.launch.benchmark.sections import number
+from .markup import Element, append, element
+from .sections import number
 
 WIDTH = 440  # of every chart, in units that are about a pixel on a page of two columns
 _CHARACTER = 6.2  # width of a character of a label, about

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch.cluster import shares
-from crankshaft.launch.command_line import rules
+from ..cluster import shares
+from ..command_line import rules
 
 NAME = "crankshaft train"  # its first argument, where a script has its path
 TRAIN = ("-m", "crankshaft", "train")

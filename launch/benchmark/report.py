@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crankshaft.launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
-from crankshaft.launch.benchmark.markdown import number, spread, table
-from crankshaft.launch.benchmark.suite import BATCH_SIZE, OURS, QUALITY_STEPS, Row, Suite
+from .keras_peer import SETTINGS, STEPS_PER_EXECUTION
+from .markdown import number, spread, table
+from .suite import BATCH_SIZE, OURS, QUALITY_STEPS, Row, Suite
 
 _NONE = "–"
 

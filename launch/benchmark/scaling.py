@@ -14,11 +14,11 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
-from crankshaft.launch.benchmark.program import Program
-from crankshaft.launch.benchmark.series import RATES, Series, summary
-from crankshaft.launch.cluster import shares
-from crankshaft.launch.errors import EXIT_FAILED, UsageError
+from ..cluster import shares
+from ..errors import EXIT_FAILED, UsageError
+from .children import MeasurementFailed, Process, Stopped
+from .program import Program
+from .series import RATES, Series, summary
 
 KINDS = ("weak", "strong")
 

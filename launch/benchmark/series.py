@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped, run
+from .children import MeasurementFailed, Process, Stopped, run
 
 RATES = ("steps_per_sec", "examples_per_sec", "interval")  # kept of a result that is one of several
 _COMMON = ("model", "part", "input", "strategy", "num_replicas", "global_batch_size", "precision", "jit")

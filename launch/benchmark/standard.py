@@ -19,14 +19,14 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch import errors
-from crankshaft.launch.benchmark import report, schema
-from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
-from crankshaft.launch.benchmark.suite import STRATEGIES, Row, Setup, Suite, find_setup
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
-from crankshaft.launch.command_line import own_flags, paths, rules
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import files
+from .. import errors
+from ..command_line import own_flags, paths, rules
+from ..errors import UsageError
+from ..host import files
+from . import report, schema
+from .children import Stopped, stoppable, untuned
+from .suite import STRATEGIES, Row, Setup, Suite, find_setup
+from .workloads import BATCH_SIZE, WORKLOADS
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the measurements'
 _QUICK_SECONDS = 1.0

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process
-from crankshaft.launch.benchmark.keras_peer import SETTINGS, STEPS_PER_EXECUTION
-from crankshaft.launch.benchmark.series import Series
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
-from crankshaft.launch.cluster import shares
+from ..cluster import shares
+from .children import MeasurementFailed, Process
+from .keras_peer import SETTINGS, STEPS_PER_EXECUTION
+from .series import Series
+from .workloads import BATCH_SIZE, WORKLOADS, Workload
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
 OURS = "crankshaft"

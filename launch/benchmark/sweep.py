@@ -11,12 +11,12 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
-from crankshaft.launch.benchmark.program import Program
-from crankshaft.launch.benchmark.sections import settings as described
-from crankshaft.launch.benchmark.series import RATES, Series, summary
-from crankshaft.launch.command_line.flags import GROUPS
-from crankshaft.launch.errors import EXIT_FAILED, UsageError, nearest
+from ..command_line.flags import GROUPS
+from ..errors import EXIT_FAILED, UsageError, nearest
+from .children import MeasurementFailed, Process, Stopped
+from .program import Program
+from .sections import settings as described
+from .series import RATES, Series, summary
 
 _FORM = "write NAME=VALUE,VALUE;NAME=VALUE,VALUE"
 # Flags in which points can't differ: what is done, and what is written where.

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from crankshaft.launch.benchmark.sections import Section, sections
+from .sections import Section, sections
 
 _APART = "  "
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch import errors
-from crankshaft.launch.benchmark import baseline, schema
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process, Stopped
-from crankshaft.launch.benchmark.program import Program
-from crankshaft.launch.benchmark.series import Series
-from crankshaft.launch.command_line.values import differences
-from crankshaft.launch.errors import EXIT_FAILED, UsageError
-from crankshaft.launch.host import process
+from .. import errors
+from ..command_line.values import differences
+from ..errors import EXIT_FAILED, UsageError
+from ..host import process
+from . import baseline, schema
+from .children import MeasurementFailed, Process, Stopped
+from .program import Program
+from .series import Series
 
 _ONE_ROUND = {"benchmark_rounds": "1"}
 
@@ -77,7 +77,7 @@ def _whole(result: dict, of: str) -> dict:
 
 def _compared(ours: Sequence[dict], theirs: Sequence[dict], command: str, turns: int) -> dict[str, Any]:
     with process.without_start_up_noise():
-        from crankshaft.launch.benchmark.compare import compare
+        from .compare import compare
 
     result = merged(ours)
     result["baseline"] = {"command": command, **compare(ours, theirs)}
@@ -95,7 +95,7 @@ def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     What has no sum is the first's (environment, warm-up), or that of the turn that was disturbed most (noise).
     """
-    from crankshaft.launch.benchmark.measure import intervals, statistics
+    from .measure import intervals, statistics
 
     rounds = [calls for turn in turns for calls in _rounds(turn["calls"])]
     timed = statistics.columns(rounds)
@@ -113,7 +113,7 @@ def merged(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _rounds(calls: Mapping[str, Any]) -> list[list]:
     """Returns the timed calls of a result, by round."""
-    from crankshaft.launch.benchmark.measure.statistics import Call
+    from .measure.statistics import Call
 
     columns = [calls[name] or itertools.repeat(None) for name in Call._fields]
     rows = zip(calls["round"], *columns, strict=False)  # what is not known has no column

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from crankshaft.launch.cluster.tf_config import Cluster, split
+from .tf_config import Cluster, split
 
 _LOOPBACK = b"lo\0"
 

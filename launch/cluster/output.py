@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import IO
 
-from crankshaft.engine.internals.errors import one_line, visible
-from crankshaft.engine.machine.files import open_regular
+from ...engine.internals.errors import one_line, visible
+from ...engine.machine.files import open_regular
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20

@@ -13,7 +13,7 @@ import socket
 import struct
 from pathlib import Path
 
-from crankshaft.launch.errors import UsageError
+from ..errors import UsageError
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # unshare(2)
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # netdevice(7): SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP

@@ -12,7 +12,7 @@ import re
 import signal
 import time
 
-from crankshaft.launch.errors import (
+from ..errors import (
     EXIT_FAILED,
     EXIT_HUNG_UP,
     EXIT_INTERRUPTED,

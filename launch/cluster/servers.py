@@ -7,11 +7,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from crankshaft.engine.data.source import Source
-from crankshaft.launch import errors
-from crankshaft.launch.cluster import listeners, tf_config
-from crankshaft.launch.cluster.tf_config import Cluster
-from crankshaft.launch.host import process
+from ...engine.data.source import Source
+from .. import errors
+from ..host import process
+from . import listeners, tf_config
+from .tf_config import Cluster
 
 _POLL_SECONDS = 1.0
 # A closure that a worker runs keeps one thread of its server waiting, and servers ask for the closure's tensors by
@@ -50,8 +50,8 @@ def serve(
     with process.without_start_up_noise(quiet):
         import tensorflow as tf
 
-        from crankshaft.engine.machine import gpus as graphics
-        from crankshaft.engine.strategies.parameter_server.sources import Sources
+        from ...engine.machine import gpus as graphics
+        from ...engine.strategies.parameter_server.sources import Sources
 
         graphics.take(gpus, memory_growth=gpu_memory_growth)
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}

@@ -8,7 +8,7 @@ import random
 import socket
 from collections.abc import Mapping
 
-from crankshaft.launch.cluster.tf_config import ClusterError
+from .tf_config import ClusterError
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(10_000, 60_000)

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import CheckpointError, Manifest
-from crankshaft.engine.hooks import Status, StopRequest, evaluation, saving
-from crankshaft.engine.hooks.saving import BestCheckpoint
-from crankshaft.engine.hooks.tensorboard import event_values
-from crankshaft.engine.hooks.tensorboard.event_files import EventFiles
-from crankshaft.launch.cluster import tf_config
-from crankshaft.launch.command_line import checks
-from crankshaft.launch.host.process import EXIT_CODES, Signals
-from crankshaft.launch.run.modes import as_line
-from crankshaft.launch.run.session import Session
+from ...engine.checkpoints import CheckpointError, Manifest
+from ...engine.hooks import Status, StopRequest, evaluation, saving
+from ...engine.hooks.saving import BestCheckpoint
+from ...engine.hooks.tensorboard import event_values
+from ...engine.hooks.tensorboard.event_files import EventFiles
+from ..command_line import checks
+from ..host.process import EXIT_CODES, Signals
+from ..run.modes import as_line
+from ..run.session import Session
+from . import tf_config
 
 _POLL_SECONDS = 1.0
 

@@ -16,12 +16,12 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from crankshaft.launch.cluster import shares
-from crankshaft.launch.cluster.guard import Guard, StartedTask
-from crankshaft.launch.cluster.output import Output, TaskOutput
-from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
-from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
-from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+from ..errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
+from ..host.process import SAME_REQUEST_SECONDS
+from . import shares
+from .guard import Guard, StartedTask
+from .output import Output, TaskOutput
+from .restarts import Ending, Servers, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
 

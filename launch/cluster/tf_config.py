@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from absl import logging
 
-from crankshaft.launch.errors import UsageError
+from ..errors import UsageError
 
 _CURE = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster the coordinator, called chief, is first

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 
-from crankshaft.launch.benchmark import baseline
-from crankshaft.launch.cluster import tf_config
-from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.command_line import paths, rules
-from crankshaft.launch.command_line.config import KERAS_FILES, Config
-from crankshaft.launch.command_line.values import differences
-from crankshaft.launch.errors import UsageError
+from ..benchmark import baseline
+from ..cluster import tf_config
+from ..errors import UsageError
+from . import config as configs
+from . import paths, rules
+from .config import KERAS_FILES, Config
+from .values import differences
 
 
 def check(config: Config) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.engine.machine.files import read_json
-from crankshaft.launch.cluster import tf_config
-from crankshaft.launch.cluster.tf_config import Cluster
-from crankshaft.launch.command_line import gpu_flags, own_files, paths, registry, uses
-from crankshaft.launch.command_line.flags import GROUPS, USES
-from crankshaft.launch.command_line.values import plain, shown
-from crankshaft.launch.errors import UsageError, nearest
-from crankshaft.launch.host.remote import RemoteFolder
+from ...engine.machine.files import read_json
+from ..cluster import tf_config
+from ..cluster.tf_config import Cluster
+from ..errors import UsageError, nearest
+from ..host.remote import RemoteFolder
+from . import gpu_flags, own_files, paths, registry, uses
+from .flags import GROUPS, USES
+from .values import plain, shown
 
 FILE_NAME = "config.json"
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints

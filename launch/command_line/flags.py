@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from absl import flags
 
-from crankshaft.engine.step.ranges import HUGE
-from crankshaft.engine.strategies import registry
-from crankshaft.launch.benchmark import flags as benchmark_flags
-from crankshaft.launch.command_line import gpu_flags, input_flags, mesh_flags, mode_flags, rules
-from crankshaft.launch.command_line.groups import GROUPS, HELP, USES, group
+from ...engine.step.ranges import HUGE
+from ...engine.strategies import registry
+from ..benchmark import flags as benchmark_flags
+from . import gpu_flags, input_flags, mesh_flags, mode_flags, rules
+from .groups import GROUPS, HELP, USES, group
 
 __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch.command_line.flags import GROUPS, USES
-from crankshaft.launch.errors import UsageError
+from ..errors import UsageError
+from .flags import GROUPS, USES
 
 _CONFIG = "config"
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from crankshaft.launch.command_line.uses import Use
+from .uses import Use
 
 flags.disclaim_key_flags()  # as in rules.py
 

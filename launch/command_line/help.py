@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from absl import flags
 
-from crankshaft.launch.command_line import registry
-from crankshaft.launch.command_line.flags import ESSENTIAL, GROUPS, HELP
+from . import registry
+from .flags import ESSENTIAL, GROUPS, HELP
 
 
 def help_text(program: str, doc: str, own: list[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from crankshaft.launch.command_line import rules
+from . import rules
 
 flags.disclaim_key_flags()  # as in rules.py
 

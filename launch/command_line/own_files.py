@@ -9,7 +9,7 @@ import os
 import sys
 from types import ModuleType
 
-from crankshaft.launch.errors import UsageError
+from ..errors import UsageError
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
 _PACKAGES = {"model": "crankshaft.models", "input": "crankshaft.input"}
@@ -85,7 +85,7 @@ def module(kind: str, given: str) -> ModuleType:
 
 def model_class(given: str) -> type:
     """Returns the class that --model names, which needs TensorFlow. Raises `UsageError` where it is no Trainer."""
-    from crankshaft.engine import Trainer
+    from ...engine import Trainer
 
     found = module("model", given).Model
     if not (isinstance(found, type) and issubclass(found, Trainer)):

@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from absl import flags
 
-from crankshaft.launch.command_line import help, rules
-from crankshaft.launch.errors import UsageError, nearest
+from ..errors import UsageError, nearest
+from . import help, rules
 
 
 def read(

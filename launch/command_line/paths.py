@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from crankshaft.engine.machine import files
-from crankshaft.launch.errors import UsageError
+from ...engine.machine import files
+from ..errors import UsageError
 
 _RESULTS = ("result_json", "result_jsonl", "result_html")
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help

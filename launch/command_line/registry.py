@@ -14,10 +14,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from crankshaft.engine.step import ranges
-from crankshaft.engine.step.ranges import Interval
-from crankshaft.launch.command_line import own_files
-from crankshaft.launch.errors import UsageError, nearest
+from ...engine.step import ranges
+from ...engine.step.ranges import Interval
+from ..errors import UsageError, nearest
+from . import own_files
 
 _MODELS = "crankshaft.models."
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

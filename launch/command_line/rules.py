@@ -12,8 +12,8 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.engine.step.ranges import Interval
-from crankshaft.launch.errors import UsageError, nearest
+from ...engine.step.ranges import Interval
+from ..errors import UsageError, nearest
 
 flags.disclaim_key_flags()  # a flag belongs to the module that defines it by this one
 

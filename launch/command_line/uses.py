@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from crankshaft.launch.errors import UsageError
+from ..errors import UsageError
 
 # What a flag is for: (another flag, values of it), or, without values, any but the other's default.
 Use = tuple[str, ...]

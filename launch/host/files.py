@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from crankshaft.engine.machine import files
-from crankshaft.launch.host import lock_file
+from ...engine.machine import files
+from . import lock_file
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals import keras, tensorflow
+from ...engine.internals import keras, tensorflow
 
 
 @contextlib.contextmanager

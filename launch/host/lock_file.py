@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import logging
 
-from crankshaft.launch.errors import UsageError
+from ..errors import UsageError
 
 NAME = ".lock.owner"
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)

@@ -18,10 +18,10 @@ from typing import NoReturn
 
 from absl import logging
 
-from crankshaft.engine.machine import allocator, cpus
-from crankshaft.engine.machine.files import open_regular
-from crankshaft.launch.errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
-from crankshaft.launch.host import imports, lock_file
+from ...engine.machine import allocator, cpus
+from ...engine.machine.files import open_regular
+from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from . import imports, lock_file
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")

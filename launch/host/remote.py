@@ -19,8 +19,8 @@ from typing import Any
 
 from absl import logging
 
-from crankshaft.launch.errors import RunError, UsageError
-from crankshaft.launch.host import process
+from ..errors import RunError, UsageError
+from . import process
 
 _PUSH_SECONDS = 1.0
 _MANIFEST = ".manifest.json"

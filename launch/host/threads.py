@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.checkpoints import Manifest
-from crankshaft.engine.machine import cpus
-from crankshaft.engine.strategies.base import Strategy
+from ...engine.checkpoints import Manifest
+from ...engine.machine import cpus
+from ...engine.strategies.base import Strategy
 
 
 def given() -> int:

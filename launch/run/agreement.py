@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.machine import environment
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.command_line.values import short
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import fingerprints
+from ...engine.machine import environment
+from ..command_line.config import Config
+from ..command_line.values import short
+from ..errors import UsageError
+from . import fingerprints
 
 # Flags that may differ between workers; of `_GIVEN_OR_NOT` only whether they are given has to agree.
 _MAY_DIFFER = set(

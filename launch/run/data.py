@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from crankshaft.engine.data.source import Source, SourceError
-from crankshaft.launch.command_line import own_files
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import explanations
+from ...engine.data.source import Source, SourceError
+from ..command_line import own_files
+from ..command_line.config import Config
+from ..errors import UsageError
+from ..host import explanations
 
 _MOST = 6  # values that a data function may return
 
@@ -36,7 +36,7 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
     try:
         if config.input_entry is None and data is None:
             raise UsageError("it was started without data; give all tasks the same command line")
-        from crankshaft.launch.run import splits
+        from . import splits
 
         train, evaluation, *_ = load(config) if config.input_entry else call(data)
         return [split for split in splits.of(config, train, evaluation)[:2] if isinstance(split, Source)]

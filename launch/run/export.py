@@ -12,16 +12,16 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import Trainer
-from crankshaft.engine.hooks.evaluation import averaged_weights
-from crankshaft.engine.machine import files
-from crankshaft.engine.step import batches
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.input.files import tokens
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host.files import write_json
-from crankshaft.launch.run import weights
-from crankshaft.launch.run.session import Session
+from ...engine import Trainer
+from ...engine.hooks.evaluation import averaged_weights
+from ...engine.machine import files
+from ...engine.step import batches
+from ...engine.step.holdings import Holdings
+from ...input.files import tokens
+from ..errors import UsageError
+from ..host.files import write_json
+from . import weights
+from .session import Session
 
 _DEFAULT = "serving_default"
 _EXTRA = "assets.extra"  # a SavedModel's place for what TensorFlow does not read

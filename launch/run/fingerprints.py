@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.checkpoints import Manifest
-from crankshaft.engine.data.source import Source, Spec
-from crankshaft.engine.data.split import spec_of
-from crankshaft.engine.data.streamed import Stream
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.command_line.values import differences
-from crankshaft.launch.errors import UsageError
+from ...engine.checkpoints import Manifest
+from ...engine.data.source import Source, Spec
+from ...engine.data.split import spec_of
+from ...engine.data.streamed import Stream
+from ..command_line.config import Config
+from ..command_line.values import differences
+from ..errors import UsageError
 
 # What is read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024

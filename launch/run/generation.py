@@ -9,20 +9,20 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from crankshaft.engine.checkpoints import Manifest
-from crankshaft.engine.generation import Generates
-from crankshaft.engine.generation import generate as tokens_after
-from crankshaft.engine.hooks import numerics
-from crankshaft.engine.hooks.evaluation import averaged_weights
-from crankshaft.engine.machine.files import read_json
-from crankshaft.engine.strategies.base import Strategy
-from crankshaft.input.files import tokens as kinds
-from crankshaft.input.splits import InputError
-from crankshaft.launch.command_line import checks
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import agreement, fingerprints, modes, reading, weights
-from crankshaft.launch.run.session import Session, build_state, checkpoints_of
+from ...engine.checkpoints import Manifest
+from ...engine.generation import Generates
+from ...engine.generation import generate as tokens_after
+from ...engine.hooks import numerics
+from ...engine.hooks.evaluation import averaged_weights
+from ...engine.machine.files import read_json
+from ...engine.strategies.base import Strategy
+from ...input.files import tokens as kinds
+from ...input.splits import InputError
+from ..command_line import checks
+from ..command_line.config import Config
+from ..errors import UsageError
+from . import agreement, fingerprints, modes, reading, weights
+from .session import Session, build_state, checkpoints_of
 
 
 def create(config: Config, trainer_class: type | None, strategy: Strategy) -> Session:

@@ -12,10 +12,10 @@ from typing import Any
 
 from absl import logging
 
-from crankshaft.engine.hooks import Status, Windowed
-from crankshaft.engine.hooks.rates import Rates
-from crankshaft.engine.machine.files import open_regular, write_text
-from crankshaft.launch.errors import UsageError
+from ...engine.hooks import Status, Windowed
+from ...engine.hooks.rates import Rates
+from ...engine.machine.files import open_regular, write_text
+from ..errors import UsageError
 
 _FIRST = ("step", "epoch")
 

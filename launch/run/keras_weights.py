@@ -10,8 +10,8 @@ import zipfile
 import h5py
 import keras
 
-from crankshaft.engine.checkpoints import CheckpointError
-from crankshaft.engine.internals.errors import reason
+from ...engine.checkpoints import CheckpointError
+from ...engine.internals.errors import reason
 
 _LISTED = 8
 

@@ -9,31 +9,31 @@ from typing import Any
 
 from absl import logging
 
-from crankshaft.engine import loop
-from crankshaft.engine.checkpoints import Manifest
-from crankshaft.engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
-from crankshaft.engine.hooks.input_bound import InputBound
-from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
-from crankshaft.engine.hooks.rates import Rates
-from crankshaft.engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
-from crankshaft.engine.hooks.stragglers import Stragglers
-from crankshaft.engine.hooks.sync_check import SyncCheck
-from crankshaft.engine.hooks.tensorboard import TensorBoard
-from crankshaft.engine.hooks.tensorboard.probe import Probe
-from crankshaft.engine.state import RULES
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.input.files import tokens
-from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import threads
-from crankshaft.launch.host.files import write_of_run
-from crankshaft.launch.host.process import EXIT_CODES, Signals
-from crankshaft.launch.run import export as exports
-from crankshaft.launch.run import fingerprints, reading, results, weights
-from crankshaft.launch.run.history import History
-from crankshaft.launch.run.progress import Progress, print_model_summary
-from crankshaft.launch.run.session import Session, choose_jit
+from ...engine import loop
+from ...engine.checkpoints import Manifest
+from ...engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
+from ...engine.hooks.input_bound import InputBound
+from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
+from ...engine.hooks.rates import Rates
+from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
+from ...engine.hooks.stragglers import Stragglers
+from ...engine.hooks.sync_check import SyncCheck
+from ...engine.hooks.tensorboard import TensorBoard
+from ...engine.hooks.tensorboard.probe import Probe
+from ...engine.state import RULES
+from ...engine.step.holdings import Holdings
+from ...input.files import tokens
+from ..command_line import config as configs
+from ..command_line.config import Config
+from ..errors import UsageError
+from ..host import threads
+from ..host.files import write_of_run
+from ..host.process import EXIT_CODES, Signals
+from . import export as exports
+from . import fingerprints, reading, results, weights
+from .history import History
+from .progress import Progress, print_model_summary
+from .session import Session, choose_jit
 
 
 class TrainMetrics(Windowed):

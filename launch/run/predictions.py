@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.streamed import is_stream
-from crankshaft.engine.hooks import evaluation
-from crankshaft.engine.hooks.evaluation import averaged_weights
-from crankshaft.engine.step import batches
-from crankshaft.engine.strategies.base import closing_feeds
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import splits, weights
-from crankshaft.launch.run.session import Session
+from ...engine.data.streamed import is_stream
+from ...engine.hooks import evaluation
+from ...engine.hooks.evaluation import averaged_weights
+from ...engine.step import batches
+from ...engine.strategies.base import closing_feeds
+from ..errors import UsageError
+from . import splits, weights
+from .session import Session
 
 
 def forward(session: Session) -> Callable[[Any], Any]:

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from crankshaft.engine.hooks import Hook, Status
-from crankshaft.engine.metrics.means import Sums
-from crankshaft.engine.parallel import cuts
+from ...engine.hooks import Hook, Status
+from ...engine.metrics.means import Sums
+from ...engine.parallel import cuts
 
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard

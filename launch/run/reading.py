@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest
-from crankshaft.engine.hooks import saving
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import fingerprints
-from crankshaft.launch.run.session import Session
+from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest
+from ...engine.hooks import saving
+from ..errors import UsageError
+from . import fingerprints
+from .session import Session
 
 
 def newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from crankshaft.engine.machine.files import read_json
-from crankshaft.launch.benchmark import html
-from crankshaft.launch.host.files import append_json_line, write_json
+from ...engine.machine.files import read_json
+from ..benchmark import html
+from ..host.files import append_json_line, write_json
 
 
 def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:

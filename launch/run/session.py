@@ -14,37 +14,37 @@ from typing import Any, cast
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import StepOptions, Trainer
-from crankshaft.engine.checkpoints import Checkpoints, Writer, manifest
-from crankshaft.engine.data.feeds import ResidentFeed
-from crankshaft.engine.data.source import Source, WithoutBadRecords
-from crankshaft.engine.data.split import spec_of
-from crankshaft.engine.data.streamed import is_stream
-from crankshaft.engine.health import watchdog
-from crankshaft.engine.layers.embeddings import shards_in
-from crankshaft.engine.parallel.cuts import cut_of
-from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.reduction.power_sgd import PowerSgd
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.step import batches, whole_numbers
-from crankshaft.engine.step.build import prepare
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.strategies import FeedOptions, devices, jit_choice
-from crankshaft.engine.strategies.base import Measured, Strategy
-from crankshaft.engine.strategies.multi_worker import WorkerTask
-from crankshaft.engine.strategies.parameter_server.coordinator import Cluster
-from crankshaft.engine.strategies.parameter_server.placement import Rule
-from crankshaft.engine.strategies.parameter_server.strategy import ServerOptions
-from crankshaft.launch.command_line import checks, rules
-from crankshaft.launch.command_line.config import Config, whole_periods
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import threads
-from crankshaft.launch.host.explanations import with_flags
-from crankshaft.launch.run import agreement, fingerprints, progress
-from crankshaft.launch.run import splits as datasplits
-from crankshaft.models.classification import Classifier
-from crankshaft.models.tabular import Tabular
+from ...engine import StepOptions, Trainer
+from ...engine.checkpoints import Checkpoints, Writer, manifest
+from ...engine.data.feeds import ResidentFeed
+from ...engine.data.source import Source, WithoutBadRecords
+from ...engine.data.split import spec_of
+from ...engine.data.streamed import is_stream
+from ...engine.health import watchdog
+from ...engine.layers.embeddings import shards_in
+from ...engine.parallel.cuts import cut_of
+from ...engine.reduction import Reduction
+from ...engine.reduction.local_sgd import LocalSgd
+from ...engine.reduction.power_sgd import PowerSgd
+from ...engine.state import TrainState
+from ...engine.step import batches, whole_numbers
+from ...engine.step.build import prepare
+from ...engine.step.holdings import Holdings
+from ...engine.strategies import FeedOptions, devices, jit_choice
+from ...engine.strategies.base import Measured, Strategy
+from ...engine.strategies.multi_worker import WorkerTask
+from ...engine.strategies.parameter_server.coordinator import Cluster
+from ...engine.strategies.parameter_server.placement import Rule
+from ...engine.strategies.parameter_server.strategy import ServerOptions
+from ...models.classification import Classifier
+from ...models.tabular import Tabular
+from ..command_line import checks, rules
+from ..command_line.config import Config, whole_periods
+from ..errors import UsageError
+from ..host import threads
+from ..host.explanations import with_flags
+from . import agreement, fingerprints, progress
+from . import splits as datasplits
 
 # A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
 _LEAST_EXAMPLES_A_PART = 16

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from crankshaft.engine.data.source import SourceError
-from crankshaft.input.splits import InputError
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import process
+from ...engine.data.source import SourceError
+from ...input.splits import InputError
+from ..errors import UsageError
+from ..host import process
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _here: list[Any] = []  # of a process of the pool: what is asked for, the counter, and what it has loaded
@@ -104,7 +104,7 @@ def _start(asked: ShardRequest, counter: Any) -> None:
 
 def _write(shard: Shard) -> dict[str, int]:
     with process.without_start_up_noise(quiet=True):
-        from crankshaft.launch.run import shards
+        from . import shards
     try:
         asked, counter = _here[:2]
         if len(_here) == 2:

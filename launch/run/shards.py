@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from crankshaft.engine.data import reading
-from crankshaft.engine.data.source import Source
-from crankshaft.engine.data.split import num_examples, spec_of
-from crankshaft.engine.data.streamed import is_stream
-from crankshaft.input.records import features, shard_writing
-from crankshaft.input.records.features import Features
-from crankshaft.launch.command_line import own_files
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import files, lock_file
-from crankshaft.launch.run import data, fingerprints, shard_pool, splits
-from crankshaft.launch.run.shard_pool import Shard, ShardRequest
+from ...engine.data import reading
+from ...engine.data.source import Source
+from ...engine.data.split import num_examples, spec_of
+from ...engine.data.streamed import is_stream
+from ...input.records import features, shard_writing
+from ...input.records.features import Features
+from ..command_line import own_files
+from ..errors import UsageError
+from ..host import files, lock_file
+from . import data, fingerprints, shard_pool, splits
+from .shard_pool import Shard, ShardRequest
 
 _JOURNAL = "prepare.jsonl"
 _PIECE = 4096  # examples of arrays that are written at once

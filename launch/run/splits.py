@@ -12,15 +12,15 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
-from crankshaft.engine.data.split import draws, example_bytes, num_examples, spec_of
-from crankshaft.engine.data.streamed import Stream, is_stream
-from crankshaft.engine.data.waiting import of_files
-from crankshaft.engine.step.batches import fields
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host.explanations import with_flags
+from ...engine.data import host_arrays
+from ...engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
+from ...engine.data.split import draws, example_bytes, num_examples, spec_of
+from ...engine.data.streamed import Stream, is_stream
+from ...engine.data.waiting import of_files
+from ...engine.step.batches import fields
+from ..command_line.config import Config
+from ..errors import UsageError
+from ..host.explanations import with_flags
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.hooks import Hook
-from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
-from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.errors import UsageError
+from ...engine.hooks import Hook
+from ...engine.hooks.keras_callbacks import KerasCallbacks
+from ..command_line.config import Config
+from ..errors import UsageError
 
 # Callbacks that steer Keras's own loop, and the flags that do the same here.
 _INSTEAD = {

@@ -10,26 +10,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer
-from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
-from crankshaft.engine.data.source import Spec
-from crankshaft.engine.hooks import numerics
-from crankshaft.engine.machine.files import read_json
-from crankshaft.engine.optimizers.averaging import WeightAverage
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.step import batches
-from crankshaft.engine.step.build import prepare
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.command_line import own_files
-from crankshaft.launch.command_line.config import KERAS_FILES
-from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import isolation
-from crankshaft.launch.host.files import write_of_run
-from crankshaft.launch.run import splits
-from crankshaft.launch.run.keras_weights import load_keras_weights
-from crankshaft.launch.run.session import Session
+from ...engine import StepOptions, Trainer
+from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
+from ...engine.data.source import Spec
+from ...engine.hooks import numerics
+from ...engine.machine.files import read_json
+from ...engine.optimizers.averaging import WeightAverage
+from ...engine.parallel import cuts
+from ...engine.reduction import Reduction
+from ...engine.step import batches
+from ...engine.step.build import prepare
+from ...engine.step.holdings import Holdings
+from ..command_line import config as configs
+from ..command_line import own_files
+from ..command_line.config import KERAS_FILES
+from ..errors import UsageError
+from ..host import isolation
+from ..host.files import write_of_run
+from . import splits
+from .keras_weights import load_keras_weights
+from .session import Session
 
 FILE_NAME = "model.json"
 
@@ -197,7 +197,7 @@ def _take(trainer: Trainer, prefix: str) -> None:
 
 
 def _of_architecture(architecture: dict[str, Any], manifest: Manifest) -> tf.keras.Model:
-    from crankshaft.engine import layers  # noqa: F401 - so that Keras knows them by name
+    from ...engine import layers  # noqa: F401 - so that Keras knows them by name
 
     try:
         model = tf.keras.models.model_from_json(json.dumps(architecture))

@@ -1,5 +1,5 @@
 """What TensorBoard shows of a run."""
 
-from crankshaft.engine.hooks.tensorboard.hook import TensorBoard
+from .hook import TensorBoard
 
 __all__ = ["TensorBoard"]

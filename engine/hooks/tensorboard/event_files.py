@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.machine import files
+from ...internals.errors import reason
+from ...machine import files
 
 Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary

@@ -8,18 +8,18 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.hooks import Status, Windowed
-from crankshaft.engine.hooks.rates import Rates
-from crankshaft.engine.hooks.tensorboard import event_values
-from crankshaft.engine.hooks.tensorboard.event_files import EventFiles
-from crankshaft.engine.hooks.tensorboard.probe import Probe
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.internals.variables import path_of
-from crankshaft.engine.metrics.means import Sums
-from crankshaft.engine.parallel.cuts import cut_of
-from crankshaft.engine.step import batches
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.strategies.workers import WorkerWindow
+from ...internals.errors import reason
+from ...internals.variables import path_of
+from ...metrics.means import Sums
+from ...parallel.cuts import cut_of
+from ...step import batches
+from ...step.holdings import Holdings
+from ...strategies.workers import WorkerWindow
+from .. import Status, Windowed
+from ..rates import Rates
+from . import event_values
+from .event_files import EventFiles
+from .probe import Probe
 
 _PICTURES = 9
 _HISTOGRAM_BYTES = 64 << 20  # a larger table, which may live on another host, gets no histogram

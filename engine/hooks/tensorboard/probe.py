@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.hooks.tensorboard.event_values import Histogram, histogram
-from crankshaft.engine.internals.variables import assign_local, path_of, read_local, tf_variable
-from crankshaft.engine.step import batches
-from crankshaft.engine.step.context import StepRunner
-from crankshaft.engine.step.holdings import Holdings
+from ...internals.variables import assign_local, path_of, read_local, tf_variable
+from ...step import batches
+from ...step.context import StepRunner
+from ...step.holdings import Holdings
+from .event_values import Histogram, histogram
 
 
 class Probe:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import own_copy, path_of, server_of
-from crankshaft.engine.layers.embeddings import hashing
+from ...internals.variables import own_copy, path_of, server_of
+from . import hashing
 
 MAX_ADMIT_AFTER = 255  # more would not be reached between two halvings of a small table's counts
 _BUCKET = 16  # rows: keys of 128 bytes, which are read at once

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import own_copy
-from crankshaft.engine.layers.embeddings import admission, hashing
-from crankshaft.engine.layers.embeddings.admission import Admission
-from crankshaft.engine.layers.embeddings.combiners import COMBINERS, Leaf, combine, flat_values, pairs
-from crankshaft.engine.reduction.wire import fetch
-from crankshaft.engine.step.context import step_context
-from crankshaft.engine.step.gradients import mark_unique
+from ...internals.variables import own_copy
+from ...reduction.wire import fetch
+from ...step.context import step_context
+from ...step.gradients import mark_unique
+from . import admission, hashing
+from .admission import Admission
+from .combiners import COMBINERS, Leaf, combine, flat_values, pairs
 
 _PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
 UNKNOWN = ("row_0", "error")

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import sleep
-from crankshaft.engine.strategies.inner_loop import InnerLoop
-from crankshaft.engine.strategies.parameter_server import staleness
-from crankshaft.engine.strategies.parameter_server.feed import Took, timestamp_after
-from crankshaft.engine.strategies.parameter_server.pull import Pull
+from ...internals.tensorflow import sleep
+from ..inner_loop import InnerLoop
+from . import staleness
+from .feed import Took, timestamp_after
+from .pull import Pull
 
 _PAUSES = (1_000, 50_000)  # microseconds, the shortest and the longest between two looks of a worker that waits
 DEAD = -1  # a worker that the coordinator has found dead

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.base import Run
-from crankshaft.engine.data.source import SourceError
-from crankshaft.engine.health import answers
-from crankshaft.engine.health.peers import is_gone
-from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.internals.tensorflow import ends_executor
-from crankshaft.engine.strategies.parameter_server.closures import (
+from ...data.base import Run
+from ...data.source import SourceError
+from ...health import answers
+from ...health.peers import is_gone
+from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
+from ...internals.errors import reason
+from ...internals.tensorflow import ends_executor
+from .closures import (
     DEAD,
     ClosureLoop,
     Counters,

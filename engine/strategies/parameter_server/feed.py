@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.base import Feed, Run
-from crankshaft.engine.data.dataset_feed import DatasetFeed, divide, unwatched
-from crankshaft.engine.data.order import Order
-from crankshaft.engine.data.reading import example_seeds
-from crankshaft.engine.data.source import Source
-from crankshaft.engine.data.split import example_bytes
-from crankshaft.engine.internals.tensorflow import on_each_worker, wait_for_operations
-from crankshaft.engine.strategies.parameter_server import sources
+from ...data import host_arrays
+from ...data.base import Feed, Run
+from ...data.dataset_feed import DatasetFeed, divide, unwatched
+from ...data.order import Order
+from ...data.reading import example_seeds
+from ...data.source import Source
+from ...data.split import example_bytes
+from ...internals.tensorflow import on_each_worker, wait_for_operations
+from . import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
 _READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a closure

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from crankshaft.engine.strategies.pacing import Pace
-from crankshaft.engine.strategies.parameter_server.coordinator import Done
+from ..pacing import Pace
+from .coordinator import Done
 
 # Of a closure: to start one and to take it back costs about 10 ms, of the one coordinator's time too, so that of many
 # workers each is left alone for longer.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine.internals.tensorflow import current_device, variable_without_value
+from ...internals.tensorflow import current_device, variable_without_value
 
 _LISTED = 20  # variables, of a table for people
 # With less than both, what a server takes of a step's work is worth less than the messages that it costs.

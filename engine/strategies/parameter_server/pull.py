@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.variables import server_of, tf_variable
-from crankshaft.engine.optimizers.base import Optimizer
-from crankshaft.engine.reduction import wire
-from crankshaft.engine.step.context import Values
+from ...internals.variables import server_of, tf_variable
+from ...optimizers.base import Optimizer
+from ...reduction import wire
+from ...step.context import Values
 
 PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
 

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.order import ChunkedOrder, Order
-from crankshaft.engine.data.reading import SourceReader, as_stored, packed, stored_dtypes
-from crankshaft.engine.data.source import Source, SourceError, StuckReadError, WithoutBadRecords
-from crankshaft.engine.health.watchdog import FIRST_CALL_FACTOR, LostPeerError
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
+from ...data.order import ChunkedOrder, Order
+from ...data.reading import SourceReader, as_stored, packed, stored_dtypes
+from ...data.source import Source, SourceError, StuckReadError, WithoutBadRecords
+from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
+from ...internals.errors import reason
+from ...internals.tensorflow import answer_to, called_by_name
 
 _READ, _DESCRIBE, _VERIFY, _BAD = (f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad"))
 _SAID = re.compile(

@@ -14,27 +14,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.source import Source, SourceError, WithoutBadRecords
-from crankshaft.engine.data.split import order_of
-from crankshaft.engine.data.streamed import is_stream
-from crankshaft.engine.health import answers, standstill
-from crankshaft.engine.health.watchdog import LostPeerError
-from crankshaft.engine.internals.tensorflow import let_coordinator_compute
-from crankshaft.engine.metrics.means import LoopSums, Sums
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.context import StepRunner
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.strategies.base import Measured
-from crankshaft.engine.strategies.inner_loop import LoopResult
-from crankshaft.engine.strategies.parameter_server import sources
-from crankshaft.engine.strategies.parameter_server.closures import ClosureLoop, Lease, UpdateLoop
-from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster, Done, quiet_tensorflow
-from crankshaft.engine.strategies.parameter_server.feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
-from crankshaft.engine.strategies.parameter_server.pacing import ClosurePace
-from crankshaft.engine.strategies.parameter_server.placement import Placement, Rule
-from crankshaft.engine.strategies.parameter_server.pull import Pull
-from crankshaft.engine.strategies.parameter_server.staleness import Staleness
-from crankshaft.engine.strategies.registry import FeedOptions
+from ...data.source import Source, SourceError, WithoutBadRecords
+from ...data.split import order_of
+from ...data.streamed import is_stream
+from ...health import answers, standstill
+from ...health.watchdog import LostPeerError
+from ...internals.tensorflow import let_coordinator_compute
+from ...metrics.means import LoopSums, Sums
+from ...state import TrainState
+from ...step.context import StepRunner
+from ...step.holdings import Holdings
+from ..base import Measured
+from ..inner_loop import LoopResult
+from ..registry import FeedOptions
+from . import sources
+from .closures import ClosureLoop, Lease, UpdateLoop
+from .coordinator import Closures, Cluster, Done, quiet_tensorflow
+from .feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
+from .pacing import ClosurePace
+from .placement import Placement, Rule
+from .pull import Pull
+from .staleness import Staleness
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _WAIT_SECONDS = 1.0

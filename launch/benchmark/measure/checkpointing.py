@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 
-from crankshaft.engine.checkpoints import Checkpoints, Writer
-from crankshaft.engine.state import TrainState
-from crankshaft.launch.benchmark.measure import parts, rounds
+from ....engine.checkpoints import Checkpoints, Writer
+from ....engine.state import TrainState
+from . import parts, rounds
 
 _REPEATS = 3
 _WRITES = 2.0  # steps are observed for so many times as long as the last write,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.launch.benchmark.measure import parts
+from ....engine.reduction import Reduction
+from ....engine.state import TrainState
+from ....engine.step.holdings import Holdings
+from . import parts
 
 PACKS_MB = (1, 4, 16, 0)  # 0 is one pack
 DTYPES = ("float32", "bfloat16")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals import graphs
-from crankshaft.engine.optimizers.keras_adapter import KerasOptimizer
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.trainer import Trainer
+from ....engine.internals import graphs
+from ....engine.optimizers.keras_adapter import KerasOptimizer
+from ....engine.state import TrainState
+from ....engine.step.holdings import Holdings
+from ....engine.trainer import Trainer
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
 _MATMULS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crankshaft.engine.machine import cpus
-from crankshaft.launch.benchmark.measure import intervals
+from ....engine.machine import cpus
+from . import intervals
 
 NOTICED = 0.02  # a share of the machine below this is a quiet machine's own housekeeping
 

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import computed_whole
-from crankshaft.engine.metrics.means import Mean
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.batches import with_stand_in
-from crankshaft.engine.step.context import StepRunner
-from crankshaft.engine.step.holdings import Holdings
-from crankshaft.engine.strategies.inner_loop import InnerLoop
-from crankshaft.engine.trainer import Trainer
-from crankshaft.launch.benchmark.measure import rounds
-from crankshaft.launch.benchmark.measure.length import Length
+from ....engine.internals.tensorflow import computed_whole
+from ....engine.metrics.means import Mean
+from ....engine.state import TrainState
+from ....engine.step.batches import with_stand_in
+from ....engine.step.context import StepRunner
+from ....engine.step.holdings import Holdings
+from ....engine.strategies.inner_loop import InnerLoop
+from ....engine.trainer import Trainer
+from . import rounds
+from .length import Length
 
 _TURNS = 3
 _GRADIENT_SIZE = 1e-3

@@ -6,7 +6,7 @@ Williams, Waterman and Patterson 2009, Roofline: an insightful visual performanc
 
 from __future__ import annotations
 
-from crankshaft.launch.benchmark.measure.cost import Cost
+from .cost import Cost
 
 
 def describe(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) -> dict | None:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from crankshaft.engine.machine import cpus, environment
-from crankshaft.engine.metrics.means import values_by_name
-from crankshaft.engine.state import TrainState
-from crankshaft.launch.benchmark.measure import intervals, noise
-from crankshaft.launch.benchmark.measure.length import Length
-from crankshaft.launch.benchmark.measure.statistics import Call, columns, describe_round, summarize
-from crankshaft.launch.benchmark.measure.warm_up import warm_up
+from ....engine.machine import cpus, environment
+from ....engine.metrics.means import values_by_name
+from ....engine.state import TrainState
+from . import intervals, noise
+from .length import Length
+from .statistics import Call, columns, describe_round, summarize
+from .warm_up import warm_up
 
 
 class Watcher(NamedTuple):

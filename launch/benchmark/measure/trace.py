@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from crankshaft.engine.internals.errors import reason
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.strategies.parameter_server.closures import COUNT_SCOPE
-from crankshaft.launch.benchmark.measure.length import ENDLESS
+from ....engine.internals.errors import reason
+from ....engine.state import TrainState
+from ....engine.strategies.parameter_server.closures import COUNT_SCOPE
+from .length import ENDLESS
 
 STEPS = 10
 _LEAST_TRACE_MS = 200  # of other tasks: so that their beginning and end do not count much

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from crankshaft.engine.state import TrainState
-from crankshaft.launch.benchmark.measure.length import ENDLESS, Length
+from ....engine.state import TrainState
+from .length import ENDLESS, Length
 
 _GROWS = 1.5  # a call this many times longer than all before is still being paced; so are rates that differ so
 _MAX_CALLS = 30
