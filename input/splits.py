@@ -21,6 +21,11 @@ class Splits(NamedTuple):
     number.
 
     `tokens` says what text was cut into, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
+
+    `classes` names the classes, in the order of the label numbers.
+
+    `words` says of each feature that was text what was looked up: id i+1 is `words[feature][i]`, and 0 stands for text
+    that is empty or was not seen in training.
     """
 
     train: Any
@@ -29,6 +34,8 @@ class Splits(NamedTuple):
     vocabulary: dict[str, int] | None = None  # None: no feature is an id
     ids: int | None = None  # None: the training data does not decide it
     tokens: Any = None  # None: it is no text that was cut
+    classes: tuple[str, ...] | None = None  # None: the classes have no names but their numbers
+    words: dict[str, list[bytes]] | None = None  # None: no feature was text
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:
