@@ -200,8 +200,13 @@ def _entries(folder: pathlib.Path, arguments) -> Mapping[str, Entry]:
     return found
 
 
+def _imported(node: ast.ImportFrom) -> str:
+    """Names the module that a statement imports from, in full also where a module of models/ names it by its place."""
+    return ("", _MODELS, "crankshaft.")[min(node.level, 2)] + (node.module or "")
+
+
 def _has_tables(tree: ast.Module, folder: pathlib.Path) -> bool:
-    names = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+    names = [_imported(node) for node in tree.body if isinstance(node, ast.ImportFrom)]
     names += [each.name for node in tree.body if isinstance(node, ast.Import) for each in node.names]
     if any(name.startswith("crankshaft.engine.layers.embeddings") for name in names):
         return True
@@ -218,10 +223,10 @@ def _model_arguments(tree: ast.Module, name: str = "Model") -> ast.arguments | N
                     return item.args
             bases = (_model_arguments(tree, base.id) for base in node.bases if isinstance(base, ast.Name))
             return next(filter(None, bases), None) or ast.arguments([], [ast.arg("self")], None, [], [], None, [])
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(_MODELS):
+        if not isinstance(node, ast.ImportFrom) or not _imported(node).startswith(_MODELS):
             continue
         for alias in node.names:
-            path = _ROOT / "models" / f"{node.module.removeprefix(_MODELS)}.py"
+            path = _ROOT / "models" / f"{_imported(node).removeprefix(_MODELS)}.py"
             if (alias.asname or alias.name) == name and path.is_file():
                 return _model_arguments(ast.parse(path.read_text(encoding="utf-8")), alias.name)
     return None

@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from crankshaft.launch.command_line import checks, config, values
+from crankshaft.launch.command_line import checks, config, registry, values
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host.files import write_json
@@ -118,3 +118,7 @@ def test_a_folder_that_is_no_run_is_named_before_the_model_is_missed(tmp_path, m
         asked(f"--mode={mode}", f"--run_dir={tmp_path}")
     with pytest.raises(UsageError, match=f"--mode={mode} needs --run_dir, the folder of a run"):
         asked(f"--mode={mode}")
+
+
+def test_models_with_embedding_tables_are_known_before_they_are_imported():
+    assert {name for name, entry in registry.models().items() if entry.has_tables} == {"dlrm", "wide_deep"}
