@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
+import itertools
+import linecache
+import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.autograph.pyct import loader
 from tensorflow.python.data.experimental.ops import distribute, testing
 from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
@@ -18,6 +25,38 @@ from tensorflow.python.ops import resource_variable_ops, script_ops
 
 TrackableNode = tf.__internal__.tracking.AutoTrackable  # saves what is assigned to its attributes, and is no tf.Module
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those that hold nothing by themselves
+
+
+class _Generated(importlib.abc.ExecutionLoader):
+    """Loads a module of code that AutoGraph has generated from memory; tracebacks and `inspect` ask it for the source.
+
+    AutoGraph would write it to a temporary file, which it removes as the interpreter ends: not after a kill, nor
+    after `os._exit`, and its byte code never.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, source: str):
+        self._source = source
+
+    def get_filename(self, fullname: str) -> str:
+        return f"/{fullname}.py"  # of no file
+
+    def get_source(self, fullname: str) -> str:
+        return self._source
+
+    @classmethod
+    def load(cls, source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
+        """Stands for AutoGraph's `load_source`."""
+        name = f"__autograph_generated_file{next(cls._numbers)}"
+        spec = importlib.util.spec_from_loader(name, cls(source))
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        linecache.getlines(module.__file__, vars(module))  # kept: its functions have the globals of the user's module
+        return module, module.__file__
+
+
+loader.load_source = _Generated.load
 
 
 def session_config() -> tf.compat.v1.ConfigProto:

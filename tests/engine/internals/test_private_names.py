@@ -53,6 +53,7 @@ OWNERS = {
     "config": _CONTEXT,
     "executor": _CONTEXT,
     "device_name": _CONTEXT,
+    "load_source": "tensorflow.python.autograph.pyct.loader",
     "optimization_barrier": "tensorflow.compiler.tf2xla.python.xla",
     "sleep": "tensorflow.python.data.experimental.ops.testing",
     "AutocastScope": "keras.src.backend.common.variables",
