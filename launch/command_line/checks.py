@@ -157,10 +157,6 @@ def _check_servers(config: Config) -> None:
 
 
 def _check_amounts(config: Config) -> None:
-    if config.train_steps == 0 or config.train_epochs == 0:
-        name = "train_steps" if config.train_steps == 0 else "train_epochs"
-        if config.trains:
-            raise UsageError(f"--{name}=0 trains nothing; use 1 or more, or --mode=eval")
     if config.trains and config.train_steps and config.warmup_steps >= config.train_steps:
         raise UsageError(
             f"--warmup_steps={config.warmup_steps} leaves nothing of --train_steps={config.train_steps}; use fewer"

@@ -46,13 +46,13 @@ def _define_what() -> None:
     )
     run(_path, "config", None, "Flags by name in a YAML or JSON file, a run's config.json too; the command line wins.")
     run(_integer, "seed", 0, "The run's only source of randomness, below 2^31.", lower=0, upper=2**31 - 1)
-    run(_integer, "train_steps", None, "Updates in all. One of --train_steps and --train_epochs.", **_COUNT)
+    run(_integer, "train_steps", None, "Updates in all. One of --train_steps and --train_epochs.", lower=1)
     run(
         _number,
         "train_epochs",
         None,
         "Passes over the training data in all; 10 if neither is given.",
-        lower=0,
+        above=0,
         upper=1e9,
     )
     run(_boolean, "allow_changed_config", False, "Resume a run_dir although its configuration was another.")

@@ -158,10 +158,8 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
         data["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
     agreement.check_data(data, strategy)
     per_epoch = train_feed.order.steps_per_epoch
-    train_steps = config.train_steps
-    if train_steps is None:
-        train_steps = math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)  # as written: 1.1 is 11/10
-    train_steps = max(1, train_steps)
+    # Epochs as written: 1.1 is 11/10.
+    train_steps = config.train_steps or math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)
     example = datasplits.example(train)
     state = build_state(config, trainer_class, strategy, train_steps, (example, num_classes, vocabulary))
     if Holdings(state.trainer).tables:

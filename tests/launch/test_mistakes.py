@@ -70,7 +70,8 @@ MISTAKES = {
         [*RUN, *MIRRORED, "--mesh=model:2", "--powersgd_rank=2"],
         ["--mesh=model:2 does not go with --powersgd_rank=2", "leave one out"],
     ),
-    "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0 trains nothing", "1 or more"]),
+    "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0", "an integer from 1 to"]),
+    "no epochs": ([*RUN, "--train_epochs=0"], ["--train_epochs=0", "a number above 0"]),
     "a benchmark of steps and seconds": (
         [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
         ["--benchmark_steps and --benchmark_seconds", "use one"],
