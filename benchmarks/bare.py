@@ -1,6 +1,6 @@
 """Nothing but calls of the inner loop, for comparisons: a session as `crankshaft train` makes it, and its rate.
 
-As a program it is a peer that takes turns (`turns.py`): `python benchmarks/bare.py` with flags of launch.train.
+As a program it is a peer that takes turns (`turns.py`): `python -m benchmarks.bare` with flags of launch.train.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rate(made: session.Session, steps: int) -> float:
 
 
 def main() -> None:
-    from turns import take_turns
+    from .turns import take_turns
 
     tune()
     with tempfile.TemporaryDirectory() as run_dir:

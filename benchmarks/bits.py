@@ -3,9 +3,9 @@
 A change that should not alter results is shown by it, on the commits before and after:
 
     git worktree add ../before/crankshaft $(git merge-base HEAD origin/main)
-    python benchmarks/bits.py --checkout=../before/crankshaft --out=before.json
-    python benchmarks/bits.py --out=after.json
-    python benchmarks/bits.py --compare before.json after.json
+    python -m benchmarks.bits --checkout=../before/crankshaft --out=before.json
+    python -m benchmarks.bits --out=after.json
+    python -m benchmarks.bits --compare before.json after.json
 
 The last prints a line for each case that differs, and ends with 1 if there is one. Both runs take place on one machine:
 bits depend on the CPU, TensorFlow and the number of threads, so all are pinned to the same two cores. Variables are

@@ -1,6 +1,6 @@
 """Examples in files around parameter servers: how fast each task reads, and in how much memory.
 
-Usage: python benchmarks/files_on_workers.py --mebibytes=4096 --folder=FOLDER [--in_memory] [flags of crankshaft train]
+Usage: python -m benchmarks.files_on_workers --mebibytes=4096 --folder=FOLDER [--in_memory] [flags of crankshaft train]
 
 Writes records of 28x28 bytes and a label once, trains an mlp on them by `crankshaft local --workers=2 --ps=2`, and
 prints one line of JSON: examples/s, and the most memory that each task had, in MiB. `--in_memory` sends the same

@@ -1,19 +1,19 @@
 """Crankshaft beside Keras fit, as people write it and at its best, in pieces that take turns. A script, not a test.
 
-`crankshaft benchmark` measures the same peers in processes one after the other; a shared machine drifts between
-them. Here all stay, and each ratio has an interval: `python benchmarks/fit_turns.py --workload=cnn`.
+`benchmarks.standard` measures the same peers in processes one after the other; a shared machine drifts between
+them. Here all stay, and each ratio has an interval: `python -m benchmarks.fit_turns --workload=cnn`.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from race import PYTHON, run_script
-from turns import add_turns, compare
-
 from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.keras_peer import SETTINGS
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+
+from .keras_peer import SETTINGS
+from .race import PYTHON, run_script
+from .turns import add_turns, compare
+from .workloads import BATCH_SIZE, WORKLOADS
 
 STEPS = {"mlp": 1000, "wide": 50, "cnn": 50, "resnet20": 50, "wide_deep": 500}  # of a piece
 
@@ -26,12 +26,12 @@ def main() -> None:
     arguments = parser.parse_args()
     name, workload = arguments.workload, WORKLOADS[arguments.workload]
     peers = {
-        setting: Process([PYTHON, "benchmarks/peers/keras_fit.py", f"--workload={name}", f"--setting={setting}"])
+        setting: Process([PYTHON, "-m", "benchmarks.peers.keras_fit", f"--workload={name}", f"--setting={setting}"])
         for setting, given in SETTINGS.items()
         if not (workload.convolutional and given.get("jit_compile"))
     }
     ours = [*workload.flags, f"--global_batch_size={BATCH_SIZE}", f"--precision={arguments.precision}"]
-    peers["crankshaft"] = Process([PYTHON, "benchmarks/bare.py", *ours])
+    peers["crankshaft"] = Process([PYTHON, "-m", "benchmarks.bare", *ours])
     compare(workload.title, peers, STEPS[name], arguments.turns)
 
 

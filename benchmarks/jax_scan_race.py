@@ -2,7 +2,7 @@
 
 Each measurement is a process of its own; the peers run in turn (A B C A B C ...), and the table has medians. JAX runs
 as people write it and in each way that may be faster. Run it from the repository, with a Python that has jax, optax and
-keras: `.venv/bin/python benchmarks/jax_scan_race.py --jax_python=.../bin/python --json=jax_scan.json`.
+keras: `.venv/bin/python -m benchmarks.jax_scan_race --jax_python=.../bin/python --json=jax_scan.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from race import (
+from crankshaft.launch.benchmark.children import Process
+from crankshaft.launch.benchmark.markdown import table
+from crankshaft.launch.cluster.shares import usable_cores
+
+from .race import (
     NEEDED,
     PYTHON,
     Race,
@@ -28,13 +32,9 @@ from race import (
     runs_with,
     write_figures,
 )
+from .workloads import BATCH_SIZE
 
-from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.markdown import table
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE
-from crankshaft.launch.cluster.shares import usable_cores
-
-PEERS = "benchmarks/peers"
+PEERS = "benchmarks.peers"
 CALL = 50  # steps
 # glibc keeps what is freed, as Crankshaft has it do too (launch/host/process.py): the kernel clears no page twice.
 ALLOCATOR = (
@@ -52,20 +52,20 @@ class Peer:
     variables: tuple[tuple[str, str], ...] = ()
 
     def process(self, python: str, options: list[str]) -> Process:
-        return Process([python, f"{PEERS}/{self.program}", *self.options, *options], dict(self.variables))
+        return Process([python, "-m", f"{PEERS}.{self.program}", *self.options, *options], dict(self.variables))
 
 
 _TUNED, _KERAS = (("GLIBC_TUNABLES", ALLOCATOR),), (("KERAS_BACKEND", "jax"),)
 _VECTORS = (("XLA_FLAGS", "--xla_cpu_prefer_vector_width=512"),)  # as Crankshaft has them, on CPUs with AVX-512
 JAX = {
-    "jax_scan": Peer("jax", "jax_scan.py", (f"--steps_per_call={CALL}",)),
-    "jax_scan_allocator": Peer("jax", "jax_scan.py", (f"--steps_per_call={CALL}",), _TUNED),
-    "jax_scan_vectors": Peer("jax", "jax_scan.py", (f"--steps_per_call={CALL}",), _TUNED + _VECTORS),
+    "jax_scan": Peer("jax", "jax_scan", (f"--steps_per_call={CALL}",)),
+    "jax_scan_allocator": Peer("jax", "jax_scan", (f"--steps_per_call={CALL}",), _TUNED),
+    "jax_scan_vectors": Peer("jax", "jax_scan", (f"--steps_per_call={CALL}",), _TUNED + _VECTORS),
     # XLA's loops keep its convolutions to one core, so that one step a call, or steps without a loop, may be faster.
-    "jax_unrolled": Peer("jax", "jax_scan.py", ("--steps_per_call=10", "--unroll=10"), _TUNED),
-    "jax_step": Peer("jax", "jax_scan.py", ("--steps_per_call=1",), _TUNED),
-    "keras_jax": Peer("keras", "keras_jax_fit.py", variables=_KERAS),
-    "keras_jax_many_steps": Peer("keras", "keras_jax_fit.py", (f"--steps_per_call={CALL}",), _KERAS + _TUNED),
+    "jax_unrolled": Peer("jax", "jax_scan", ("--steps_per_call=10", "--unroll=10"), _TUNED),
+    "jax_step": Peer("jax", "jax_scan", ("--steps_per_call=1",), _TUNED),
+    "keras_jax": Peer("keras", "keras_jax_fit", variables=_KERAS),
+    "keras_jax_many_steps": Peer("keras", "keras_jax_fit", (f"--steps_per_call={CALL}",), _KERAS + _TUNED),
 }
 KINDS = {"jax": "jax_scan", "keras": "keras_jax"}  # and which of each is as people write it
 CLOSE = 0.7  # of a kind, those with less of the best one's rate are not measured again

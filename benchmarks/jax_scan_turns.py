@@ -1,7 +1,7 @@
 """Crankshaft beside a jitted JAX scan, in pieces of a fraction of a second, in turn. A script, not a test.
 
 `jax_scan_race.py` compares processes that run one after the other, and more peers; a shared machine drifts between
-them. Here all stay, and the ratio is said with an interval: `.venv/bin/python benchmarks/jax_scan_turns.py
+them. Here all stay, and the ratio is said with an interval: `.venv/bin/python -m benchmarks.jax_scan_turns
 --jax_python=.../bin/python`. Both leave out what is not steps: compilation, warm-up, the choice of `--jit`.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 
-from jax_scan_race import CALL, JAX
-from race import NEEDED, PYTHON, run_script, runs_with
-from turns import add_turns, compare
-
 from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+
+from .jax_scan_race import CALL, JAX
+from .race import NEEDED, PYTHON, run_script, runs_with
+from .turns import add_turns, compare
+from .workloads import BATCH_SIZE, WORKLOADS
 
 STEPS = {"mlp": 1000, "wide": 50, "cnn": 50}  # of a piece
 PEERS = ("jax_scan", "jax_scan_allocator", "jax_scan_vectors")
@@ -41,7 +41,7 @@ def main() -> None:
     options = [f"--workload={arguments.workload}", f"--quality_steps={CALL}", f"--warm_up_steps={CALL}", "--turns=1"]
     options += [f"--steps={steps}", f"--result_json={os.devnull}"]
     peers = {name: JAX[name].process(arguments.jax_python, options) for name in PEERS}
-    command = [PYTHON, "benchmarks/bare.py", *workload.flags, f"--global_batch_size={BATCH_SIZE}"]
+    command = [PYTHON, "-m", "benchmarks.bare", *workload.flags, f"--global_batch_size={BATCH_SIZE}"]
     compare(workload.title, {**peers, "crankshaft": Process(command)}, steps, arguments.turns)
 
 

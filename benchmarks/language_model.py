@@ -2,7 +2,7 @@
 
 6 layers, 6 heads, 384 wide, context 256, batch 12, float32 and bfloat16, PyTorch eager and compiled; the text is
 Python's own library, as bytes. Both begin with the same weights and are given the same batches. A script, not a test:
-`.venv/bin/python benchmarks/language_model.py --torch_python=.../bin/python`; that Python needs torch (2.15 was
+`.venv/bin/python -m benchmarks.language_model --torch_python=.../bin/python`; that Python needs torch (2.15 was
 tried), absl-py and crankshaft (`pip install --no-deps .`).
 """
 
@@ -15,12 +15,13 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from race import NEEDED, PYTHON, ROOT, cpu_model, run_process, run_script, runs_with
-from turns import add_turns, rates_in_turn, ratio
 
 from crankshaft.launch.benchmark.children import Process
 from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.cluster.shares import usable_cores
+
+from .race import NEEDED, PYTHON, ROOT, cpu_model, run_process, run_script, runs_with
+from .turns import add_turns, rates_in_turn, ratio
 
 SHAPE = {"vocabulary": 257, "context": 256, "layers": 6, "width": 384, "heads": 6}
 BATCH, EVALUATED, RATE = 12, 20, 1e-3
@@ -56,7 +57,7 @@ def compare_quality(folder: Path, torch_python: str, steps: int) -> None:
         for python, peer in ((PYTHON, "transformer_lm"), (torch_python, "nanogpt")):
             found = folder / f"{peer}_{precision}.json"
             options = [f"--data={data}", f"--precision={precision}", f"--quality_json={found}"]
-            losses.append(run_process([python, f"benchmarks/peers/{peer}.py", *options], found)["loss"])
+            losses.append(run_process([python, "-m", f"benchmarks.peers.{peer}", *options], found)["loss"])
         rows.append([precision, *(f"{loss:.4f}" for loss in losses), f"{losses[0] - losses[1]:+.4f}"])
     print(table([f"loss after {steps} steps", "Crankshaft", "PyTorch", "difference"], rows))
 
@@ -67,17 +68,17 @@ def compare_speed(folder: Path, torch_python: str, steps: int, turns: int) -> No
     (corpus / "text.txt").write_bytes(text())
     write_windows(data, text(), 10)
     run_process(
-        [PYTHON, "benchmarks/peers/transformer_lm.py", f"--data={data}", f"--quality_json={folder}/none.json"],
+        [PYTHON, "-m", "benchmarks.peers.transformer_lm", f"--data={data}", f"--quality_json={folder}/none.json"],
         folder / "none.json",
     )
     ours = ["--model=transformer_lm", "--model_arg=positions=learned", "--model_arg=norm=layer", "--input=text"]
     ours += [f"--data_dir={corpus}", f"--global_batch_size={BATCH}", "--clip_norm=1"]
     for precision in PRECISIONS:
-        peer = [torch_python, "benchmarks/peers/nanogpt.py", f"--data={data}", f"--precision={precision}"]
+        peer = [torch_python, "-m", "benchmarks.peers.nanogpt", f"--data={data}", f"--precision={precision}"]
         peers = {
             "PyTorch": Process(peer),
             "PyTorch, compiled": Process([*peer, "--compiled"]),
-            "Crankshaft": Process([PYTHON, "benchmarks/bare.py", *ours, f"--precision={precision}"]),
+            "Crankshaft": Process([PYTHON, "-m", "benchmarks.bare", *ours, f"--precision={precision}"]),
         }
         rates = rates_in_turn(peers, steps, turns, str(ROOT))
         rows = [

@@ -1,6 +1,6 @@
 """A decoder cut over two processes, a core each, beside PyTorch's tensor parallel on gloo, in turn; no test.
 
-`.venv/bin/python benchmarks/mesh.py --torch_python=.../bin/python`; that Python needs torch and NumPy. Also told: one
+`.venv/bin/python -m benchmarks.mesh --torch_python=.../bin/python`; that Python needs torch and NumPy. Also told: one
 process of Crankshaft on one core, which has the whole model and as many rows; and, by plain gradient descent, a mesh of
 two logical CPUs in one process beside TensorFlow's DTensor.
 """
@@ -12,13 +12,13 @@ import json
 import tempfile
 from pathlib import Path
 
-from multi_worker import run_on_free_ports
-from race import PYTHON, cpu_model, read_result, run_script, run_together
-from turns import ratio
-
 from crankshaft.launch.benchmark.children import Process
 from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.cluster.shares import free_ports, usable_cores
+
+from .multi_worker import run_on_free_ports
+from .race import PYTHON, cpu_model, read_result, run_script, run_together
+from .turns import ratio
 
 SHAPE = {"vocabulary": 257, "context": 128, "layers": 4, "width": 256, "heads": 4}
 BATCH = 8
@@ -27,7 +27,7 @@ BATCH = 8
 def of_torch(python: str, cores, steps: int, path: Path) -> None:
     group = {"MASTER_ADDR": "localhost", "WORLD_SIZE": str(len(cores))}
     options = [f"--shape={json.dumps(SHAPE)}", f"--batch={BATCH}", f"--steps={steps}", f"--result_json={path}"]
-    command = [python, "benchmarks/peers/tensor_parallel.py", *options]
+    command = [python, "-m", "benchmarks.peers.tensor_parallel", *options]
 
     def workers() -> list[Process]:
         port = {"MASTER_PORT": str(free_ports(1)[0])}
@@ -40,7 +40,7 @@ def of_torch(python: str, cores, steps: int, path: Path) -> None:
 
 def of_dtensor(cores, steps: int, path: Path) -> None:
     options = [f"--shape={json.dumps(SHAPE)}", f"--batch={BATCH}", f"--steps={steps}", f"--result_json={path}"]
-    run_together([Process([PYTHON, "benchmarks/peers/dtensor.py", *options], cores=frozenset(cores))])
+    run_together([Process([PYTHON, "-m", "benchmarks.peers.dtensor", *options], cores=frozenset(cores))])
 
 
 def of_crankshaft(text: Path, cores, steps: int, path: Path, *more: str) -> None:

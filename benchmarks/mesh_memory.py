@@ -1,6 +1,6 @@
 """Memory of a model that is cut over two processes: what each takes to build it, save it and restore it.
 
-Usage: python benchmarks/mesh_memory.py [--mebibytes=1024] [--processes=2] [--folder=FOLDER]
+Usage: python -m benchmarks.mesh_memory [--mebibytes=1024] [--processes=2] [--folder=FOLDER]
 
 A decoder of about so many MiB of weights, without an optimizer's slots, is built on a mesh of 1 x processes, saved into
 FOLDER (a temporary one by default) and restored. Prints a line of JSON for each process, in MiB: `tensorflow`, what it

@@ -2,7 +2,7 @@
 
 Each worker is a process pinned to one core (by its affinity, which each library counts its threads by; nothing else is
 set) and takes batches of 64. The peers run in turn (A B C A B C ...), and the table has medians. Run it from the
-repository: `.venv/bin/python benchmarks/multi_worker.py --torch_python=.../bin/python --json=multi_worker.json`.
+repository: `.venv/bin/python -m benchmarks.multi_worker --torch_python=.../bin/python --json=multi_worker.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from race import (
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process
+from crankshaft.launch.benchmark.markdown import table
+from crankshaft.launch.cluster.shares import free_ports, usable_cores
+
+from .race import (
     NEEDED,
     PYTHON,
     Race,
@@ -30,14 +34,10 @@ from race import (
     runs_with,
     write_figures,
 )
-
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process
-from crankshaft.launch.benchmark.markdown import table
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE
-from crankshaft.launch.cluster.shares import free_ports, usable_cores
+from .workloads import BATCH_SIZE
 
 WORKERS = 2
-PEERS = "benchmarks/peers"
+PEERS = "benchmarks.peers"
 # Crankshaft's ways to reduce, by what the tables call them.
 WIRES = {"float32": (), "bfloat16": ("--reduce_dtype=bfloat16",), "local_sgd": ("--sync_every_steps=16",)}
 ALL = ("tutorial", "ddp", "no_reduction", *WIRES)
@@ -54,7 +54,7 @@ _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use|Could not start 
 
 def tutorial_workers(options: Sequence[str], cores: Sequence[int]) -> list[Process]:
     addresses = [f"localhost:{port}" for port in free_ports(len(cores))]
-    command = [PYTHON, f"{PEERS}/tutorial_loop.py", *options]
+    command = [PYTHON, "-m", f"{PEERS}.tutorial_loop", *options]
     return [
         Process(command, {"TF_CONFIG": json.dumps(_tf_config(addresses, index))}, frozenset({core}))
         for index, core in enumerate(cores)
@@ -67,7 +67,7 @@ def _tf_config(addresses: list[str], index: int) -> dict:
 
 def ddp_workers(python: str, options: Sequence[str], cores: Sequence[int]) -> list[Process]:
     group = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(len(cores))}
-    command = [python, f"{PEERS}/ddp.py", *options]
+    command = [python, "-m", f"{PEERS}.ddp", *options]
     return [Process(command, group | {"RANK": str(rank)}, frozenset({core})) for rank, core in enumerate(cores)]
 
 

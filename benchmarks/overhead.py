@@ -1,6 +1,6 @@
 """What stands around the steps costs: measuring, hooks, checkpoints. The same steps with and without, in turn.
 
-Run as a script: `python benchmarks/overhead.py [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
+Run as a script: `python -m benchmarks.overhead [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
 the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps,
 progress, guards), and with a checkpoint at the start of each piece. What they cost is little beside the drift of a
 machine, so pieces of a tenth of a second to a few seconds take turns within one process, and the cost is said with an
@@ -15,14 +15,13 @@ import sys
 import tempfile
 import time
 
-import bare
-import turns
-
 from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
 from crankshaft.launch.benchmark.live import Live
 from crankshaft.launch.benchmark.measure.rounds import timed_round
 from crankshaft.launch.run import modes, session
+
+from . import bare, turns
 
 # Name: hidden units; steps of a piece and pieces of a round for benchmark mode, and the same for hooks and checkpoints.
 WORKLOADS = {

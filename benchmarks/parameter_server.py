@@ -2,7 +2,7 @@
 
 Two workers and two servers (or one), a process each, share this machine's cores. What is compared runs in turn (A B A B
 ...), and the tables have medians. Run it from the repository, on a machine where nothing else uses the loopback:
-`.venv/bin/python benchmarks/parameter_server.py --json=parameter_server.json`.
+`.venv/bin/python -m benchmarks.parameter_server --json=parameter_server.json`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from multi_worker import WorkersRace
-from race import (
+
+from crankshaft.input import synthetic_clicks
+from crankshaft.launch.benchmark.children import Process
+from crankshaft.launch.benchmark.markdown import spread, table
+from crankshaft.launch.cluster.shares import free_ports, usable_cores
+
+from .multi_worker import WorkersRace
+from .race import (
     PYTHON,
     Race,
     add_arguments,
@@ -33,18 +39,13 @@ from race import (
     run_together,
     write_figures,
 )
-
-from crankshaft.input import synthetic_clicks
-from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.markdown import spread, table
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE
-from crankshaft.launch.cluster.shares import free_ports, usable_cores
+from .workloads import BATCH_SIZE
 
 WORKERS = SERVERS = 2
 PARTS = ("speed", "tables", "bytes")
 WORKLOADS = ("mlp", "wide_deep")
-TUTORIAL = "benchmarks/peers/ps_tutorial_loop.py"
-TABLE = "benchmarks/peers/ps_table.py"
+TUTORIAL = "-m", "benchmarks.peers.ps_tutorial_loop"
+TABLE = "-m", "benchmarks.peers.ps_table"
 # How many servers a table is on, by what the report calls it.
 PLACES = {"1 server": 1, "2 servers": 2}
 # Steps/s, about: how many steps a first measurement has. Then its own rate says.

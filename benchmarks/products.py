@@ -1,6 +1,6 @@
 """The three matrix products of a dense layer's step, each in the orders it can be written in, with and without XLA.
 
-Run as a script: `python benchmarks/products.py`. Prints milliseconds, medians of rounds in turn, for a batch of
+Run as a script: `python -m benchmarks.products`. Prints milliseconds, medians of rounds in turn, for a batch of
 64 and a kernel of 2048x2048: the reason for `engine.layers.Dense`.
 """
 

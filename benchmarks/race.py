@@ -23,12 +23,13 @@ from pathlib import Path
 from crankshaft.launch.benchmark import children
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process
 from crankshaft.launch.benchmark.markdown import spread, table
-from crankshaft.launch.benchmark.workloads import WORKLOADS, Workload
+
+from .workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 # From the repository, where commands are run, so that they can be copied to another machine.
 PYTHON = os.path.relpath(sys.executable, ROOT) if sys.executable.startswith(f"{ROOT}{os.sep}") else sys.executable
-NEEDED = ("crankshaft.launch.benchmark.children", "crankshaft.launch.benchmark.workloads")  # by peers of other Pythons
+NEEDED = ("crankshaft.launch.benchmark.children", "benchmarks.workloads")  # by peers of other Pythons
 IMAGES = ("mlp", "wide", "cnn")  # the workloads that every library's peer has
 MEASUREMENT_TIMEOUT_SECONDS = 600
 
@@ -74,7 +75,9 @@ def run_script(main: Callable[[], None]) -> None:
 def runs_with(python: str, *modules: str) -> bool:
     """Whether a Python, given by its path, can import modules."""
     try:
-        return subprocess.run([python, "-c", f"import {', '.join(modules)}"], capture_output=True).returncode == 0
+        return not subprocess.run(
+            [python, "-c", f"import {', '.join(modules)}"], capture_output=True, cwd=ROOT
+        ).returncode
     except OSError:
         return False
 

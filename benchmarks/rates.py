@@ -1,7 +1,7 @@
 """Two checkouts' rates, in pieces that take turns: whether a change is as fast as what was before it.
 
     git worktree add ../before/crankshaft $(git merge-base HEAD origin/main)
-    python benchmarks/rates.py --before=../before/crankshaft --workload=mlp --turns=40 -- --jit=on
+    python -m benchmarks.rates --before=../before/crankshaft --workload=mlp --turns=40 -- --jit=on
 
 Each checkout's `bare.py` makes a session as `crankshaft train` does and stays; what is timed are calls of the inner
 loop and nothing around them. On a machine whose rate changes by a third within seconds that tells 2 % apart, where
@@ -16,11 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from race import ROOT, run_script
-from turns import add_turns, compare
-
 from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+
+from .race import ROOT, run_script
+from .turns import add_turns, compare
+from .workloads import BATCH_SIZE, WORKLOADS
 
 STEPS = {
     "mlp": 1000,

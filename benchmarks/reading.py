@@ -1,6 +1,6 @@
 """How fast files are read, beside tf.data, grain and memory, by programs that take turns: a row of a table each.
 
-    python benchmarks/reading.py --rows=records,layout,cold,array_record,images,text,mlp,cnn,memory,resume
+    python -m benchmarks.reading --rows=records,layout,cold,array_record,images,text,mlp,cnn,memory,resume
 
 Steps are batches of 64 (text: 32). All peers read the same files, made anew, and use a batch for nothing, but for `mlp`
 and `cnn`, which train. Ratios are medians of turns, with the interval that 95 % of such medians lie in.
@@ -14,19 +14,19 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from race import PYTHON, ROOT, run_script
-from turns import add_turns, compare
 
 from crankshaft.launch.benchmark.children import Process
 
-PEER = "benchmarks/peers/reading.py"
+from .race import PYTHON, ROOT, run_script
+from .turns import add_turns, compare
+
+PEER = "-m", "benchmarks.peers.reading"
 EXAMPLES, COLD_EXAMPLES, PICTURES, WINDOWS, BATCH = 60_000, 120_000, 512, 20_000, 64
 LONG = 120_000_000  # records of an index
 RESUMED_AT = 100_000_000
@@ -102,7 +102,7 @@ def training(model: str, steps: int) -> Callable[[str, int], None]:
         write_records(folder, EXAMPLES)
         common = [f"--model={model}", f"--data_dir={folder}", f"--global_batch_size={BATCH}", "--jit=off"]
         common += ["--input=tfrecord", *FEATURES]
-        bare = [PYTHON, "benchmarks/bare.py", *common]
+        bare = [PYTHON, "-m", "benchmarks.bare", *common]
         peers = {"from memory, as it comes": Process(bare), "from files": Process([*bare, "--resident_data_mb=0"])}
         compare(f"{model}, training", peers, steps, turns)
 
@@ -266,5 +266,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "benchmarks"))
     run_script(main)

@@ -3,7 +3,7 @@
 A file is entered when one of its functions is called from another file's; a return is an entry into a file that the
 call had left before. What is followed is what Python runs, so for a compiled step it is its trace. For example
 
-    python benchmarks/route.py --start=InnerLoop._replicated_step train --model=mlp --input=synthetic --train_steps=2
+    python -m benchmarks.route --start=InnerLoop._replicated_step train --model=mlp --input=synthetic --train_steps=2
 
 follows the first step of training, and `--number=2` the second call of that name. Everything after the flags is the
 command line of `crankshaft`.

@@ -2,7 +2,7 @@
 
 Two workers share this machine's cores, in lockstep (multi_worker) or around a parameter server. In every second
 measurement one of them is stopped most of the time (SIGSTOP, SIGCONT), as by a neighbour that takes its core. Run it
-from the repository: `.venv/bin/python benchmarks/slow_worker.py`.
+from the repository: `.venv/bin/python -m benchmarks.slow_worker`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from race import MEASUREMENT_TIMEOUT_SECONDS, PYTHON, ROOT, read_result, run_script, table
+from .race import MEASUREMENT_TIMEOUT_SECONDS, PYTHON, ROOT, read_result, run_script, table
 
 SLOW = "worker 1"
 PERIOD_SECONDS = 0.05

@@ -17,12 +17,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from race import ROOT, cpu_model
-
 from crankshaft.launch.benchmark import children
 from crankshaft.launch.benchmark.children import MeasurementFailed, Process
 from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.cluster.shares import usable_cores
+
+from .race import ROOT, cpu_model
 
 _READY = "ready"
 _SECONDS_TO_END = 10.0

@@ -9,7 +9,6 @@ import sys
 from absl import flags
 
 from crankshaft.launch import local, prepare
-from crankshaft.launch.benchmark import standard
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import GROUPS, HELP
 from crankshaft.launch.command_line.rules import wanted
@@ -50,7 +49,6 @@ def text() -> str:
     parts.append(f"## Inputs\n\n`--input=NAME`, with `--input_arg=ARGUMENT=VALUE`:\n\n{_entries(registry.inputs())}")
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.FLAGS)}")
     parts.append(f"## crankshaft prepare\n\n{_command(prepare.FLAGS)}")
-    parts.append(f"## crankshaft benchmark\n\n{_command(standard.FLAGS)}")
     return "\n".join(parts)
 
 

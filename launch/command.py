@@ -11,8 +11,7 @@ COMMANDS = {
     "train": ("crankshaft.launch.train", "Train, evaluate, time or export a model."),
     "local": ("crankshaft.launch.local", "Run a whole cluster on this machine, one process a task."),
     "prepare": ("crankshaft.launch.prepare", "Write an input's examples into shards of files."),
-    "benchmark": ("crankshaft.launch.benchmark.standard", "Measure the standard set of models beside Keras fit."),
-    "report": ("crankshaft.launch.benchmark.html", "Write a benchmark's result as one HTML file."),
+    "report": ("crankshaft.launch.benchmark.report", "Print a benchmark's result as Markdown."),
 }
 
 

@@ -22,7 +22,7 @@ from absl import flags
 
 from ..engine.machine import cpus
 from . import errors
-from .benchmark import drive, program
+from .benchmark import program, turns
 from .cluster import listeners, own_network, restarts, shares
 from .cluster.supervisor import Spec, StartError, Supervisor
 from .cluster.tf_config import SECRET, ClusterError
@@ -120,8 +120,8 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
         )
     asked = _read_command(argv[cut + 1 :])
-    if asked.unknown is not None and drive.is_asked_for():
-        return drive.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
+    if asked.unknown is not None and turns.is_asked_for():
+        return turns.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
     if FLAGS.own_network:
         own_network.enter()
     supervisor = _supervisor(asked, environment)

@@ -24,7 +24,7 @@ from absl import flags, logging
 from ..engine.data.source import StuckStreamError
 from ..engine.machine import allocator
 from . import errors
-from .benchmark import drive, program
+from .benchmark import program, turns
 from .cluster import listeners, servers, tf_config
 from .command_line import checks, config, given, help, rules
 from .command_line import flags as our_flags
@@ -80,8 +80,8 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     asked = None
     try:
         own = parse(argv)
-        if drive.is_asked_for():
-            return drive.run_train(argv, trainer_class, data is not None)
+        if turns.is_asked_for():
+            return turns.run_train(argv, trainer_class, data is not None)
         remote = remotes.of(flags.FLAGS["run_dir"].value)
         asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
         checks.check(asked)

@@ -13,7 +13,6 @@ import re
 import pytest
 
 from crankshaft.launch import local, prepare
-from crankshaft.launch.benchmark import standard
 from crankshaft.launch.command_line.flags import GROUPS
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
@@ -23,7 +22,6 @@ OF_COMMAND = {
     "train": OF_TRAIN,
     "local": set(local.FLAGS),
     "prepare": set(prepare.FLAGS),
-    "benchmark": set(standard.FLAGS),
     "report": set(),
 }
 # Of the scripts that compare.
@@ -107,8 +105,10 @@ def _is_there(module: pathlib.Path, name: str, *rest: str) -> bool:
     for node in _tree(module).body:
         if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
             (alias,) = (alias for alias in node.names if name == (alias.asname or alias.name))
-            package, *inner = node.module.split(".")
-            return package != "crankshaft" or _is_there(ROOT, *inner, alias.name, *rest)
+            inner = node.module.split(".") if node.module else []
+            if not node.level:  # another package's
+                return True
+            return _is_there(module.parents[node.level - 1], *inner, alias.name, *rest)
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return not rest
         if isinstance(node, ast.ClassDef) and node.name == name:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,15 +18,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from race import parse_peer_arguments, write_result
-
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
+from ..race import parse_peer_arguments, write_result
+from ..workloads import BATCH_SIZE, WORKLOADS, Workload
 
 
 def make_model(workload: Workload) -> nn.Module:
-    """The layers of `launch.benchmark.keras_models`, and their initial distribution, so that losses can be compared."""
+    """The layers of `benchmarks.keras_models`, and their initial distribution, so that losses can be compared."""
     if workload.units:
         sizes = [784, *workload.units]
         body = [nn.Flatten()]

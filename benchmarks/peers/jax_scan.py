@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from race import parse_peer_arguments, write_result
-from turns import take_turns
-
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS, Workload
+from ..race import parse_peer_arguments, write_result
+from ..turns import take_turns
+from ..workloads import BATCH_SIZE, WORKLOADS, Workload
 
 OPTIMIZER = optax.adam(0.001, eps=1e-7)  # Keras's epsilon
 
 
 def init(workload: Workload, seed: int) -> list:
-    """(kernel, bias) of each layer: those of `launch.benchmark.keras_models`, and their initial distribution."""
+    """(kernel, bias) of each layer: those of `benchmarks.keras_models`, and their initial distribution."""
     if workload.units:
         widths = [784, *workload.units, 10]
         shapes = list(itertools.pairwise(widths))

@@ -1,6 +1,6 @@
 """Keras fit that goes on by a piece of its steps each time it is asked: a peer of `turns.py`, a process of its own.
 
-`python benchmarks/peers/keras_fit.py --workload=mlp --setting=fit_tuned`. What Keras prints goes nowhere.
+`python -m benchmarks.peers.keras_fit --workload=mlp --setting=fit_tuned`. What Keras prints goes nowhere.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import queue
 import sys
 import threading
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
-from turns import take_turns
 
-from crankshaft.launch.benchmark import keras_peer
-from crankshaft.launch.benchmark.workloads import WORKLOADS
+from .. import keras_peer
+from ..turns import take_turns
+from ..workloads import WORKLOADS
 
 
 class InPieces(tf.keras.callbacks.Callback):

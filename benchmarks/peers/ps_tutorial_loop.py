@@ -9,21 +9,17 @@ which task this is, and `GRPC_FAIL_FAST=use_caller` has to be set.
 from __future__ import annotations
 
 import os
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from race import parse_peer_arguments, write_result
-
 from crankshaft.input.drawn.planted import auc
-from crankshaft.launch.benchmark import keras_models
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
 from crankshaft.launch.cluster.tf_config import answers
+
+from .. import keras_models
+from ..race import parse_peer_arguments, write_result
+from ..workloads import BATCH_SIZE, WORKLOADS
 
 POLL_SECONDS = 0.2
 SHUFFLED = 60_032

@@ -1,6 +1,6 @@
 """Batches that are read and used for nothing, by one way of reading: a peer of `turns.py`, a process of its own.
 
-`python benchmarks/peers/reading.py --way=crankshaft --folder=F -- --input=tfrecord ...`, flags of `crankshaft train`
+`python -m benchmarks.peers.reading --way=crankshaft --folder=F -- --input=tfrecord ...`, flags of `crankshaft train`
 after the dashes. `--cold` drops the files' pages before each piece.
 """
 
@@ -9,17 +9,12 @@ from __future__ import annotations
 import argparse
 import glob
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from turns import take_turns
-
-from crankshaft.launch.benchmark.measure import pages
+from .. import pages
+from ..turns import take_turns
 
 BATCH, SHUFFLE = 64, 10_000
 TOKENS, TEXT_BATCH = 256, 32

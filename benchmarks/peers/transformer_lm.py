@@ -1,6 +1,6 @@
 """Crankshaft's language model on batches that another peer is given too; it writes the weights that both begin with.
 
-`python benchmarks/peers/transformer_lm.py --data=FILE --quality_json=FILE`, see `benchmarks/language_model.py`.
+`python -m benchmarks.peers.transformer_lm --data=FILE --quality_json=FILE`, see `benchmarks/language_model.py`.
 """
 
 from __future__ import annotations

@@ -7,18 +7,13 @@ pipeline's share of a shuffled dataset, an accuracy metric in the step. `TF_CONF
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from race import parse_peer_arguments, write_result
-
-from crankshaft.launch.benchmark import keras_models
-from crankshaft.launch.benchmark.workloads import BATCH_SIZE, WORKLOADS
+from .. import keras_models
+from ..race import parse_peer_arguments, write_result
+from ..workloads import BATCH_SIZE, WORKLOADS
 
 
 def make_dataset(strategy, examples, global_batch_size: int):

@@ -1,1 +1,1 @@
-"""What surrounds a benchmark: its report, comparisons, sweeps, and the standard set (`crankshaft benchmark`)."""
+"""Benchmark mode: what it measures, how it compares, what it prints."""

@@ -55,8 +55,6 @@ def read(path: str) -> dict[str, Any]:
     except ValueError:
         raise UsageError(f"--baseline={path} is no JSON; {cure}") from None
     problems = schema.check(result)
-    if not problems and "calls" not in result:
-        problems = ["calls is missing: it is of several runs"]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise UsageError(f"--baseline={path} is no result of this benchmark: {problems[0]}{more}; {cure}")

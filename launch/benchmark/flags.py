@@ -9,7 +9,6 @@ from absl import flags
 from ..command_line import rules
 from ..command_line.groups import group
 
-BENCHMARK_FILES = ("as_found", "warm", "cold")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 
 
@@ -33,43 +32,17 @@ def define() -> None:
         "What is timed: the whole loop, one part of it in isolation, or all: the whole and what each part takes of it.",
         enum_values=BENCHMARK_PARTS,
     )
-    bench(
-        flags.DEFINE_enum,
-        "benchmark_files",
-        "as_found",
-        "What the system holds of the files that are read: as_found; warm, they are read from end to end before; cold, "
-        "it forgets them before each round.",
-        enum_values=BENCHMARK_FILES,
-    )
     _define_runs(bench)
 
 
 def _define_runs(bench: Callable) -> None:
     """Defines the flags of several runs, and of what is done with results."""
     bench(
-        rules.text,
-        "benchmark_replicas",
-        None,
-        "Numbers of replicas to run with, one after another, e.g. 1,2,4.",
-        wants="numbers of replicas",
-        rule=rules.matching(r"[1-9]\d{0,2}(,[1-9]\d{0,2})*", "they are no whole numbers from 1 to 999; use e.g. 1,2,4"),
-    )
-    bench(
-        rules.text,
-        "benchmark_sweep",
-        None,
-        "Settings to run with, each in a process, e.g. global_batch_size=32,64;precision=float32,bfloat16. A comma "
-        "that belongs to a value has a backslash before it.",
-        wants="NAME=VALUE,VALUE;NAME=VALUE,VALUE",
-    )
-    bench(
         flags.DEFINE_bool,
         "profile",
         False,
         "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.",
     )
-    bench(rules.path, "result_jsonl", None, "Add the result to this file, one line a run.", only=())
-    bench(rules.path, "result_html", None, "Write a report with charts here: one file that needs no network.")
     bench(rules.path, "baseline", None, "A result of before (--result_json) to compare with.")
     bench(
         rules.text,

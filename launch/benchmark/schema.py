@@ -25,9 +25,8 @@ _KINDS: dict[Any, str] = {
     _NONE: "null",
     int: "an integer",
 }
-# Runs of a sweep may differ in their batch: then it is null.
-_HEADING = {"schema": (_TEXT,), "date": (_TEXT,), "command": (_TEXT,), "global_batch_size": (int, _NONE)}
-# What a run that measured has beside; drivers' results have `sweep` or `scaling` instead.
+_HEADING = {"schema": (_TEXT,), "date": (_TEXT,), "command": (_TEXT,), "global_batch_size": (int,)}
+# What a run that measured has beside.
 _MEASURED = {
     **dict.fromkeys(("mode", "part", "model", "strategy"), (_TEXT,)),
     **dict.fromkeys(("num_replicas", "step", "steps"), (int,)),
@@ -39,7 +38,6 @@ _MEASURED = {
     "input": (_TEXT, _NONE),
     "interval": (_LIST, _NONE),
 }
-_DRIVERS = ("sweep", "scaling")
 _COLUMNS = ("steps", "examples", "seconds", "input_seconds", "reduce_seconds", "round")
 
 
@@ -62,9 +60,8 @@ def check(result: Any) -> list[str]:
         return ["schema is missing"]
     if result["schema"] != VERSION:
         return [f"schema is {result['schema']}, and this is {VERSION}"]
-    expected = _HEADING if any(name in result for name in _DRIVERS) else {**_HEADING, **_MEASURED}
-    found = [line for name, kinds in expected.items() if (line := _wrong(result, name, kinds))]
-    return found or (_check_calls(result["calls"]) if "calls" in expected else [])
+    wrong = [line for name, kinds in {**_HEADING, **_MEASURED}.items() if (line := _wrong(result, name, kinds))]
+    return wrong or _check_calls(result["calls"])
 
 
 def _wrong(values: Mapping, name: str, kinds: tuple) -> str | None:

@@ -1,7 +1,7 @@
 """A benchmark's result for people: sections of named figures, in words. Host code.
 
-The terminal's table and the HTML report show the same sections; a figure that is missing leaves its row out, a section
-without rows is left out.
+The terminal's table and `crankshaft report` show the same sections; a figure that is missing leaves its row out, a
+section without rows is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Section(NamedTuple):
     """Rows of text under one title.
 
     Attributes:
-      title: also its name, by which the report finds its charts.
+      title: also its name.
       columns: the rows' columns by name, of which the first names the row; () where each row is (name, value).
       rows: of as many texts as there are columns.
     """
@@ -51,8 +51,6 @@ def sections(result: Mapping[str, Any]) -> list[Section]:
         Section("Reduction", ("dtype", "packs", "ms/step", "GB/s", "bus GB/s"), _reduction(result)),
         Section("Checkpoint", (), _checkpoint((result.get("parts") or {}).get("checkpoint") or {})),
         Section("Profile", ("op", "type", "ms/step", "share"), _profile(result)),
-        Section("Scaling", ("replicas", "kind", "batch", "steps/s", "examples/s", "efficiency"), _scaling(result)),
-        Section("Sweep", ("settings", "steps/s", "examples/s", "95 % interval"), _sweep(result)),
         Section("Baseline", (), _baseline(result)),
         Section("Pairs", ("pair", "this one", "baseline", "ratio"), _pairs(result)),
         Section("Machine", (), _machine(result.get("environment") or {}, result.get("noise") or {})),
@@ -89,11 +87,6 @@ def quantity(value: float | None, unit: str) -> str:
         value /= 1000
         prefixes.pop(0)
     return f"{value:.3g} {prefixes[0]}{unit}"
-
-
-def settings(values: Mapping[str, Any]) -> str:
-    """Formats a sweep's point: name=value, one after another."""
-    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def bound(roofline: Mapping[str, Any]) -> str:
@@ -133,12 +126,6 @@ def _rate(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _state_of_files(found: Mapping[str, Any]) -> str:
-    share = found["share_in_memory"]
-    known = "" if share is None else f", {share:.0%} in memory as the first round began"
-    return found["asked"].replace("_", " ") + known
-
-
 def _step(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if result.get("step_ms"):
@@ -148,7 +135,6 @@ def _step(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         result,
         ("first step", "first_step_seconds", "{:.2f} s".format),
         ("input wait", "input_wait_fraction", "{:.1%} of the time".format),
-        ("input files", "input_files", _state_of_files),
         ("reduction", "reduce_fraction", "{:.1%} of the time".format),
         ("peak memory", "peak_rss_mb", "{:,.0f} MiB".format),
         ("device peak", "device_peak_mb", "{:,.0f} MiB".format),
@@ -239,33 +225,6 @@ def _profile(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (op["name"], op.get("type") or "", number(op.get("ms_per_step")), percent(op.get("share")))
         for op in (result.get("profile") or {}).get("ops") or ()
-    ]
-
-
-def _scaling(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (
-            str(each["replicas"]),
-            each.get("kind") or "",
-            number(each.get("global_batch_size")),
-            number(each.get("steps_per_sec")),
-            number(each.get("examples_per_sec")),
-            f"failed: {each['error']}" if each.get("error") else percent(each.get("efficiency")),
-        )
-        for each in result.get("scaling") or ()
-    ]
-
-
-def _sweep(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    best = (result.get("best") or {}).get("settings")
-    return [
-        (
-            settings(each["settings"]) + (" (best)" if each["settings"] == best else ""),
-            number(each.get("steps_per_sec")),
-            number(each.get("examples_per_sec")),
-            f"failed: {each['error']}" if each.get("error") else between(each.get("interval")),
-        )
-        for each in result.get("sweep") or ()
     ]
 
 

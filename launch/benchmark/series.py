@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .children import MeasurementFailed, Process, Stopped, run
-
-RATES = ("steps_per_sec", "examples_per_sec", "interval")  # kept of a result that is one of several
-_COMMON = ("model", "part", "input", "strategy", "num_replicas", "global_batch_size", "precision", "jit")
 
 
 class Series:
@@ -75,17 +72,3 @@ class Series:
     def _say(self, text: str) -> None:
         if not self._quiet:
             print(text, end="", flush=True)
-
-
-def summary(results: Sequence[dict]) -> dict:
-    """Returns what several results have in common (None: they differ), and the environment with the most cores."""
-    if not results:
-        return {}
-    first = results[0]
-    environments = [each.get("environment") or {} for each in results]
-    common = {name: first.get(name) for name in _COMMON if all(first.get(name) == each.get(name) for each in results)}
-    return {"mode": "benchmark", **dict.fromkeys(_COMMON), **common, "environment": max(environments, key=_cores)}
-
-
-def _cores(environment: Mapping) -> float:
-    return environment.get("usable_cores") or 0

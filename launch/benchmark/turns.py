@@ -6,50 +6,123 @@ Host code; TensorFlow is not started before the last turn has ended.
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
+from absl.testing import flagsaver
 
 from .. import errors
+from ..command_line import checks, paths, uses
+from ..command_line import config as configs
+from ..command_line.flags import USES
 from ..command_line.values import differences
 from ..errors import EXIT_FAILED, UsageError
-from ..host import process
-from . import baseline, schema
-from .children import MeasurementFailed, Process, Stopped
+from ..host import explanations, process
+from ..run import results
+from . import baseline, schema, table
+from . import program as programs
+from .children import MeasurementFailed, Process, Stopped, stoppable
 from .program import Program
 from .series import Series
 
-_ONE_ROUND = {"benchmark_rounds": "1"}
+
+def is_asked_for() -> bool:
+    """Returns whether the flags, which have been parsed, ask for turns with another command."""
+    return bool(flags.FLAGS.baseline_cmd)
 
 
-def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, Any] | None, int]:
-    """Runs each of the two --benchmark_rounds times.
+def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -> int:
+    """Runs crankshaft train, or a script that calls its `main`, in turn with the other command.
+
+    Returns the exit code. Raises `UsageError`.
+    """
+    strategy = flags.FLAGS.strategy
+    if "TF_CONFIG" in os.environ and strategy in ("multi_worker", "parameter_server"):
+        raise UsageError(
+            f"--baseline_cmd starts --strategy={strategy} itself, on one machine, and TF_CONFIG makes this process a "
+            "part of a cluster; use crankshaft local, or unset TF_CONFIG"
+        )
+
+    def check(environment: Mapping[str, str]) -> None:
+        checks.check(configs.from_flags(trainer_class, has_data, environment))
+
+    return run(programs.of_this_process(argv, check))
+
+
+def run_local(
+    start: tuple[str, ...], cluster: Sequence[str], tasks: Mapping[str, int], unknown: tuple[str, ...]
+) -> int:
+    """Runs what crankshaft local was asked to, in turn with the other command.
+
+    Returns the exit code; raises `UsageError`.
 
     Args:
-      program: what is run.
-      series: makes a series of so many benchmarks.
+      start: as in `Program`.
+      cluster: crankshaft local's own flags.
+      tasks: how many it starts of each type.
+      unknown: arguments that only the script knows.
+    """
 
-    Returns:
-      (result, exit code): our turns as the rounds of one benchmark, and `baseline`, what `compare` returns of the
-      pairs; None without a whole pair. The code is not 0 if a turn failed or it was stopped.
+    def check(environment: Mapping[str, str]) -> None:
+        if start != programs.TRAIN:
+            return  # only the script knows what it trains, and on what
+        with flagsaver.flagsaver(strategy="parameter_server" if "ps" in tasks else "multi_worker"):
+            checks.check(configs.from_flags(None, False, environment))
 
-    Raises:
-      UsageError: a mistake in our flags, before anything is started; or the command wrote what can't be compared.
+    return run(Program(start, check, tuple(cluster), tasks, unknown))
+
+
+def run(program: Program) -> int:
+    """Runs both --benchmark_rounds times, prints and writes the result. Returns the exit code; raises `UsageError`."""
+    values = flags.FLAGS.flag_values_dict()
+    if values["baseline"]:
+        raise UsageError("--baseline_cmd and --baseline are both given; use one of them")
+    if values["benchmark_part"] == "checkpoint":
+        raise UsageError(
+            "--baseline_cmd compares rates of steps, and --benchmark_part=checkpoint has none; leave it out"
+        )
+    uses.check({"baseline_cmd": USES["baseline_cmd"]}, values)
+    paths.check(values)
+    paths.check_results(values)
+    program.check_run()
+    try:
+        with stoppable():
+            result, code = _measure(program)
+    except Stopped as stopped:  # while it summed up
+        return stopped.code
+    if result is None:
+        return code
+    table.print_benchmark(result)
+    try:
+        results.write(result, values)
+    except OSError as error:
+        return errors.fail(*explanations.explain(error))
+    if not code:
+        from .compare import exit_code
+
+        code = exit_code(result["baseline"], flags.FLAGS.fail_below)
+    return code
+
+
+def _measure(program: Program) -> tuple[dict[str, Any] | None, int]:
+    """Returns (result, exit code): our turns as the rounds of one benchmark, and `baseline`, what `compare` returns.
+
+    There is no result without a whole pair. The code is not 0 if a turn failed or it was stopped.
     """
     command, turns = flags.FLAGS.baseline_cmd, flags.FLAGS.benchmark_rounds
-    program.check_run(_ONE_ROUND)
     ours: list[dict] = []
     theirs: list[dict] = []
     code = 0
-    benchmarks = series(2 * turns)
+    series = Series(2 * turns, os.environ, quiet=flags.FLAGS.progress == "off")
     try:
         for turn in range(1, turns + 1):
-            ours.append(_whole(benchmarks.measure(f"turn {turn}", lambda path: _our_process(program, path)), "this"))
-            found = benchmarks.measure(f"turn {turn} of the baseline", lambda path: _their_process(command, path))
-            theirs.append(_whole(found, "--baseline_cmd"))
+            ours.append(_whole(series.measure(f"turn {turn}", lambda path: _our_process(program, path)), "this"))
+            result = series.measure(f"turn {turn} of the baseline", lambda path: _their_process(command, path))
+            theirs.append(_whole(result, "--baseline_cmd"))
     except MeasurementFailed:
         code = errors.fail(EXIT_FAILED, f"--baseline_cmd: not all of {turns} turns were run; see above")
     except Stopped as stopped:
@@ -57,11 +130,13 @@ def run(program: Program, series: Callable[[int], Series]) -> tuple[dict[str, An
     pairs = len(theirs)
     if not pairs:
         return None, code
-    return _compared(ours[:pairs], theirs, command, turns), code
+    heading = schema.heading(flags.FLAGS.global_batch_size)
+    result = _compared(ours[:pairs], theirs, command, turns)
+    return {**heading, **{name: value for name, value in result.items() if name not in heading}}, code
 
 
 def _our_process(program: Program, path: Path) -> Process:
-    return Process([*program.command(_ONE_ROUND), f"--result_json={path}"])
+    return Process([*program.one_round(), f"--result_json={path}"])
 
 
 def _their_process(command: str, path: Path) -> Process:
@@ -69,7 +144,7 @@ def _their_process(command: str, path: Path) -> Process:
 
 
 def _whole(result: dict, of: str) -> dict:
-    problems = schema.check(result) or ([] if "calls" in result else ["calls is missing: it is of several runs"])
+    problems = schema.check(result)
     if problems:
         raise UsageError(f"{of}: what it wrote to --result_json is no such result: {problems[0]}; use --mode=benchmark")
     return result

@@ -209,10 +209,6 @@ def _check_sync_periods(config: Config) -> None:
 def _check_part(config: Config) -> None:
     """Checks that --benchmark_part can be measured with this strategy."""
     part = config.benchmark_part
-    if config.benchmark_files != "as_found" and part not in ("whole", "input"):
-        raise UsageError(
-            f"--benchmark_files={config.benchmark_files} is of what reads: use it with --benchmark_part=input, or whole"
-        )
     if config.strategy == "parameter_server" and part == "reduce":
         raise UsageError(
             "--benchmark_part=reduce is of sums over replicas, and workers around parameter servers make none; use "

@@ -11,7 +11,6 @@ from typing import Any
 from ...engine.machine import files
 from ..errors import UsageError
 
-_RESULTS = ("result_json", "result_jsonl", "result_html")
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
 
 
@@ -33,17 +32,14 @@ def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
 
 
 def check_results(values: Mapping[str, Any]) -> None:
-    """Raises `UsageError` where the flags name files for results that can't be written."""
-    for name in _RESULTS:
-        if path := values[name]:
-            if os.path.isdir(path) or path.endswith(os.sep):
-                raise UsageError(f"--{name}={path} is a folder; give the path of a file")
-            if values["run_dir"] and _is_of_the_run(path, values["run_dir"], name):
-                raise UsageError(f"--{name}={path} is a file of the run's own; give another path")
-            check_writable(name, os.path.dirname(os.path.abspath(path)))
-            if name == "result_jsonl":
-                _check_appendable(path)
-            _check_name(name, path)
+    """Raises `UsageError` where --result_json names a file that can't be written."""
+    if path := values["result_json"]:
+        if os.path.isdir(path) or path.endswith(os.sep):
+            raise UsageError(f"--result_json={path} is a folder; give the path of a file")
+        if values["run_dir"] and _is_of_the_run(path, values["run_dir"]):
+            raise UsageError(f"--result_json={path} is a file of the run's own; give another path")
+        check_writable("result_json", os.path.dirname(os.path.abspath(path)))
+        _check_name("result_json", path)
 
 
 class _TriedError(Exception):
@@ -61,18 +57,10 @@ def _check_name(flag: str, path: str) -> None:
         raise UsageError(f"--{flag}={path} can't be written ({error.strerror}); give another path") from None
 
 
-def _is_of_the_run(path: str, run_dir: str, flag: str) -> bool:
+def _is_of_the_run(path: str, run_dir: str) -> bool:
     """Returns whether the run writes something else to this path."""
-    own = ["config.json", ".lock"] + ["result.json"] * (flag != "result_json")
-    return os.path.realpath(path) in (os.path.realpath(os.path.join(run_dir, name)) for name in own)
-
-
-def _check_appendable(path: str) -> None:
-    try:
-        if os.path.isfile(path):
-            os.close(os.open(path, os.O_RDWR | os.O_APPEND))
-    except OSError as error:
-        raise UsageError(f"--result_jsonl={path} can't be added to ({error.strerror}); give another path") from None
+    own = (os.path.realpath(os.path.join(run_dir, name)) for name in ("config.json", ".lock"))
+    return os.path.realpath(path) in own
 
 
 def check_writable(flag: str, folder: str) -> None:

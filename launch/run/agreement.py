@@ -22,7 +22,7 @@ from . import fingerprints
 
 # Flags that may differ between workers; of `_GIVEN_OR_NOT` only whether they are given has to agree.
 _MAY_DIFFER = set(
-    "data_dir eval_data_dir result_json result_jsonl result_html baseline baseline_cmd export_dir progress debug "
+    "data_dir eval_data_dir result_json baseline baseline_cmd export_dir progress debug "
     "keep_checkpoints cluster_timeout_seconds step_timeout_seconds tune_allocator profile gpus "
     "gpu_memory_growth".split()
 )

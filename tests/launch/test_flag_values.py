@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
 from crankshaft.launch import errors, local, train
-from crankshaft.launch.benchmark import drive, standard
+from crankshaft.launch.benchmark import turns
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import GROUPS, USES
@@ -39,7 +39,7 @@ LARGE = (
 A_PATH = set(HOSTILE) - {"empty", "endless"}  # names of files may be any, up to 255 bytes
 # Flag -> which of these values may stand, since they are what the flag takes.
 ACCEPTED = {
-    **dict.fromkeys(("run_dir", "result_json", "result_jsonl", "result_html", "export_dir"), A_PATH),
+    **dict.fromkeys(("run_dir", "result_json", "export_dir"), A_PATH),
     "tpu_address": {
         "empty",
         "negative",
@@ -57,7 +57,7 @@ ACCEPTED = {
     # A command is any; one that is not there is said to be when it is its turn.
     "baseline_cmd": set(HOSTILE) - {"empty"},
 }
-ALL = (flags.FLAGS, local.FLAGS, standard.FLAGS)
+ALL = (flags.FLAGS, local.FLAGS)
 RUN = ("--model=mlp", "--input=digits")
 # What a flag needs to have a use, where `USES` says what that is.
 NEEDED = {
@@ -91,7 +91,7 @@ def started(*arguments, **named):
 @pytest.fixture
 def ends(monkeypatch, tmp_path, capsys):
     """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
-    for place, name in ((process, "prepare"), (drive, "Series"), (Supervisor, "run"), (standard, "_run")):
+    for place, name in ((process, "prepare"), (turns, "Series"), (Supervisor, "run")):
         monkeypatch.setattr(place, name, started)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -144,14 +144,6 @@ def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
         line = ends(local.main, f"--{name}={value}", "--", *RUN)
         assert line, kind
         assert f"--{name}" in line
-
-
-@pytest.mark.parametrize("name", list(standard.FLAGS))
-def test_a_value_for_the_standard_set_that_nobody_means_is_one_line(ends, name):
-    for kind, value in HOSTILE.items():
-        line = ends(standard.main, f"--{name}={value}")
-        assert (line is None) == (name == "output_dir" and kind in A_PATH), (kind, line)
-        assert line is None or f"--{name}" in line
 
 
 def test_each_flag_has_a_range_or_a_rule():

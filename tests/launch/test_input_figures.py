@@ -140,28 +140,8 @@ def windows(tmp_path):
     return (f"--input={tmp_path / 'numbers.py'}", f"--data_dir={tmp_path / 'numbers.bin'}", "--global_batch_size=64")
 
 
-@pytest.mark.parametrize(("state", "share"), [("warm", 1), ("cold", 0)])
-def test_input_is_timed_from_files_that_are_in_memory_or_not(windows, inside, tmp_path, state, share):
+def test_input_is_timed_from_files(windows, inside, tmp_path):
     result = tmp_path / "result.json"
-    asked = (f"--benchmark_files={state}", "--benchmark_steps=200", f"--result_json={result}")
-    shown = inside(*BENCHMARK, *windows, "--resident_data_mb=0", *asked).ok().out
-    found = json.loads(result.read_text())
-    assert found["parts"]["input"]["examples_per_sec"] > 0
-    assert found["input_files"]["asked"] == state
-    measured = found["input_files"]["share_in_memory"]
-    if measured is not None and (state == "warm" or measured < 1):  # a file system in memory drops nothing
-        assert abs(measured - share) < 0.5  # cold ones are read ahead at once
-        assert f"{state}, {measured:.0%} in memory" in shown
-    # 6,400 examples are 100 steps.
-    assert any("read them 2.0 times" in line for line in found["warnings"]) == (state == "cold")
-
-
-def test_files_that_no_step_reads_are_neither_warm_nor_cold(windows, inside):
-    error = inside(*BENCHMARK, *windows, "--benchmark_files=cold", "--benchmark_steps=2").error
-    assert "--benchmark_files=cold is of data that steps read from files" in error
-    assert "--resident_data_mb=0" in error
-
-
-def test_the_update_reads_no_files(windows, inside):
-    asked = ("--mode=benchmark", "--model=logistic", "--benchmark_part=update", "--benchmark_files=cold")
-    assert "--benchmark_part=input" in inside(*asked, *windows).error
+    asked = ("--benchmark_steps=200", f"--result_json={result}")
+    inside(*BENCHMARK, *windows, "--resident_data_mb=0", *asked).ok()
+    assert json.loads(result.read_text())["parts"]["input"]["examples_per_sec"] > 0

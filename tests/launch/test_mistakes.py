@@ -76,7 +76,7 @@ MISTAKES = {
         [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
         ["--benchmark_steps and --benchmark_seconds", "use one"],
     ),
-    "a report of no benchmark": ([*RUN, "--result_html=x.html"], ["--result_html=x.html", "--mode=benchmark", "leave"]),
+    "a baseline of no benchmark": ([*RUN, "--baseline=x.json"], ["--baseline=x.json", "--mode=benchmark", "leave"]),
     "a sum of one replica": (
         [*RUN, "--mode=benchmark", "--benchmark_part=reduce"],
         ["--benchmark_part=reduce needs two replicas", "--num_virtual_devices=2"],

@@ -164,8 +164,8 @@ def test_digits_are_learned_on_two_replicas_as_on_one(inside, tmp_path):
 
 def test_an_evaluation_that_is_not_finite_is_warned_of_and_null_in_the_result(inside, tmp_path):
     steep = ("--optimizer=sgd", "--learning_rate=1e30", "--train_steps=1")
-    outcome = inside(*MLP, *steep, f"--run_dir={tmp_path}", f"--result_jsonl={tmp_path}/all.jsonl").ok()
-    for name in ("result.json", "all.jsonl"):
+    outcome = inside(*MLP, *steep, f"--run_dir={tmp_path}", f"--result_json={tmp_path}/all.json").ok()
+    for name in ("result.json", "all.json"):
         found = json.loads((tmp_path / name).read_text(), parse_constant=pytest.fail)
         assert found["eval"]["loss"] is None
     assert outcome.err.count("evaluation: loss is nan; look at the evaluation data, lower the learning rate") == 1

@@ -1,4 +1,4 @@
-"""Results of benchmarks for tests to show: what a run writes, and what only some runs and drivers have."""
+"""Results of benchmarks for tests to show: what a run writes, and what only some runs have."""
 
 RESULT = {
     "model": "mlp",
@@ -28,7 +28,7 @@ RESULT = {
     },
 }
 
-# What a driver writes, and what only some runs have.
+# What only some runs have.
 MORE = {
     "interval": [250_000.0, 260_000.0],
     "rounds": [
@@ -59,17 +59,6 @@ MORE = {
         "shares": {"step": 0.8, "unexplained": 0.2},
     },
     "profile": {"trace": "x", "ops": [{"name": "mlp/[a]", "type": "MatMul", "ms_per_step": 0.1, "share": 0.4}]},
-    "scaling": [{"replicas": 2, "kind": "weak", "steps_per_sec": 10.0, "efficiency": 0.9}],
-    "sweep": [
-        {
-            "settings": {"precision": "float32"},
-            "steps_per_sec": 10.0,
-            "examples_per_sec": 640.0,
-            "interval": [600.0, 700.0],
-        },
-        {"settings": {"precision": "bfloat16"}, "steps_per_sec": None, "error": "exit code 1"},
-    ],
-    "best": {"settings": {"precision": "float32"}},
     "baseline": {
         "path": "old.json",
         "ratio": 1.25,
@@ -79,14 +68,4 @@ MORE = {
     },
     "noise": {"other_cores": 0.125},
     "warnings": ["the load before the run was 3.2 [sic]"],
-}
-
-# 90 calls in three rounds, one of them ten times as long as the others.
-CALLS = {
-    "steps": [20] * 90,
-    "examples": [1280] * 90,
-    "seconds": [0.05 if i == 40 else 0.005 + 0.00001 * (i % 7) for i in range(90)],
-    "input_seconds": [0.0005] * 90,
-    "reduce_seconds": [0.001] * 90,
-    "round": [i // 30 for i in range(90)],
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
 import sys
 
@@ -14,7 +13,6 @@ from crankshaft.launch import errors
 from crankshaft.launch.benchmark import baseline, schema
 from crankshaft.launch.benchmark.compare import compare, exit_code
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host.files import append_json_line
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
@@ -70,12 +68,12 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
 
     # The old one was a million times as fast: shown even on a machine of which others take nearly all.
     path.write_text(json.dumps(slower(result, 1e-6)))
-    lines = tmp_path / "runs.jsonl"
-    flags = (f"--baseline={path}", "--fail_below=0.95", f"--result_jsonl={lines}")
+    written = tmp_path / "slower.json"
+    flags = (f"--baseline={path}", "--fail_below=0.95", f"--result_json={written}")
     outcome = inside(*BENCHMARK, *flags)
     assert outcome.code == 3
     assert "--fail_below=0.95: the rate is 0.0" in outcome.error
-    (found,) = map(json.loads, lines.read_text().splitlines())
+    found = json.loads(written.read_text())
     assert found["baseline"]["verdict"] == "slower"
     assert found["baseline"]["path"] == str(path)
     assert "slower" in outcome.out
@@ -126,51 +124,6 @@ def test_what_is_missing_or_wrong_is_listed(measured):
     ):
         (found,) = schema.check({**result, "calls": {**result["calls"], name: column}})
         assert found.startswith(f"calls: {line}")
-    heading = {name: result[name] for name in ("schema", "date", "command", "global_batch_size")}
-    assert schema.check({**heading, "sweep": []}) == []
-
-
-# -- lines ------------------------------------------------------------------------------------------------------------
-
-
-def test_lines_are_added_and_a_torn_one_is_not_joined(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    append_json_line(path, {"run": 1})
-    append_json_line(path, {"run": 2})
-    assert path.read_text() == '{"run": 1}\n{"run": 2}\n'
-    path.write_text('{"run": 1}\n{"run"')  # what a writer that was killed has left
-    append_json_line(path, {"run": 3})
-    assert path.read_text() == '{"run": 1}\n{"run"\n{"run": 3}\n'
-
-
-def test_a_line_that_does_not_fit_on_the_disk_leaves_none(tmp_path):
-    # The kernel's own limit on a file's size stands for a full disk: the write is cut short in the same way.
-    path = tmp_path / "runs.jsonl"
-    append_json_line(path, {"run": 1})
-    script = (
-        "import resource, signal, sys; from crankshaft.launch.host.files import append_json_line\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
-        "try: append_json_line(sys.argv[1], {'run': 'x' * 100})\n"
-        "except OSError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=PATIENCE)
-    assert os.fspath(path) in done.stdout, done.stderr
-    assert path.read_text() == '{"run": 1}\n'
-
-
-def test_lines_of_several_processes_stay_whole(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    script = (
-        "import sys; from crankshaft.launch.host.files import append_json_line\n"
-        "for n in range(50): append_json_line(sys.argv[1], {'text': sys.argv[2] * 20_000})\n"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", script, path, letter]) for letter in "ab"]
-    assert [process.wait(timeout=PATIENCE) for process in running] == [0, 0]
-    found = [json.loads(line)["text"] for line in path.read_text().splitlines()]
-    assert sorted(found) == ["a" * 20_000] * 50 + ["b" * 20_000] * 50
-
-
-# -- refused ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,10 +135,6 @@ def test_lines_of_several_processes_stay_whole(tmp_path):
         ('{"steps_per_sec": 3}', "schema is missing"),
         ('{"schema": "crankshaft.benchmark/0"}', "schema is crankshaft.benchmark/0, and this is"),
         ('{"schema": "crankshaft.benchmark/1"}', "date is missing and 32 more"),
-        (
-            '{"schema": "crankshaft.benchmark/1", "date": "", "command": "", "global_batch_size": 1, "sweep": []}',
-            "calls is missing: it is of several runs",
-        ),
     ],
 )
 def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 
 import pytest
@@ -13,7 +12,7 @@ from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.errors import UsageError
 
-LOCAL = "config init_from export_dir result_json result_jsonl result_html baseline".split()
+LOCAL = "config init_from export_dir result_json baseline".split()
 FLAGS = [*LOCAL, "run_dir", "data_dir", "eval_data_dir"]
 NONE = dict.fromkeys(FLAGS)
 
@@ -93,34 +92,17 @@ def test_other_paths_are_let_through():
     paths.check(dict.fromkeys(FLAGS, "runs/lr=0.1,seed:3 (second)~#+ü//x"))
 
 
-@pytest.mark.parametrize("name", ["result_json", "result_jsonl", "result_html"])
-def test_a_path_that_ends_as_a_folders_is_one(tmp_path, name):
-    with pytest.raises(UsageError, match=f"--{name}={tmp_path}/out/ is a folder; give the path of a file"):
-        paths.check_results({**NONE, name: f"{tmp_path}/out/"})
+def test_a_path_that_ends_as_a_folders_is_one(tmp_path):
+    with pytest.raises(UsageError, match=f"--result_json={tmp_path}/out/ is a folder; give the path of a file"):
+        paths.check_results({**NONE, "result_json": f"{tmp_path}/out/"})
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [("result_json", "config.json"), ("result_jsonl", "result.json"), ("result_html", ".lock")],
-)
-def test_a_file_of_the_runs_own_takes_no_result(tmp_path, name, file):
+@pytest.mark.parametrize("file", ["config.json", ".lock"])
+def test_a_file_of_the_runs_own_takes_no_result(tmp_path, file):
     (tmp_path / "link").symlink_to(tmp_path)
-    values = {**NONE, "run_dir": str(tmp_path), name: f"{tmp_path}/link/{file}"}
-    with pytest.raises(UsageError, match=f"--{name}={tmp_path}/link/{file} is a file of the run's own; give another"):
+    values = {**NONE, "run_dir": str(tmp_path), "result_json": f"{tmp_path}/link/{file}"}
+    with pytest.raises(UsageError, match=f"--result_json={tmp_path}/link/{file} is a file of the run's own; give"):
         paths.check_results(values)
-    paths.check_results({**values, name: f"{tmp_path}/other.json"})
-    paths.check_results({**values, name: None, "result_json": f"{tmp_path}/result.json"})  # the same twice
-
-
-def test_lines_that_cannot_be_added_to_a_file(tmp_path, monkeypatch):
-    def refused(path, *_):
-        raise PermissionError(errno.EACCES, "Permission denied", path)
-
-    (tmp_path / "all.jsonl").touch()
-    values = {**NONE, "result_jsonl": f"{tmp_path}/all.jsonl"}
-    paths.check_results(values)
-    monkeypatch.setattr(paths, "check_writable", lambda *_: None)
-    monkeypatch.setattr(paths.os, "open", refused)
-    with pytest.raises(UsageError, match=rf"{tmp_path}/all.jsonl can't be added to \(Permission denied\); give"):
-        paths.check_results(values)
+    paths.check_results({**values, "result_json": f"{tmp_path}/other.json"})
+    paths.check_results({**values, "result_json": f"{tmp_path}/result.json"})  # the same twice

@@ -1,6 +1,6 @@
 """Keras fit on a workload, in a process of its own: what stands beside Crankshaft in the standard set.
 
-`python -m crankshaft.launch.benchmark.keras_peer --workload=mlp --setting=fit --seconds=5 --result_json=fit.json`
+`python -m benchmarks.keras_peer --workload=mlp --setting=fit --seconds=5 --result_json=fit.json`
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from ..host import files
+from crankshaft.launch.host import files
+
 from .workloads import BATCH_SIZE, WORKLOADS
 
 STEPS_PER_EXECUTION = 50

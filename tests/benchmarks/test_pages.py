@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from crankshaft.launch.benchmark.measure import pages
-from crankshaft.launch.benchmark.measure.pages import Pages
+from benchmarks import pages
+from benchmarks.pages import Pages
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from ...input.splits import Splits
+from crankshaft.input.splits import Splits
+
 from .workloads import WORKLOADS
 
 _layers = keras.layers

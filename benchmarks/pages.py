@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ....engine.machine.files import open_regular
+from crankshaft.engine.machine.files import open_regular
 
 _SAMPLES = 256  # of all files together
 _PIECE_BYTES = 8 << 20

@@ -8,15 +8,16 @@ import sys
 
 import pytest
 
-from crankshaft.launch.benchmark import report, suite
-from crankshaft.launch.benchmark.suite import Row, Setup, Suite
+from benchmarks import standard_report as report
+from benchmarks import suite
+from benchmarks.suite import Row, Setup, Suite
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
 ONE = Setup("one_device", 1)
 ABOUT = {
     "date": "2026-11-20T10:00:00+00:00",
-    "command": "crankshaft benchmark",
+    "command": "python -m benchmarks.standard",
     "load_before": "0",
     "stopped": None,
 }
@@ -38,7 +39,7 @@ def test_ratios_are_of_medians_against_fit_and_against_the_faster_of_its_tuned_s
         "fit_tuned_xla": measured(250, 260, 255),
         "crankshaft": measured(600, 590, 900),
     }
-    text = report.markdown(Suite([row], 3, 5.0, False, {}), ABOUT, {"parameter_server": "4 cores are needed"})
+    text = report.markdown(Suite([row], 3, 5.0, 0, {}), ABOUT, {"parameter_server": "4 cores are needed"})
     [line] = [line for line in text.splitlines() if "one_device" in line and line.startswith("|")]
     fit, best, ours = "120 (100–200)", "300 (100–310) without XLA", "600 (590–900)"
     assert cells(line)[3:] == [fit, best, ours, "38,400", "**5.00x**", "**2.00x**"]
@@ -47,7 +48,7 @@ def test_ratios_are_of_medians_against_fit_and_against_the_faster_of_its_tuned_s
 
 def test_what_failed_is_said_and_has_no_ratio():
     row = Row("mlp", ONE, "float32", {"fit": measured(100.0)}, {"crankshaft": "exit code 1: no memory"})
-    text = report.markdown(Suite([row], 1, 1.0, False, {}), ABOUT, {})
+    text = report.markdown(Suite([row], 1, 1.0, 0, {}), ABOUT, {})
     [line] = [line for line in text.splitlines() if "one_device" in line and line.startswith("|")]
     assert cells(line)[3:] == ["100", "–", "failed", "–", "–", "–"]
     assert "- mlp one_device float32 crankshaft: exit code 1: no memory" in text
@@ -55,7 +56,7 @@ def test_what_failed_is_said_and_has_no_ratio():
 
 def test_a_loss_that_was_not_finite_is_a_dash():
     row = Row("mlp", ONE, "float32", {"quality": [{"eval": {"loss": None, "accuracy": 0.125}}]})
-    text = report.markdown(Suite([row], 1, 1.0, True, {}), ABOUT, {})
+    text = report.markdown(Suite([row], 1, 1.0, 100, {}), ABOUT, {})
     [line] = [line for line in text.splitlines() if line.endswith("| 0.1250 |")]
     assert cells(line)[2:] == ["–", "0.1250"]
 
@@ -91,31 +92,30 @@ def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "crankshaft", "benchmark", *arguments]
+    command = [sys.executable, "-m", "benchmarks.standard", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("--workloads=mpl", "--workloads=mpl can't be used: mpl is unknown; did you mean mlp?"),
-        ("--strategies=mirored", "--strategies=mirored can't be used: mirored is unknown; did you mean mirrored"),
-        ("--round=3", "--round is unknown; did you mean rounds"),
-        ("--rounds=0", "--rounds=0"),
-        ("mlp", "'mlp' is no flag"),
+        ("--workloads=mpl", "--workloads=mpl is unknown; use some of mlp, wide"),
+        ("--strategies=mirored", "--strategies=mirored is unknown; use some of one_device"),
+        ("--rounds=0", "--rounds is 1 or more"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, given, says):
+def test_mistakes_name_what_there_is(tmp_path, given, says):
     outcome = benchmark(given, f"--output_dir={tmp_path}")
     assert outcome.returncode == 2
-    assert outcome.stderr.startswith("error: ")
-    assert says in outcome.stderr
-    assert len(outcome.stderr.splitlines()) == 1
+    assert says in outcome.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
 def test_the_set_runs_and_is_written(tmp_path):
-    outcome = benchmark("--quick", "--workloads=mlp", "--strategies=one_device", f"--output_dir={tmp_path}")
+    outcome = benchmark(
+        *("--rounds=1", "--seconds=1", "--quality_steps=0", "--workloads=mlp", "--strategies=one_device"),
+        f"--output_dir={tmp_path}",
+    )
     assert outcome.returncode == 0, outcome.stderr
     [text] = tmp_path.glob("*.md")
     [figures] = tmp_path.glob("*.json")

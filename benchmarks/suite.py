@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..cluster import shares
-from .children import MeasurementFailed, Process
+from crankshaft.launch.benchmark.children import MeasurementFailed, Process
+from crankshaft.launch.benchmark.series import Series
+from crankshaft.launch.cluster import shares
+
 from .keras_peer import SETTINGS, STEPS_PER_EXECUTION
-from .series import Series
 from .workloads import BATCH_SIZE, WORKLOADS, Workload
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
@@ -138,15 +139,17 @@ class Suite:
       rows: what is measured, in this order.
       rounds: of each row.
       seconds: that each measurement times.
-      quality: whether loss and metric are compared too.
+      quality_steps: after which loss and metric are compared too; 0 compares none.
       environment: the variables that the processes get.
     """
 
-    def __init__(self, rows: Sequence[Row], rounds: int, seconds: float, quality: bool, environment: Mapping[str, str]):
+    def __init__(
+        self, rows: Sequence[Row], rounds: int, seconds: float, quality_steps: int, environment: Mapping[str, str]
+    ):
         self.rows = rows
         self.rounds = rounds
         self.seconds = seconds
-        self._quality = quality
+        self.quality_steps = quality_steps
         count = sum(len(row.peers) * rounds + self._compares(row) for row in rows)
         self._series = Series(count, environment, timeout_seconds=TIMEOUT_SECONDS)
 
@@ -172,30 +175,21 @@ class Suite:
         row.measured.setdefault(peer, []).append(result)
 
     def _compares(self, row: Row) -> bool:
-        return self._quality and row.setup.strategy == "one_device"
+        return bool(self.quality_steps) and row.setup.strategy == "one_device"
 
     def _command(self, row: Row, peer: str) -> list[str]:
         if peer == OURS:
             # The length of a first round is estimated by the warm-up, that of a second one is known from the first.
             length = (f"--benchmark_seconds={self.seconds / 2:g}", "--benchmark_rounds=2")
             return row.setup.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
+        steps = self.quality_steps or STEPS_PER_EXECUTION
         return [
-            *(
-                sys.executable,
-                "-m",
-                "crankshaft.launch.benchmark.keras_peer",
-                f"--workload={row.name}",
-                f"--setting={peer}",
-            ),
-            *(f"--precision={row.precision}", f"--seconds={self.seconds:g}", f"--quality_steps={self._quality_steps}"),
+            *(sys.executable, "-m", "benchmarks.keras_peer", f"--workload={row.name}", f"--setting={peer}"),
+            *(f"--precision={row.precision}", f"--seconds={self.seconds:g}", f"--quality_steps={steps}"),
         ]
 
-    @property
-    def _quality_steps(self) -> int:
-        return QUALITY_STEPS if self._quality else STEPS_PER_EXECUTION
-
     def _quality_command(self, row: Row) -> list[str]:
-        steps = ("--mode=train_and_eval", f"--train_steps={QUALITY_STEPS}")
+        steps = ("--mode=train_and_eval", f"--train_steps={self.quality_steps}")
         return row.setup.command(*row.workload.flags, f"--precision={row.precision}", *steps)
 
 

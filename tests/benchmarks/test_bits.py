@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BITS = Path(__file__).resolve().parents[1] / "benchmarks" / "bits.py"
+BITS = Path(__file__).resolve().parents[2] / "benchmarks" / "bits.py"
 FOUND = {
     "commit": "a" * 40,
     "cpu": "a CPU",
