@@ -66,7 +66,6 @@ def load(
     Raises:
       InputError: nothing is there, or an argument is out of range.
     """
-    del seed
     check_at_least("size", size, 1)
     if channels not in (1, 3):
         raise InputError(f"channels={channels} is not possible; use 3 for colours or 1 for grey")
@@ -84,6 +83,7 @@ def load(
         eval=Images(evaluation, form) if evaluation else None,
         num_classes=train.num_classes,
         ids=int.from_bytes(names[:4], "big") if names else None,
+        classes=tuple(train.names) if train.names else None,
     )
 
 

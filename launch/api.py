@@ -26,6 +26,8 @@ from .run.history import Rows
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from .run.names import Names
+
 _NAME = "crankshaft.run"  # in place of a program's path
 
 
@@ -123,12 +125,18 @@ class Run:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
         return self._weights.restored(self._session, manifest.prefix)
 
+    @property
+    def names(self) -> Names:
+        """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
+        return self._session.names
+
     def predict(self, features) -> Any:
         """Computes the outputs of `Trainer.forward` for a batch of any size as NumPy arrays, 16-bit ones as float32.
 
         Args:
-          features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples. They are
-            computed `eval_batch_size` at a time, with the weights that evaluations use.
+          features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples; what was
+            text before it was looked up for training may be text or ids. They are computed `eval_batch_size` at a
+            time, with the weights that evaluations use.
         """
         from .run import predictions
 
@@ -181,6 +189,8 @@ class Run:
 
 def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None):
     """Loads the Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
+
+    Its attribute `names` says what its numbers stand for, as `Run.names`.
 
     Args:
       run_dir: of a run that trained.

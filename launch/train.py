@@ -51,14 +51,15 @@ def main(
     Args:
       trainer_class: your `crankshaft.Trainer`; None takes the one that --model names.
       data: what, or a function without arguments that returns what, is (train, eval[, num_classes[, vocabulary[,
-        ids[, tokens]]]]); train and eval are each (features, labels), (features, labels, weights) or (features,),
-        of arrays whose first axis is examples (float64 is taken as float32, as Keras does), or of dicts and
-        tuples of such arrays; a dict, which is features; or a `tf.data.Dataset` of such examples. eval may be
+        ids[, tokens[, classes[, words]]]]]]); train and eval are each (features, labels), (features, labels, weights)
+        or (features,), of arrays whose first axis is examples (float64 is taken as float32, as Keras does), or of dicts
+        and tuples of such arrays; a dict, which is features; or a `tf.data.Dataset` of such examples. eval may be
         None, or left out with all after it: no evaluation, unless --validation_split takes a part of train.
         vocabulary has, by the name of each feature that is an id, how many ids there are; None: no feature is.
         ids tells numberings of them apart where the training data decides them, a number or text; None: it does
         not say. tokens is what text was cut into, for --mode=generate, an `input.files.tokens.Bytes` or
-        `Vocabulary`. None takes what --input names.
+        `Vocabulary`. classes has the classes' names, by label number. words has, by the name of each feature whose
+        ids stand for text, that text: the first has id 1, and id 0 is any other text. None takes what --input names.
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.
       may_change: names of your own absl flags that do not decide a run's numbers: with other values of the others,

@@ -17,7 +17,6 @@ from ..splits import InputError
 from .prepared import Writer, prepared
 from .storage import Files
 
-FILE_NAME = "tokens.json"  # where a run keeps what cut its text
 _BYTES = 256
 _LEARN_BYTES = 64 << 20  # of text, from its beginning, that a vocabulary is made of
 
@@ -179,7 +178,7 @@ def of(name: str, separator: str) -> Bytes | Vocabulary:
         raise InputError(f"tokenizer={path} is no text, and so no JSON of a vocabulary; give one") from None
 
 
-def of_kept(kept: dict[str, str], path: str = FILE_NAME) -> Bytes | Vocabulary:
+def of_kept(kept: dict[str, str], path: str) -> Bytes | Vocabulary:
     """Returns what has cut text, by what was kept of it in a file. Raises KeyError or TypeError if it is none."""
     if kept["kind"] == "bytes":
         return Bytes()

@@ -2,9 +2,8 @@
 
 A features.json has `features` (name -> shape, dtype and what it is stored as: bytes, float or int64), which of them is
 the `label` and which the `weight`, or `example`, the form of an example as a nest of names; `"records": "raw"` where a
-record is the bytes of its one feature and no Example; and where it is known
-`num_classes`, `vocabulary` and `ids` (see `input.splits.Splits`), `tokens`, what text was cut into
-(`input.files.tokens`), and the `splits` that `crankshaft prepare` has written. Host code, NumPy only.
+record is the bytes of its one feature and no Example; what else is known of the
+data (`input.known`), and the `splits` that `crankshaft prepare` has written. Host code, NumPy only.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Features:
     Attributes:
       by_name: the features that are read.
       example: nest of tuples and dicts of their names.
-      about: what else is known: num_classes, vocabulary, ids, tokens, splits.
+      about: what else is known (`input.known`), and the splits.
     """
 
     by_name: dict[str, Feature]

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..files import storage, tokens
+from .. import known
+from ..files import storage
 from ..splits import InputError, Splits
 from . import features, record_index
 from .features import Features
@@ -84,17 +85,15 @@ def splits_of(splits: Sequence[Any], found: Features, num_classes: int) -> Split
       num_classes: as it was given; 0 is as features.json says.
 
     Raises:
-      InputError: it names tokens, and not what text was cut into.
+      InputError: what it says is malformed.
     """
-    about = found.about
     try:
-        cut_by = tokens.of_kept(about["tokens"], features.NAME) if "tokens" in about else None
-    except (KeyError, TypeError):
+        about = known.of_json(found.about, features.NAME)
+    except (KeyError, TypeError) as error:
         raise InputError(
-            f"{features.NAME}: its `tokens` do not say what text was cut into; run crankshaft prepare again"
+            f"{features.NAME} does not say what is known of the data ({error}); run crankshaft prepare again"
         ) from None
-    num_classes = num_classes or about.get("num_classes")
-    return Splits(splits[0], splits[1], num_classes, about.get("vocabulary"), about.get("ids"), cut_by)
+    return about._replace(train=splits[0], eval=splits[1], num_classes=num_classes or about.num_classes)
 
 
 def _check_noted(paths: list[str], is_whole_folder: bool) -> None:

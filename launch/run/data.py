@@ -10,16 +10,15 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ...engine.data.source import Source, SourceError
+from ...input.splits import Splits
 from ..command_line import own_files
 from ..command_line.config import Config
 from ..errors import UsageError
 from ..host import explanations
 
-_MOST = 6  # values that a data function may return
 
-
-def load(config: Config) -> tuple:
-    """Loads (train, eval, num_classes, vocabulary, ids, tokens) of --input; see `input.splits.Splits`."""
+def load(config: Config) -> Splits:
+    """Loads the splits of --input."""
     found = own_files.module("input", config.input)
     arguments = dict(config.input_arg)
     if config.input_entry.reads_eval_data:
@@ -44,16 +43,17 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
         raise SourceError(explanations.explain(error)[1]) from None
 
 
-def call(data: Callable | Sequence) -> tuple:
+def call(data: Callable | Sequence) -> Splits:
     """Calls the user's function, if it is one, and fills up its tuple with None; see `train.main` for the tuple."""
+    most = len(Splits._fields)
     splits = data() if callable(data) else data
     if splits is not None and not isinstance(splits, (tuple, list)):
         splits = (splits,)
-    if splits is None or not 1 <= len(splits) <= _MOST:
+    if splits is None or not 1 <= len(splits) <= most:
         found = "None" if splits is None else f"{len(splits)} values"
         raise UsageError(
             f"the data function gave {found}; return (train, eval), (train, eval, num_classes) or (..., vocabulary)"
         )
     if len(splits) == 1 and hasattr(splits[0], "shape"):  # an array alone is features, which no other form can be
         splits = ((splits[0],),)
-    return (*splits, *[None] * _MOST)[:_MOST]
+    return Splits(*splits, *[None] * (most - len(splits)))

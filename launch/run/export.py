@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,15 @@ from ...engine.hooks.evaluation import averaged_weights
 from ...engine.machine import files
 from ...engine.step import batches
 from ...engine.step.holdings import Holdings
-from ...input.files import tokens
+from ...input import known
 from ..errors import UsageError
 from ..host.files import write_json
 from . import weights
 from .session import Session
 
 _DEFAULT = "serving_default"
-_EXTRA = "assets.extra"  # a SavedModel's place for what TensorFlow does not read
+_DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read
+_NAMED = 20  # classes in the README
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
@@ -45,8 +45,7 @@ def save(session: Session, folder: str, export_format: str) -> str:
     if export_format == "keras":
         _save_keras(session, path)
     else:
-        kept = {} if session.tokens is None else {tokens.FILE_NAME: session.tokens.kept()}
-        _save_serving(weights.alone(session), batches.features(session.example), path, kept)
+        _save_serving(session, path)
     return path
 
 
@@ -71,17 +70,19 @@ def _save_keras(session: Session, path: str) -> None:
     os.replace(temporary, path)
 
 
-def _save_serving(trainer: Trainer, features, path: str, extra: Mapping[str, Any]) -> None:
-    """Writes a SavedModel, with what is `extra` as JSON files in its folder `assets.extra`.
+def _save_serving(session: Session, path: str) -> None:
+    """Writes a SavedModel, and in its `assets.extra/data.json` what is known of the data (`input.known`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
-    names, those of tuples and lists as `features_0` and so on. It returns `outputs`: what `Trainer.forward` returns, in
-    float32, with the weights that evaluation uses; where there are several, each by its name if they are a dict, else
-    as `outputs_0` and so on.
+    names, those of tuples and lists as `features_0` and so on; as text those that were looked up for training. It
+    returns `outputs`: what `Trainer.forward` returns, in float32, with the weights that evaluation uses; where there
+    are several, each by its name if they are a dict, else as `outputs_0` and so on.
 
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
     """
+    trainer, names = weights.alone(session), session.names
+    features = names.raw(batches.features(session.example))
     inputs = _named(features)
     specs = {
         name: tf.TensorSpec([None, *np.shape(value)[1:]], tf.as_dtype(value.dtype), name=name)
@@ -97,7 +98,7 @@ def _save_serving(trainer: Trainer, features, path: str, extra: Mapping[str, Any
 
     def serve(**given):
         packed = tf.nest.pack_sequence_as(features, [given[name] for name in inputs])
-        return _by_name(trainer.forward(packed, training=False))
+        return _by_name(trainer.forward(names.ids(packed), training=False))
 
     module.serve = tf.function(serve, autograph=False)
     module.served = getattr(trainer.model, "export_signatures", dict)()
@@ -105,13 +106,12 @@ def _save_serving(trainer: Trainer, features, path: str, extra: Mapping[str, Any
         with averaged_weights(trainer):
             signature = module.serve.get_concrete_function(**specs)
             more = {name: function.get_concrete_function() for name, function in module.served.items()}
+            module.words = names.tables
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
-        if extra:
-            os.mkdir(os.path.join(temporary, _EXTRA))
-        for name, values in extra.items():
-            write_json(os.path.join(temporary, _EXTRA, name), values)
+        os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
+        write_json(os.path.join(temporary, _DATA), known.as_json(session.known))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(trainer, inputs, list(signature.structured_outputs)) + _more(more, extra))
+            file.write(_readme(trainer, inputs, list(signature.structured_outputs)) + _more(more, names.classes))
 
 
 def _named(features) -> dict[str, Any]:
@@ -150,15 +150,19 @@ def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
     )
 
 
-def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], extra: Mapping[str, Any]) -> str:
-    """Returns what the README says of further signatures, and of files beside the model."""
+def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], classes: tuple[str, ...] | None) -> str:
+    """Returns what the README says of further signatures, of classes, and of what is known of the data."""
     text = ""
     for name, function in signatures.items():
         specs = function.structured_input_signature[0]
         taken = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
         given = ", ".join(f"`{output}`" for output in function.structured_outputs)
         text += f"\nSignature `{name}`: {taken} in, {given} out.\n"
-    return text + "".join(f"\n`{_EXTRA}/{name}` says what text is cut into.\n" for name in extra)
+    if classes:
+        named = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:_NAMED]))
+        text += f"\nClasses, by number: {named}"
+        text += f" and {len(classes) - _NAMED:,} more.\n" if len(classes) > _NAMED else ".\n"
+    return f"{text}\n`{_DATA}` has what is known of the data: names of classes, words by their ids, what cuts text.\n"
 
 
 def _dims(shape: tf.TensorShape) -> str:

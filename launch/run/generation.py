@@ -14,10 +14,9 @@ from ...engine.generation import Generates
 from ...engine.generation import generate as tokens_after
 from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
-from ...engine.machine.files import read_json
 from ...engine.strategies.base import Strategy
 from ...input.files import tokens as kinds
-from ...input.splits import InputError
+from ...input.splits import InputError, Splits
 from ..command_line import checks
 from ..command_line.config import Config
 from ..errors import UsageError
@@ -30,11 +29,12 @@ def create(config: Config, trainer_class: type | None, strategy: Strategy) -> Se
     agreement.check_asked(config, {}, strategy)
     about = weights.about(config.run_dir)
     example, steps = (about.features, None), config.train_steps or 1
-    given = (example, about.num_classes, about.vocabulary)
+    given = (example, about.known.num_classes, about.known.vocabulary)
     state = build_state(config, trainer_class or config.named_class, strategy, steps, given)
     strategy.bind(state)
     checkpoints, best = checkpoints_of(config, state, strategy, {}, {})
-    session = Session(config, strategy, state, steps, example, False, checkpoints, best, tokens=_tokens(config.run_dir))
+    known = _readable(about.known, config.run_dir)
+    session = Session(config, strategy, state, steps, example, False, checkpoints, best, known)
     _model(session)
     return session
 
@@ -78,7 +78,7 @@ def follow(session: Session, row: Sequence[int], **how: Any) -> Iterator[int]:
     """
     asked = {name: how.get(name, session.config.values[name]) for name in ("tokens", "temperature", "top_k", "seed")}
     count = asked.pop("tokens")
-    end = session.tokens.separator if session.tokens else None
+    end = session.known.tokens.separator if session.known.tokens else None
     with averaged_weights(session.trainer):
         found = tokens_after(session.strategy.distribution, _model(session), row, **asked)
         yield from itertools.takewhile(lambda token: token != end, itertools.islice(found, count))
@@ -86,17 +86,17 @@ def follow(session: Session, row: Sequence[int], **how: Any) -> Iterator[int]:
 
 def row_of(session: Session, prompt: str) -> list[int]:
     """Returns the tokens of a prompt, after the separator that stands before each document. Raises `UsageError`."""
-    if session.tokens is None:
+    if session.known.tokens is None:
         raise UsageError(
-            f"this run has no {kinds.FILE_NAME}, which says what text is cut into: its data was no text, or it is "
-            "older; train on --input=text"
+            f"this run's {weights.FILE_NAME} does not say what text is cut into: its data was not text, or it "
+            "is older; train on --input=text"
         )
     text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
     try:
-        (found,) = session.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
+        (found,) = session.known.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
     except InputError:
         raise UsageError("--prompt is no text in UTF-8, which this run's vocabulary is of; give it as such") from None
-    return [session.tokens.separator, *found.tolist()]
+    return [session.known.tokens.separator, *found.tolist()]
 
 
 def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
@@ -106,7 +106,7 @@ def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str
         if name in how and not how[name] >= least:
             raise UsageError(f"{name}={how[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
-        decoder = session.tokens.decoder() if session.tokens else None
+        decoder = session.known.tokens.decoder() if session.known.tokens else None
         row = row_of(session, prompt)
         return "".join(decoder.text(token) for token in follow(session, row, **how)) + decoder.rest()
     row, known = [int(token) for token in prompt], session.trainer.given.num_classes
@@ -119,7 +119,7 @@ class _Writer:
     """Prints text as its tokens come."""
 
     def __init__(self, session: Session):
-        self._decoder = session.tokens.decoder()
+        self._decoder = session.known.tokens.decoder()
         self._encoding = sys.stdout.encoding or "utf-8"
         self._text: list[str] = []
 
@@ -148,28 +148,25 @@ def _model(session: Session) -> Generates:
     return model
 
 
-def _tokens(run_dir: str) -> kinds.Bytes | kinds.Vocabulary | None:
-    path = os.path.join(run_dir, kinds.FILE_NAME)
-    if not os.path.lexists(path):
-        return None
+def _readable(known: Splits, run_dir: str) -> Splits:
+    """Returns what is known of the data, once it is found that its tokens can be read. Raises `UsageError`."""
     try:
-        found = kinds.of_kept(read_json(path))
-        _ = found.ids  # which reads it
-        return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _ = known.tokens and known.tokens.ids  # which reads it
+    except InputError as error:
         raise UsageError(
-            f"{path} does not say what text was cut into ({' '.join(str(error).split())}); restore it from a copy, or "
-            "train the run on, which writes it anew"
+            f"{run_dir}/{weights.FILE_NAME}: {error}; restore it from a copy, or train the run on, which writes it anew"
         ) from None
+    return known
 
 
 def _check_tokens(session: Session, manifest: Manifest) -> None:
     """Raises `UsageError` where the checkpoint was trained on other tokens than the run's file is of."""
     trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
-    if session.tokens and trained_on not in (None, fingerprints.of_ids(session.tokens.ids)):
+    if session.known.tokens and trained_on not in (None, fingerprints.of_ids(session.known.tokens.ids)):
         raise UsageError(
-            f"{manifest.name} was trained on other tokens than {kinds.FILE_NAME} in --run_dir={session.config.run_dir} "
-            "is of; restore that file from a copy, or train the run on, which writes it anew"
+            f"{manifest.name} was trained on other tokens than {weights.FILE_NAME} in "
+            f"--run_dir={session.config.run_dir} is of; restore that file from a copy, or train the run on, which "
+            "writes it anew"
         )
 
 

@@ -22,7 +22,6 @@ from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
 from ...engine.state import RULES
 from ...engine.step.holdings import Holdings
-from ...input.files import tokens
 from ..command_line import config as configs
 from ..command_line.config import Config
 from ..errors import UsageError
@@ -104,8 +103,6 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if config.writes_run:  # not before: a run that cannot be resumed stays what it is
         write_of_run(config.run_dir, configs.FILE_NAME, config.about())
         weights.write(session, config.run_dir)
-        if session.tokens is not None:
-            write_of_run(config.run_dir, tokens.FILE_NAME, session.tokens.kept())
     if config.is_chief:
         held = Holdings(session.trainer)
         print_model_summary(held.models, tables=list(held.tables.values()))
@@ -325,6 +322,7 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
         taken = f"{'best' if session.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(session.trainer, f"step {session.state.step}")
     config = session.config
+    session.known = weights.about(config.run_dir).known  # the model's, whatever the data has come to be
     path = exports.save(session, config.export_folder, config.export_format)
     kind = {"saved_model": "SavedModel", "keras": "Keras model"}[config.export_format]
     session.say(f"{kind} of step {session.state.step}, {taken}: {path}")
@@ -376,6 +374,7 @@ def result_of(session: Session, **more) -> dict[str, Any]:
         "jit": False if session.strategy.without_jit else session.state.jit,
         "precision": config.precision,
         "run_dir": config.run_dir,
+        **({"classes": [*session.known.classes]} if session.known.classes else {}),
         **session.strategy.report(),
         **more,
     }

@@ -30,7 +30,7 @@ def forward(session: Session) -> Callable[[Any], Any]:
         return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
 
     def predict(features):
-        features = splits.as_arrays(features)
+        features = splits.as_arrays(session.names.ids(features))
         _check_like("features", example, features)
         count = len(tf.nest.flatten(features)[0])
         with averaged_weights(trainer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -36,6 +37,7 @@ from ...engine.strategies.multi_worker import WorkerTask
 from ...engine.strategies.parameter_server.coordinator import Cluster
 from ...engine.strategies.parameter_server.placement import Rule
 from ...engine.strategies.parameter_server.strategy import ServerOptions
+from ...input.splits import Splits
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from ..command_line import checks, rules
@@ -43,8 +45,9 @@ from ..command_line.config import Config, whole_periods
 from ..errors import UsageError
 from ..host import threads
 from ..host.explanations import with_flags
-from . import agreement, fingerprints, progress
+from . import agreement, fingerprints, names, progress
 from . import splits as datasplits
+from .names import Names
 
 # A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
 _LEAST_EXAMPLES_A_PART = 16
@@ -63,10 +66,10 @@ class Session:
       has_evaluation: whether there is evaluation data.
       checkpoints: those of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
+      known: what the data says of itself, without its examples.
       faster_input: what to change where steps wait for input, for people.
       bad_records: by split, the sources whose bad records are left out.
       files: paths of those that the training data is read from, as steps go, where a source names them.
-      tokens: what text was cut into (`input.files.tokens`); None of other data.
     """
 
     config: Config
@@ -77,10 +80,15 @@ class Session:
     has_evaluation: bool
     checkpoints: Checkpoints | None
     best: Checkpoints | None
+    known: Splits
     faster_input: str = ""
     bad_records: Mapping[str, WithoutBadRecords] = dataclasses.field(default_factory=dict)
     files: Sequence[str] = ()
-    tokens: Any = None
+
+    @functools.cached_property
+    def names(self) -> Names:
+        """What the model's numbers stand for."""
+        return Names(self.known)
 
     @property
     def trainer(self) -> Trainer:
@@ -140,28 +148,28 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
     return strategy
 
 
-def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy: Strategy) -> Session:
+def create(config: Config, trainer_class: type[Trainer] | None, splits: Splits, strategy: Strategy) -> Session:
     """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
-    train, evaluation, num_classes, vocabulary, ids, tokens = splits
     trainer_class = trainer_class or config.named_class
-    train, evaluation, said = datasplits.of(config, train, evaluation)
-    _check_data(config, trainer_class, train, evaluation, num_classes)
+    train, evaluation, said = datasplits.of(config, splits.train, splits.eval)
+    _check_data(config, trainer_class, train, evaluation, splits.num_classes)
+    example = datasplits.example(train)
+    known = names.checked(splits._replace(train=None, eval=None), example)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
-    known = _known_input(config, strategy)
-    train_feed = strategy.feed(train, config.global_batch_size, config.seed, **known("train"))
+    known_input = _known_input(config, strategy)
+    train_feed = strategy.feed(train, config.global_batch_size, config.seed, **known_input("train"))
     eval_feed = None
     if evaluation is not None:
-        eval_feed = strategy.feed(evaluation, config.eval_batch_size, None, **known("eval"))
-    data = {"train": fingerprints.of(train, train_feed.order.num_examples, ids)}
+        eval_feed = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
+    data = {"train": fingerprints.of(train, train_feed.order.num_examples, known.ids)}
     if eval_feed:
         data["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
     agreement.check_data(data, strategy)
     per_epoch = train_feed.order.steps_per_epoch
     # Epochs as written: 1.1 is 11/10.
     train_steps = config.train_steps or math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)
-    example = datasplits.example(train)
-    state = build_state(config, trainer_class, strategy, train_steps, (example, num_classes, vocabulary))
+    state = build_state(config, trainer_class, strategy, train_steps, (example, known.num_classes, known.vocabulary))
     if Holdings(state.trainer).tables:
         checks.check_tables(config, trainer_class.__name__)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
@@ -170,11 +178,10 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits, strategy
     inputs = {split: about for split, feed in feeds.items() if (about := feed.about())}
     checkpoints, best = checkpoints_of(config, state, strategy, data, inputs)
     session = Session(
-        *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best),
+        *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best, known),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
         {name: split for name, split in found.items() if isinstance(split, WithoutBadRecords)},
         train.files() if isinstance(train, Source) and not isinstance(train_feed, ResidentFeed) else (),
-        tokens,
     )
     for line in said:
         session.say(line)

@@ -23,6 +23,7 @@ from ...engine.data import reading
 from ...engine.data.source import Source
 from ...engine.data.split import num_examples, spec_of
 from ...engine.data.streamed import is_stream
+from ...input import known
 from ...input.records import features, shard_writing
 from ...input.records.features import Features
 from ..command_line import own_files
@@ -92,8 +93,8 @@ def _count(planned: list[Shard], split: str) -> str:
 def load(asked: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
     found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
-    train, evaluation, num_classes, vocabulary, ids, tokens = data.call([*found])
-    for name, split in (("train", train), ("eval", evaluation)):
+    found = data.call([*found])
+    for name, split in (("train", found.train), ("eval", found.eval)):
         if is_stream(split):
             raise UsageError(
                 f"the {name} data of --input={asked.input} is a tf.data.Dataset, whose examples have no number; give "
@@ -104,15 +105,9 @@ def load(asked: ShardRequest) -> Loaded:
                 f"the {name} data of --input={asked.input} draws its examples anew each epoch, and shards would keep "
                 "one draw of them; turn that off by --input_arg"
             )
-    train, evaluation, _ = splits.prepare(train, evaluation)
+    train, evaluation, _ = splits.prepare(found.train, found.eval)
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
-    about = {"num_classes": num_classes, "vocabulary": vocabulary, "ids": ids, "tokens": tokens and tokens.kept()}
-    return Loaded(by_name, shard_writing.described(spec_of(train), _as_json(about)))
-
-
-def _as_json(about: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: value for name, value in about.items() if value is not None}
-    return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
+    return Loaded(by_name, shard_writing.described(spec_of(train), known.as_json(found)))
 
 
 def _planned(asked: ShardRequest, loaded: Loaded) -> list[Shard]:
@@ -287,10 +282,10 @@ def _finish(
 ) -> None:
     """Writes features.json and removes the journal."""
     found: dict[str, Any] = {}
-    for shard, known in shards:
+    for shard, counts in shards:
         split = found.setdefault(shard.split, {"examples": 0, "shards": []})
-        split["examples"] += known["examples"]
-        split["shards"].append({"file": shard.file, **known})
+        split["examples"] += counts["examples"]
+        split["shards"].append({"file": shard.file, **counts})
     content = {**loaded.features.as_json(), "format": asked.format, "splits": found, "prepared_from": plan}
     files.write_json(os.path.join(asked.output_dir, features.NAME), content)
     os.remove(os.path.join(asked.output_dir, _JOURNAL))

@@ -21,6 +21,8 @@ from ...engine.reduction import Reduction
 from ...engine.step import batches
 from ...engine.step.build import prepare
 from ...engine.step.holdings import Holdings
+from ...input import known
+from ...input.splits import Splits
 from ..command_line import config as configs
 from ..command_line import own_files
 from ..command_line.config import KERAS_FILES
@@ -29,26 +31,21 @@ from ..host import isolation
 from ..host.files import write_of_run
 from . import splits
 from .keras_weights import load_keras_weights
+from .names import Names
 from .session import Session
 
 FILE_NAME = "model.json"
 
 
 def write(session: Session, run_dir: str) -> None:
-    """Writes what `load` makes the model from: Keras's own configuration of it, and the data's shapes."""
+    """Writes what `load` makes the model from: Keras's own configuration of it, and what is known of the data."""
     model = getattr(session.trainer, "model", None)
     try:
         architecture = json.loads(model.to_json()) if model is not None else None
     except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
         architecture = None
-    given = session.trainer.given
-    described = {
-        "keras": architecture,
-        "features": _described(batches.features(session.example)),
-        "num_classes": given.num_classes,
-        "vocabulary": given.vocabulary,
-    }
-    write_of_run(run_dir, FILE_NAME, described)
+    features = _described(batches.features(session.example))
+    write_of_run(run_dir, FILE_NAME, {"keras": architecture, "features": features, **known.as_json(session.known)})
 
 
 def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.keras.Model:
@@ -56,24 +53,26 @@ def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.ke
     manifest, found = _find(run_dir, which), about(run_dir)
     with isolation.isolated():
         if trainer_class is None and found.architecture is not None:
-            return _of_architecture(found.architecture, manifest)
-        return _of_trainer(trainer_class, manifest, found)
+            model = _of_architecture(found.architecture, manifest)
+        else:
+            model = _of_trainer(trainer_class, manifest, found)
+    model.names = Names(found.known)
+    return model
 
 
 class About(NamedTuple):
-    """What `write` has written: Keras's configuration if there is one, features of one example, what data gives."""
+    """What `write` has written: Keras's configuration if there is one, features of one example, what data is known."""
 
     architecture: dict[str, Any] | None
     features: Any
-    num_classes: int | None
-    vocabulary: dict[str, int] | None
+    known: Splits
 
 
 def about(run_dir: str) -> About:
     """Reads what a run has written of its model. Raises `UsageError`."""
     try:
         found = read_json(os.path.join(run_dir, FILE_NAME))
-        return About(found["keras"], _zeros(found["features"]), found["num_classes"], found["vocabulary"])
+        return About(found["keras"], _zeros(found["features"]), known.of_json(found, FILE_NAME))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
 
@@ -222,7 +221,7 @@ def _of_trainer(trainer_class: type[Trainer] | None, manifest: Manifest, found: 
     trainer_class = trainer_class or own_files.model_class(flags["model"])
     trainer = trainer_class(**manifest.about["deciding"]["model_arg"])
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
-    prepare(trainer, options, Reduction(), (found.features, None), found.num_classes, found.vocabulary)
+    prepare(trainer, options, Reduction(), (found.features, None), found.known.num_classes, found.known.vocabulary)
     _take(trainer, manifest.prefix)
     return trainer.model
 

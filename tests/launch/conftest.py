@@ -129,7 +129,7 @@ class Crank:
         tensorflow: bool = True,
     ) -> Program:
         """Starts `crankshaft COMMAND ARGUMENTS`, or a script; without `tensorflow`, importing it is an error."""
-        paths = [str(ROOT)]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         if not tensorflow:
             stub = self._folder / "stub" / "tensorflow"
             stub.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
     ("splits", "says"),
     [
         (None, "the data function gave None; return (train, eval)"),
-        ((1, 2, 3, 4, 5, 6, 7), "the data function gave 7 values; return (train, eval)"),
+        ((1, 2, 3, 4, 5, 6, 7, 8, 9), "the data function gave 9 values; return (train, eval)"),
         ((FEATURES, LABELS), "the train data is a ndarray; give (features, labels)"),
         ((FEATURES, LABELS), "((features, labels), None) is training data alone"),
         (((FEATURES, LABELS), 3), "the eval data is a int; give (features, labels)"),

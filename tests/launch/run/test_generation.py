@@ -197,18 +197,21 @@ def test_a_model_that_tells_no_next_token_is_one_line(generate, copied):
     assert outcome.error.startswith("Plain does not tell which token follows others; generate with a language model")
 
 
+def keep_tokens(run_dir, kept):
+    path = run_dir / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokens": kept}))
+
+
 @pytest.mark.parametrize(
     ("kept", "line"),
     [
-        (None, "this run has no tokens.json, which says what text is cut into"),
-        ("{", "tokens.json does not say what text was cut into ("),
-        ('{"kind": "vocabulary", "tokenizer": "{}", "separator": ""}', "tokens.json is no vocabulary ("),
+        (None, "this run's model.json does not say what text is cut into"),
+        ({"kind": "vocabulary"}, "model.json does not say what the model is ('tokenizer')"),
+        ({"kind": "vocabulary", "tokenizer": "{}", "separator": ""}, "model.json is no vocabulary ("),
     ],
 )
 def test_a_run_that_does_not_say_what_text_is_cut_into_is_one_line(generate, copied, kept, line):
-    (copied / "tokens.json").unlink()
-    if kept:
-        (copied / "tokens.json").write_text(kept)
+    keep_tokens(copied, kept)
     outcome = generate("--prompt=a", run_dir=copied)
     assert outcome.code == 2
     assert line in outcome.error
@@ -217,7 +220,7 @@ def test_a_run_that_does_not_say_what_text_is_cut_into_is_one_line(generate, cop
 def test_another_vocabulary_than_the_checkpoints_is_refused(generate, copied):
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).to_str()
-    (copied / "tokens.json").write_text(json.dumps({"kind": "vocabulary", "tokenizer": made, "separator": ""}))
+    keep_tokens(copied, {"kind": "vocabulary", "tokenizer": made, "separator": ""})
     outcome = generate("--prompt=a", run_dir=copied)
     assert outcome.code == 2
-    assert outcome.error.startswith("ckpt-150 was trained on other tokens than tokens.json in --run_dir=")
+    assert outcome.error.startswith("ckpt-150 was trained on other tokens than model.json in --run_dir=")

@@ -91,8 +91,8 @@ def test_an_exported_model_is_served_by_tensorflow_alone(trained, inside):
     np.testing.assert_allclose(logits, expected, atol=1e-5)  # float32's rounding of logits up to 10
     assert greedy == row + trained.generate(row, tokens=50, temperature=0)
     assert drawn == row + trained.generate(row, tokens=50, temperature=0.8, top_k=9, seed=5)
-    with open(f"{folder}/assets.extra/tokens.json", encoding="utf-8") as file:
-        assert json.load(file) == {"kind": "bytes"}
+    with open(f"{folder}/assets.extra/data.json", encoding="utf-8") as file:
+        assert json.load(file)["tokens"] == {"kind": "bytes"}
     with open(f"{folder}/README.md", encoding="utf-8") as file:
         assert "Signature `generate`: tokens [any, any] int32, num_tokens [] int32," in file.read()
 

@@ -1,0 +1,51 @@
+"""What is known of the data besides its examples, as files keep it: a run's, an exported model's, prepared shards'."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .files import tokens
+from .splits import Splits
+
+_NAMES = Splits._fields[2:]
+
+
+def as_json(splits: Splits) -> dict[str, Any]:
+    """Returns what is known of the data, plain JSON, of which `of_json` makes the same again."""
+    known: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(splits, name)) is not None}
+    if splits.tokens is not None:
+        known["tokens"] = splits.tokens.kept()
+    if splits.words is not None:
+        known["words"] = {name: [_as_text(word) for word in words] for name, words in splits.words.items()}
+    return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
+
+
+def of_json(content: Mapping[str, Any], path: str) -> Splits:
+    """Returns splits without examples, by what was kept in the file at `path`; other keys of it are left alone.
+
+    Raises:
+      KeyError, TypeError: that is not what `as_json` has made.
+    """
+    known = {name: content[name] for name in _NAMES if content.get(name) is not None}
+    if "tokens" in known:
+        known["tokens"] = tokens.of_kept(known["tokens"], path)
+    if "classes" in known:
+        known["classes"] = tuple(map(_text, known["classes"]))
+    if "words" in known:
+        known["words"] = {
+            name: [_text(word).encode(errors="surrogateescape") for word in words]
+            for name, words in {**known["words"]}.items()
+        }
+    return Splits(None, None, known.pop("num_classes", None), **known)
+
+
+def _as_text(word: bytes) -> str:
+    return word.decode(errors="surrogateescape")  # as files' names are: any bytes come back as they were
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {value!r:.40}")
+    return value

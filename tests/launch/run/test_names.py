@@ -1,0 +1,83 @@
+"""What a model's numbers stand for: in a run's result, predictions and export, and beside a loaded model."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import Trainer, UsageError, load_model, mean, run
+
+WORDS = [b"bern", b"rome\nlazio", b"\xff\xfe"]  # a line's end, and no UTF-8
+CLASSES = ("small", "middle", "large")
+IDS = np.arange(40, dtype=np.int64) % 4
+SIZES = np.linspace(0, 1, 40, dtype=np.float32)
+RAW = {"city": np.array([*WORDS, b"unseen", b""], object), "size": SIZES[:5]}
+LOOKED_UP = {"city": np.array([1, 2, 3, 0, 0]), "size": SIZES[:5]}
+
+
+class Towns(Trainer):
+    def build_model(self):
+        city, size = tf.keras.Input((), dtype="int64", name="city"), tf.keras.Input((), name="size")
+        rows = tf.keras.layers.Embedding(self.given.vocabulary["city"], 3)(city)
+        return tf.keras.Model({"city": city, "size": size}, rows * tf.keras.layers.Reshape((1,))(size))
+
+    def loss(self, outputs, batch):
+        return mean(tf.keras.losses.sparse_categorical_crossentropy(batch[1], outputs, from_logits=True))
+
+
+def data(classes=CLASSES, words=WORDS, name="city"):
+    train = ({"city": IDS, "size": SIZES}, IDS % 3)
+    return train, None, 3, {"city": 4}, "of the words", None, classes, {name: words}
+
+
+def run_towns(run_dir, mode="train", given=None):
+    return run(Towns, data=given or data, mode=mode, train_steps=2, run_dir=run_dir, jit="off", progress="off")
+
+
+@pytest.fixture(scope="module")
+def towns(tmp_path_factory):
+    return run_towns(tmp_path_factory.mktemp("runs") / "towns")
+
+
+def test_text_is_predicted_as_it_was_looked_up_for_training(towns):
+    np.testing.assert_array_equal(towns.predict(RAW), towns.predict(LOOKED_UP))
+    as_text = {**RAW, "city": np.array(["bern", "rome\nlazio", "x", "y", ""])}
+    np.testing.assert_array_equal(towns.predict(as_text)[:2], towns.predict(LOOKED_UP)[:2])
+
+
+def test_an_export_takes_text_and_says_its_classes(towns):
+    other = data(words=[b"other", *WORDS[1:]])  # what the run was trained on is in the export, not what the data is now
+    folder = pathlib.Path(run_towns(towns.run_dir, "export", other).result["export"])
+    serve = tf.saved_model.load(folder).signatures["serving_default"]
+    assert serve.structured_input_signature[1]["city"].dtype == tf.string
+    found = serve(city=tf.constant(RAW["city"]), size=tf.constant(RAW["size"]))["outputs"]
+    np.testing.assert_allclose(found, towns.predict(LOOKED_UP), rtol=1e-6)
+    assert json.loads((folder / "assets.extra" / "data.json").read_text())["classes"] == [*CLASSES]
+    assert "Classes, by number: 0 small, 1 middle, 2 large." in (folder / "README.md").read_text()
+
+
+def test_a_run_and_a_loaded_model_name_their_classes_and_words(towns):
+    assert towns.result["classes"] == [*CLASSES]
+    model = load_model(towns.run_dir)
+    for names in (towns.names, model.names):
+        assert names.classes == CLASSES
+        assert names.words == {"city": WORDS}
+        np.testing.assert_array_equal(names.ids(RAW)["city"], LOOKED_UP["city"])
+    np.testing.assert_allclose(model(model.names.ids(RAW)), towns.predict(RAW), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"classes": CLASSES[:2]}, "the data names 2 classes, and num_classes=3; name each"),
+        ({"name": "size"}, "the data has words of 'size', which is no feature of integers by that name; leave"),
+        ({"name": "town"}, "the data has words of 'town', which is no feature of integers by that name; leave"),
+    ],
+)
+def test_names_that_are_not_of_the_data_are_one_line(tmp_path, given, line):
+    with pytest.raises(UsageError, match=line):
+        run_towns(tmp_path / "run", given=data(**given))
