@@ -25,7 +25,7 @@ from ..engine.data.source import StuckStreamError
 from ..engine.machine import allocator
 from . import errors
 from .benchmark import program, turns
-from .cluster import listeners, servers, tf_config
+from .cluster import servers, tf_config
 from .command_line import checks, config, given, help, rules
 from .command_line import flags as our_flags
 from .errors import UsageError, nearest
@@ -223,9 +223,9 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
             from ..engine.hooks import numerics
 
             numerics.enable()
+        if asked.cluster and not asked.is_evaluator:
+            stack.enter_context(tf_config.keep_others_out(asked.cluster))
         strategy = sessions.make_strategy(asked, trainer_class)
-        if asked.cluster:
-            listeners.close_to_other_hosts(asked.cluster)
         if asked.tune_allocator:
             allocator.keep_freed_memory_with_tensorflow()
     if asked.owns_process:

@@ -1,67 +1,119 @@
-"""Keeps other hosts from the listening sockets of this process. Host code, Linux.
+"""Keeps other hosts from the TCP ports of a cluster that is on this machine alone. Host code.
 
 TensorFlow's servers listen on all interfaces, whatever address they are given, and authenticate nobody
-(tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc). Where a cluster is on one machine, its sockets can still
-be bound to the loopback interface afterwards, by SO_BINDTODEVICE (socket(7)), which any user may do to their own socket
-since Linux 5.7.
+(tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc). Several sockets may listen at one port, though, and a
+program in the kernel then picks one for each caller (socket(7), SO_REUSEPORT): one of ours, which takes nobody, is
+there first, and gets all callers that do not come over loopback.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import ctypes
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 
-from .tf_config import Cluster, split
+_SHARED = "TF_GRPC_REUSE_PORT"  # an environment variable: whether TensorFlow's servers set SO_REUSEPORT
+_SO_ATTACH_REUSEPORT_CBPF = 51
+# Classic BPF (Linux's bpf_common.h, filter.h): (code, jump if true, jump if false, value). Loopback's index is 1 in
+# each network. While TensorFlow's socket is not there yet, its callers go to the one that takes nobody.
+_BY_INTERFACE = (
+    (0x20, 0, 0, 0xFFFFF000 + 8),  # load the index of the interface that the packet came by
+    (0x15, 0, 1, 1),  # is it 1?
+    (0x06, 0, 0, 1),  # yes: the second socket, TensorFlow's
+    (0x06, 0, 0, 0),  # no: the first
+)
 
-_LOOPBACK = b"lo\0"
+
+def _unbound() -> socket.socket:
+    """Returns a TCP socket of the family that gRPC listens with: IPv6, for IPv4 as well, where that is in use."""
+    with contextlib.suppress(OSError):
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        return sock
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
 
-def close_to_other_hosts(cluster: Cluster) -> None:
-    """Binds all listeners at this task's port to loopback, if the whole cluster is there and the kernel allows it.
+def listen(port: int, *, only_here: bool) -> socket.socket:
+    """Returns a listener at a port that is free on all interfaces, for TensorFlow's server to come. Raises `OSError`.
 
-    To be called as soon as TensorFlow's server runs. Existing connections stay.
+    Args:
+      port: the port.
+      only_here: takes callers from this host alone, where the kernel can do that.
     """
-    if sys.platform == "linux" and all(_is_loopback(split(address)[0]) for _, address in cluster.addresses):
-        for listener in _listeners(split(cluster.address)[1]):
-            _bind(listener)
+    sock = _unbound()
+    if only_here and sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+    return _bound(sock, port, backlog=128)
+
+
+def _bound(sock: socket.socket, port: int, backlog: int) -> socket.socket:
+    """Binds a socket, which is closed if it can't be; returns it, listening."""
+    try:
+        # As gRPC does: connections that linger from an earlier process do not matter.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("", port))
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def closed_to_other_hosts(port: int) -> Iterator[None]:
+    """Keeps other hosts from the server that TensorFlow starts at a port within, if the kernel can.
+
+    What keeps them out stays for as long as the process, as the server does. Raises `OSError` where the port is in use.
+    """
+    if not can_be_closed():
+        yield
+        return
+    _refusing(port).detach()
+    before = os.environ.get(_SHARED)
+    os.environ[_SHARED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SHARED]
+        else:
+            os.environ[_SHARED] = before
 
 
 def can_be_closed() -> bool:
-    """Returns whether the kernel allows binding to loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        return _bind(sock)
+    """Returns whether the kernel can keep other hosts from a port."""
+    with _unbound() as sock:
+        return _divide(sock)
 
 
-def _bind(sock: socket.socket) -> bool:
+def _refusing(port: int) -> socket.socket:
+    """Returns a listener that takes no caller: its queue has room for one, and that is this process."""
+    sock = _unbound()
+    _divide(sock)
+    _bound(sock, port, backlog=0)
+    caller = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    caller.setblocking(False)
+    caller.connect_ex(("127.0.0.1", port))  # done at once, or another has the room
+    caller.detach()
+    return sock
+
+
+def _divide(sock: socket.socket) -> bool:
+    """Lets another socket of this user listen at the port, and divides callers between the two; False: it can't."""
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _BY_INTERFACE))
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if sys.platform != "linux":
+            return False
+        filter = struct.pack("HP", len(_BY_INTERFACE), ctypes.addressof(program))  # struct sock_fprog
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, filter)
     except OSError:
         return False
     return True
-
-
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """Yields this process's TCP sockets that listen at a port, on any interface."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as sock:
-                    if _listens_at(port, sock):
-                        yield sock
-
-
-def _listens_at(port: int, sock: socket.socket) -> bool:
-    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
-        return False
-    return sock.getsockname()[1] == port and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

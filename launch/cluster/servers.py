@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ...engine.data.source import Source
 from .. import errors
 from ..host import process
-from . import listeners, tf_config
+from . import tf_config
 from .tf_config import Cluster
 
 _POLL_SECONDS = 1.0
@@ -60,8 +60,8 @@ def serve(
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         options.inter_op_parallelism_threads = _threads()
         answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
-        server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
-        listeners.close_to_other_hosts(cluster)
+        with tf_config.keep_others_out(cluster):
+            server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))
@@ -69,9 +69,10 @@ def serve(
     coordinator = tf_config.Presence(chief, timeout_seconds)
     while not coordinator.is_gone():
         time.sleep(_POLL_SECONDS)
-    print(f"error: the coordinator ({chief}) has been gone for {timeout_seconds:g} s; {cluster.task} ends", flush=True)
+    line = f"the coordinator ({chief}) has not answered for {timeout_seconds:g} s: it has ended, or is stopped"
+    code = errors.fail(errors.EXIT_FAILED, f"{line}; {cluster.task} ends")
     del server, answering
-    os._exit(errors.EXIT_FAILED)
+    os._exit(code)
 
 
 def _threads() -> int:

@@ -10,16 +10,19 @@ import contextlib
 import dataclasses
 import errno
 import faulthandler
+import ipaddress
 import json
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Mapping
 
 from absl import logging
 
 from ..errors import UsageError
+from . import listeners
 
 _CURE = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster the coordinator, called chief, is first
@@ -36,6 +39,9 @@ SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all wo
 _SECRET_CHARACTERS = 16
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0  # for a host that does not answer at all
+# What an HTTP/2 server, as TensorFlow's, says first: a frame of settings, here without any (RFC 9113, 3.4 and 6.5). The
+# first three bytes are its length.
+_GREETING = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 class ClusterError(Exception):
@@ -69,6 +75,11 @@ class Cluster:
     def is_chief(self) -> bool:
         """Whether this task writes and prints: the chief, or worker 0 where no task is called chief."""
         return self.index == 0
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all addresses are loopback's, so that every task is on this machine."""
+        return all(_is_loopback(split(address)[0]) for _, address in self.addresses)
 
     @property
     def num_workers(self) -> int:
@@ -214,6 +225,13 @@ def split(address: str) -> tuple[str, int] | None:
     return (found[1] or found[2], int(found[3])) if found else None
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_bindable(cluster: Cluster) -> None:
     """Tries to listen at this task's own address; warns if the host that it names is not this one.
 
@@ -256,15 +274,11 @@ def _is_local(family: int, where: tuple) -> bool:
     return True
 
 
-def _listen(cluster: Cluster) -> socket.socket:
-    """Returns a listener at this task's port on all interfaces, as TensorFlow's server will be."""
-    _, port = split(cluster.address)
-    dual = socket.has_dualstack_ipv6()
+@contextlib.contextmanager
+def _explained(cluster: Cluster):
+    """Explains why this task's port can't be listened at."""
     try:
-        # create_server sets SO_REUSEADDR, as gRPC does: connections that linger from an earlier process do not matter.
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual, backlog=128
-        )
+        yield
     except PermissionError:
         raise UsageError(
             f"TF_CONFIG's {cluster.task}, this process, is at {cluster.address}, a port that only root may use; "
@@ -277,8 +291,43 @@ def _listen(cluster: Cluster) -> socket.socket:
         ) from None
 
 
+def _listen(cluster: Cluster) -> socket.socket:
+    with _explained(cluster):
+        return listeners.listen(split(cluster.address)[1], only_here=cluster.is_on_one_host)
+
+
+@contextlib.contextmanager
+def keep_others_out(cluster: Cluster):
+    """Keeps other hosts from the server that TensorFlow starts within, if the whole cluster is on this one."""
+    with contextlib.ExitStack() as stack:
+        if cluster.is_on_one_host:
+            with _explained(cluster):
+                stack.enter_context(listeners.closed_to_other_hosts(split(cluster.address)[1]))
+        yield
+
+
+@contextlib.contextmanager
+def present(cluster: Cluster):
+    """Answers, within, whoever asks at this task's address whether it has come."""
+    with _listen(cluster) as listener:
+        thread = threading.Thread(target=_greet, args=(listener,), name="present", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # ends the thread
+            thread.join()
+
+
+def _greet(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the listener is closed
+        while True:
+            with listener.accept()[0] as caller, contextlib.suppress(OSError):
+                caller.send(_GREETING)
+
+
 def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
-    """Waits until every peer listens at its address; meanwhile listens at this task's own, so that they see it.
+    """Waits until every peer answers at its address; meanwhile answers at this task's own, so that they see it.
 
     A peer that has already started TensorFlow is seen too, by TensorFlow's server at the same port. To be called just
     before the strategy is made: the port is released at the end for TensorFlow's server.
@@ -288,10 +337,8 @@ def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
     """
     end = time.monotonic() + timeout_seconds
     came = set()
-    with _listen(cluster) as listener:
-        listener.setblocking(False)
+    with present(cluster):
         while True:
-            _hang_up(listener)
             here = {name for name, address in cluster.peers if answers(address, _patience(end))}
             came |= here
             if len(here) == len(cluster.peers):
@@ -302,43 +349,52 @@ def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
     missing = [(name, address) for name, address in cluster.peers if name not in came]
     # Others give up at the same moment: only where all came once is a peer that left to blame.
     gone = [(name, address) for name, address in cluster.peers if name not in here]
+    stuck = any(answers(address, _POLL_SECONDS) is None for _, address in missing or gone)
+    cure = (
+        "it is stopped, or another program has the port"
+        if stuck
+        else (f"start {'it' if len(missing or gone) == 1 else 'them'}, or look at the output there")
+    )
     raise ClusterError(
         f"{' and '.join(f'{name} ({address})' for name, address in missing or gone)} "
         f"{'did not come' if missing else 'came, left, and did not come back'} within "
-        f"--cluster_timeout_seconds={timeout_seconds:g}; start {'it' if len(missing or gone) == 1 else 'them'}, "
-        "or look at the output there"
+        f"--cluster_timeout_seconds={timeout_seconds:g}; {cure}"
     )
 
 
-def _hang_up(listener: socket.socket) -> None:
-    """Accepts all callers, so that the queue never fills."""
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            listener.accept()[0].close()
+def answers(address: str, patience: float = _CONNECT_SECONDS) -> bool | None:
+    """Returns whether a task is at an address and answers within so many seconds; None: something else is there.
 
-
-def answers(address: str, patience: float = _CONNECT_SECONDS) -> bool:
-    """Returns whether something listens at an address, within so many seconds."""
+    A process that is stopped says nothing, as its kernel goes on to take callers.
+    """
     try:
         with socket.create_connection(split(address), timeout=patience) as sock:
             # A caller may be given the very port that it calls as its own, and so reach itself.
-            return sock.getsockname() != sock.getpeername()
+            if sock.getsockname() == sock.getpeername():
+                return False
+            with contextlib.suppress(OSError):
+                return sock.recv(len(_GREETING), socket.MSG_WAITALL)[3:] == _GREETING[3:] or None
+            return None
     except OSError:
         return False
 
 
 class Presence:
-    """Observes whether a task has been away for so many seconds, from the start on."""
+    """Observes whether a task has not answered for so many seconds, from the start on.
+
+    Time in which this process did not observe it, as it was stopped itself, does not count.
+    """
 
     def __init__(self, address: str, timeout_seconds: float):
         self._address = address
         self._timeout_seconds = timeout_seconds
-        self._seen = time.monotonic()
+        self._away_seconds, self._asked = 0.0, time.monotonic()
 
     def is_gone(self) -> bool:
-        if answers(self._address):
-            self._seen = time.monotonic()
-        return time.monotonic() - self._seen > self._timeout_seconds
+        here, now = answers(self._address), time.monotonic()
+        self._away_seconds = 0.0 if here else self._away_seconds + min(now - self._asked, 2 * _CONNECT_SECONDS)
+        self._asked = now
+        return self._away_seconds > self._timeout_seconds
 
 
 def _patience(end: float) -> float:

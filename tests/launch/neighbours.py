@@ -1,16 +1,38 @@
 """Starts `crankshaft local ARGUMENTS` on a host that has a neighbour, both of them network namespaces, and says who
-reaches its tasks once they train: this host itself, at 127.0.0.1, and the neighbour, over the wire between them.
+reaches its tasks: this host itself, at 127.0.0.1, once they train, and the neighbour, over the wire between them, who
+calls from the moment on that a task's port is known, and keeps each connection that it gets.
 
 Usage: unshare --user --map-root-user --net python neighbours.py ARGUMENTS. Exit code 77 where that is not to be had.
 """
 
 import re
-import socket
 import subprocess
 import sys
+import time
 
 HOST, NEIGHBOUR = "10.9.8.1", "10.9.8.2"
-CALL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)"
+CALL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).recv(1)[0]"
+# Prints a port once anything has come from there.
+KEEP_CALLING = """
+import socket, sys, time
+host, port = sys.argv[1], int(sys.argv[2])
+while True:
+    try:
+        sock = socket.create_connection((host, port), timeout=0.05)
+        sock.settimeout(None)
+        if sock.recv(1):
+            break
+    except OSError:
+        time.sleep(0.005)
+print(port, flush=True)
+"""
+SPEAKS = """
+import socket
+with socket.create_server(("", 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    while True:
+        listener.accept()[0].send(b"hello")
+"""
 
 
 def run(*command: str) -> bool:
@@ -39,17 +61,25 @@ def connect() -> subprocess.Popen:
 def main() -> int:
     other = connect()
 
-    def reach(port: int) -> str:
-        """Who reaches it."""
-        call = (sys.executable, "-c", CALL)
-        here = run(*call, "127.0.0.1", str(port))
-        there = run("nsenter", f"--net=/proc/{other.pid}/ns/net", *call, HOST, str(port))
-        return f"host {here}, neighbour {there}"
+    there = ("nsenter", f"--net=/proc/{other.pid}/ns/net", sys.executable, "-c")
+    program, callers = None, {}
 
-    program = None
+    def keep_calling(name: str, port: int) -> None:
+        callers[name] = port, subprocess.Popen([*there, KEEP_CALLING, HOST, str(port)], stdout=subprocess.PIPE)
+
+    def reach(name: str) -> str:
+        """Who has reached it."""
+        port, caller = callers[name]
+        here = run(sys.executable, "-c", CALL, "127.0.0.1", str(port))
+        caller.kill()
+        return f"{name}: host {here}, neighbour {bool(caller.communicate()[0])}"
+
     try:
-        with socket.create_server(("", 0)) as open_to_all:
-            print(f"control: {reach(open_to_all.getsockname()[1])}", flush=True)
+        with subprocess.Popen([sys.executable, "-c", SPEAKS], stdout=subprocess.PIPE) as open_to_all:
+            keep_calling("control", int(open_to_all.stdout.readline()))
+            time.sleep(1)
+            print(reach("control"), flush=True)
+            open_to_all.kill()
         command = [sys.executable, "-m", "crankshaft", "local", *sys.argv[1:]]
         program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         said = ""
@@ -58,15 +88,16 @@ def main() -> int:
             if not line:
                 sys.exit(said)
             said += line
-        for task, port in re.findall(r"(\S+ ?\d*) is process \d+ at 127.0.0.1:(\d+)", said):
-            print(f"{task}: {reach(int(port))}", flush=True)
+            if started := re.search(r"\] (\S+ ?\d*) is process \d+ at 127.0.0.1:(\d+)", line):
+                keep_calling(started[1], int(started[2]))
+        for task in [name for name in callers if name != "control"]:
+            print(reach(task), flush=True)
         program.terminate()
         program.communicate()
         return 0
     finally:
-        other.kill()
-        if program:
-            program.kill()
+        for started in [other, *(caller for _, caller in callers.values()), *([program] if program else [])]:
+            started.kill()
 
 
 if __name__ == "__main__":

@@ -172,12 +172,12 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
     tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
     mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
     tf_config.check_bindable(mine := tf_config.Cluster(mapped, 0))
-    with socket.create_server(("", ports[1])):
+    with tf_config.present(tf_config.Cluster(tasks, 1)):
         tf_config.wait_for_peers(mine, PATIENCE)
 
 
 WAIT = """
-import socket, sys, time
+import sys, time
 from crankshaft.launch.cluster import tf_config
 ports, index, delay, timeout = eval(sys.argv[1])
 print("ready", flush=True)
@@ -188,8 +188,8 @@ try:
     tf_config.wait_for_peers(tf_config.Cluster(tasks, index), timeout)
 except tf_config.ClusterError as error:
     sys.exit(str(error))
-server = socket.create_server(("", ports[index]))  # TensorFlow's from here on
-time.sleep(1.0)
+with tf_config.present(tf_config.Cluster(tasks, index)):  # TensorFlow's server from here on
+    time.sleep(1.0)
 """
 
 
@@ -238,9 +238,9 @@ def test_worker_that_left_before_the_last_came_is_named():
     ports = free_ports(3)
 
     def come_and_leave():
-        with socket.create_server(("", ports[1])):
+        with tf_config.present(on_this_host(ports, 1)):
             time.sleep(0.5)
-        with socket.create_server(("", ports[2])):
+        with tf_config.present(on_this_host(ports, 2)):
             time.sleep(2.0)
 
     others = threading.Thread(target=come_and_leave)
@@ -248,6 +248,24 @@ def test_worker_that_left_before_the_last_came_is_named():
     with pytest.raises(tf_config.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"):
         tf_config.wait_for_peers(on_this_host(ports), 1.5)
     others.join()
+
+
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"], ids=["nothing", "something else"])
+def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
+    own, other = free_ports(2)
+    with socket.create_server(("", other)) as listener:
+        threading.Thread(target=lambda: listener.accept()[0].send(says), daemon=True).start()
+        line = r"^worker 1 \(.*\) did not come within --cluster_timeout_seconds=0.5; it is stopped, or another program"
+        with pytest.raises(tf_config.ClusterError, match=line):
+            tf_config.wait_for_peers(on_this_host([own, other]), 0.5)
+
+
+def test_a_task_that_is_there_and_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
+    """A stopped one: its kernel goes on to take callers."""
+    silent, here = free_ports(2)
+    with socket.create_server(("", silent)), tf_config.present(on_this_host([here])):
+        presences = [tf_config.Presence(f"localhost:{port}", 0.5) for port in (silent, here)]
+        assert [presence.is_gone() for presence in presences] == [True, False]
 
 
 STRATEGY = """
@@ -264,7 +282,7 @@ with tf_config.limited(2.0):
 def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process():
     ports = free_ports(2)
     jobs = {"worker": [f"localhost:{port}" for port in ports]}
-    with socket.create_server(("", ports[1])):  # comes, and is no TensorFlow
+    with tf_config.present(on_this_host(ports, 1)):  # comes, and is no TensorFlow
         done = subprocess.run(
             [sys.executable, "-c", STRATEGY],
             cwd=ROOT,
