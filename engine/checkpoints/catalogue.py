@@ -29,10 +29,6 @@ class Catalogue:
         self._hashes.forget_the_gone()
         return found
 
-    def leftovers(self) -> list[str]:
-        """Lists leftovers, as `manifest.leftovers`."""
-        return manifests.leftovers(self.directory, self._read)
-
     def problem(self, manifest: Manifest) -> str | None:
         """Returns how a checkpoint's files differ from its manifest, contents too; None when they match."""
         return manifest.problem(hashed=self._sha256)

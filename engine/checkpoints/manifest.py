@@ -1,9 +1,11 @@
 """The record of what a checkpoint holds, written beside it: files' sizes and SHA-256, variables, the host's state.
 
 Host code, no TensorFlow. A manifest is the last thing written of a checkpoint, so a checkpoint whose files match its
-manifest is whole, whenever the process that wrote it was killed.
+manifest is whole, whenever the process that wrote it was killed. Before the first file comes into its place the same
+record is there under another name, so that each file of a checkpoint is known to be the run's own, or is not touched.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,12 +18,12 @@ from ..machine import files
 
 FORMAT = 2  # 1 had no digest of the manifest itself
 SUFFIX = ".manifest.json"
+STATE_FILE = "checkpoint"  # TensorFlow's list of a directory's checkpoints
+_WRITING = ".writing"  # after SUFFIX: the list of what is being put into its place
 _READ_BYTES = 1 << 21
 _FILE = re.compile(r"(?P<stem>ckpt-\d+)\.(index|data-\d{5}-of-\d{5})")
+_FILE_OF_ANY = re.compile(r"(?P<stem>.+)\.(index|data-\d{5}-of-\d{5})")  # by TensorFlow, whatever its name is
 _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
-# What a killed writer leaves: TensorFlow's shards before they are merged, our and TensorFlow's temporary names.
-_TEMPORARY_FOLDER = re.compile(r"ckpt-\d+_temp\w*")
-_TEMPORARY_FILE = re.compile(r"(ckpt-\d+|checkpoint)(\.[\w.-]+)?\.(tmp|tempstate)\w*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -64,18 +66,22 @@ class Manifest:
         """
         if self.gone():
             return f"{self.name} was removed"
-        for name, wanted in self.files.items():
-            path = os.path.join(os.path.dirname(self.prefix), name)
-            try:
-                size = os.path.getsize(path)
-                if size != wanted["bytes"]:
-                    return f"{name}: expected {wanted['bytes']} bytes, found {size}"
-                if content and (digest := (hashed or sha256)(path)) != wanted["sha256"]:
-                    return f"{name}: expected sha256 {wanted['sha256'][:16]}..., found {digest[:16]}..."
-            except FileNotFoundError:
-                return f"{name}: expected {wanted['bytes']} bytes, found no file"
-            except OSError as error:
-                return f"{name}: can't be read: {error.strerror}"
+        problems = (self.problem_of(name, content, hashed) for name in self.files)
+        return next(filter(None, problems), None)
+
+    def problem_of(self, name: str, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
+        """Returns how one of the files differs, as `problem` does."""
+        path, wanted = os.path.join(os.path.dirname(self.prefix), name), self.files[name]
+        try:
+            size = os.path.getsize(path)
+            if size != wanted["bytes"]:
+                return f"{name}: expected {wanted['bytes']} bytes, found {size}"
+            if content and (digest := (hashed or sha256)(path)) != wanted["sha256"]:
+                return f"{name}: expected sha256 {wanted['sha256'][:16]}..., found {digest[:16]}..."
+        except FileNotFoundError:
+            return f"{name}: expected {wanted['bytes']} bytes, found no file"
+        except OSError as error:
+            return f"{name}: can't be read: {error.strerror}"
         return None
 
     def gone(self) -> bool:
@@ -84,16 +90,75 @@ class Manifest:
         return not any(os.path.exists(os.path.join(directory, name)) for name in self.files)
 
 
-def write(manifest: Manifest) -> None:
-    """Writes the manifest beside its files, all or nothing, once the files themselves are on the disk."""
+def publish(manifest: Manifest, folder: str) -> None:
+    """Moves a checkpoint's files from the folder in which they were written into their place, and seals them.
+
+    Raises:
+      CheckpointError: a file that no manifest owns stands in the place of one.
+    """
     directory = os.path.dirname(manifest.prefix)
     for name in manifest.files:
-        _fsync(os.path.join(directory, name))
+        _fsync(os.path.join(folder, name))
+        if os.path.lexists(os.path.join(directory, name)) and not os.path.exists(manifest.prefix + SUFFIX):
+            raise CheckpointError(f"{name} is there, and this run is not known to have written it")
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
-    record = sealed(record)
-    files.write_text(manifest.prefix + SUFFIX, json.dumps(record, indent=1, sort_keys=True))
+    text = json.dumps(sealed(record), indent=1, sort_keys=True)
+    files.write_text(manifest.prefix + SUFFIX + _WRITING, text)
     _fsync(directory)
+    for name in manifest.files:
+        os.replace(os.path.join(folder, name), os.path.join(directory, name))
+    _seal(manifest)
+
+
+def _seal(manifest: Manifest) -> None:
+    """Makes the list of a checkpoint whose files are in their place its manifest."""
+    directory, path = os.path.dirname(manifest.prefix), manifest.prefix + SUFFIX
+    if os.path.exists(path):  # of the same step, written before, maybe in more files
+        with contextlib.suppress(CheckpointError):
+            for name in read(path).files.keys() - manifest.files.keys():
+                remove(os.path.join(directory, name))
+    _fsync(directory)
+    os.replace(path + _WRITING, path)
+    _fsync(directory)
+
+
+def settle(directory: str) -> list[str]:
+    """Seals what a killed process has put whole into its place; removes the rest of what it lists, and names it."""
+    removed = []
+    for name in listdir(directory):
+        if not name.endswith(_WRITING) or not _MANIFEST.fullmatch(name.removesuffix(_WRITING)):
+            continue
+        try:
+            manifest = read(os.path.join(directory, name))
+        except CheckpointError:
+            continue  # it says nothing of any file
+        if manifest.problem() is None:
+            _seal(manifest)
+            continue
+        for file in manifest.files:
+            if manifest.problem_of(file) is None:
+                removed.append(file)
+            removed.append(f"{file}.tmp")  # half of a copy to another file system
+        removed.append(name)
+    return [name for name in removed if remove(os.path.join(directory, name))]
+
+
+def unknown(directory: str) -> list[str]:
+    """Lists the files of checkpoints that no manifest owns: another program's, or a run's whose manifests are lost."""
+    names = sorted(listdir(directory))
+    matches = [match for match in map(_FILE_OF_ANY.fullmatch, names) if match]
+    found = [match[0] for match in matches if match["stem"] + SUFFIX not in names]
+    return found + [name for name in names if name == STATE_FILE and not any(map(_MANIFEST.fullmatch, names))]
+
+
+def remove(path: str) -> bool:
+    """Removes a file or a link, and no folder; returns whether there was one."""
+    try:
+        os.remove(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    return True
 
 
 def read(path: str) -> Manifest:
@@ -114,7 +179,7 @@ def read(path: str) -> Manifest:
             raise CheckpointError(f"{name}: expected content of sha256 {_shown(recorded)}, found {digest[:16]}...")
         del record["format"]
         _check_fields(name, record)
-        manifest = Manifest(prefix=path.removesuffix(SUFFIX), **record)
+        manifest = Manifest(prefix=path.removesuffix(_WRITING).removesuffix(SUFFIX), **record)
         _check_files(name, manifest)
         return manifest
     except OSError as error:
@@ -183,8 +248,7 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
     for name in names:
         match = _FILE.fullmatch(name)
         if match and match["stem"] + SUFFIX not in names:
-            unfinished = f"{match['stem']}: expected {match['stem'] + SUFFIX}, found none: unfinished"
-            problems[step_of(name)] = unfinished
+            problems[step_of(name)] = f"{match['stem']}: expected {match['stem'] + SUFFIX}, found none"
     return sorted(manifests, key=lambda manifest: -manifest.serial), problems
 
 
@@ -198,23 +262,6 @@ def describe_files(prefix: str) -> dict:
             path = os.path.join(directory, name)
             described[name] = {"bytes": os.path.getsize(path), "sha256": sha256(path)}
     return described
-
-
-def leftovers(directory: str, read: Callable[[str], Manifest] = read) -> list[str]:
-    """Lists what no manifest owns: temporary files and folders, files of unfinished and of removed checkpoints."""
-    names = listdir(directory)
-    found = []
-    for name in names:
-        match = _FILE.fullmatch(name)
-        temporary = _TEMPORARY_FILE.fullmatch(name) or is_temporary_folder(name)
-        if temporary or (match and match["stem"] + SUFFIX not in names):
-            found.append(name)
-    return found + [manifest.name + SUFFIX for manifest in read_all(directory, read)[0] if manifest.gone()]
-
-
-def is_temporary_folder(name: str) -> bool:
-    """Returns whether TensorFlow makes, and removes, a folder of that name while it writes a checkpoint."""
-    return bool(_TEMPORARY_FOLDER.fullmatch(name))
 
 
 def steps(directory: str) -> set[int]:

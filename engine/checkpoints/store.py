@@ -1,10 +1,11 @@
 """Checkpoints of everything a run needs to go on: written beside training, verified, kept, restored. Host code.
 
-The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk; then the manifest, renamed
-into place. The oldest are removed before that as far as two others stay, so that from `keep=3` on the disk holds no
-more than `keep`, and the system writes into the memory of the files just removed; the rest are removed after it. The
-manifests alone decide what exists: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew
-from them at each save and not read here.
+The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk, in a folder of the save's
+own; a list of them; the files, moved into their place; then the list, renamed to the manifest. The oldest are removed
+before that as far as two others stay, so that from `keep=3` on the disk holds no more than `keep`, and the system
+writes into the memory of the files just removed; the rest are removed after it. The manifests alone decide what exists,
+and what may be removed: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew from them
+at each save and not read here.
 
 Saving is asynchronous, by a snapshot and a thread. TensorFlow's way,
 `CheckpointOptions(experimental_enable_async_checkpoint=True)`, does not work with Keras 3 variables: its second save
@@ -19,6 +20,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -39,6 +41,9 @@ from .slices import SlicedVariable
 _NICENESS = 15
 # Kept besides the one being written: were the newest found to be broken, there is one more.
 _LEFT_WHILE_WRITING = 2
+_FOLDER = re.compile(r"ckpt-\d+_temp_\w+_\d+")  # of one save
+_MARK = ".crankshaft"  # in it, made before all else: it is ours
+_LISTED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +107,35 @@ class Checkpoints:
     def clean(self) -> list[str]:
         """Removes what killed writers left, and returns the names. Only for the process that writes, before it does.
 
-        That is: temporary files, and files of checkpoints without a manifest. A checkpoint with a manifest stays,
-        broken or not, until it is written again or removed by `keep`.
+        A checkpoint that was in its place but for its manifest is sealed. One with a manifest stays, broken or not,
+        until it is written again or removed by `keep`.
+
+        Raises:
+          CheckpointError: the directory holds files of checkpoints that this run is not known to have written.
         """
         self.wait()
-        names = self._catalogue.leftovers() if self.writes and self._writer.process == 0 else []
-        for name in names:
-            logging.info("removing %s, left by a process that was ended", name)
-            _remove(os.path.join(self.directory, name))
-        return names
+        if not self.writes or self._writer.process:
+            return []
+        removed = manifests.settle(self.directory)
+        names = manifests.listdir(self.directory)
+        removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
+        self._check_known()
+        found = self._catalogue.read_all()[0]
+        swept = [each.name + manifests.SUFFIX for each in found if each.gone()]
+        if len(swept) < len(found):  # else they are all that is left of a run, and say so
+            removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
+        for name in removed:
+            logging.info("removed %s, left by a process that was ended", name)
+        return removed
+
+    def _check_known(self) -> None:
+        if names := manifests.unknown(self.directory):
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            raise CheckpointError(
+                f"{self.directory} holds checkpoint files that no manifest says this run has written: "
+                f"{', '.join(names[:_LISTED])}{more}; restore their .manifest.json files from a copy, move them "
+                "elsewhere, or use another `run_dir`, with `init_from` to begin with their weights"
+            )
 
     def save(self, step: int, host_state: dict, *, wait: bool = False, force: bool = False) -> None:
         """Writes the state as it is now; returns when the variables may change again.
@@ -129,7 +154,6 @@ class Checkpoints:
         if not self.writes or (self._writer.process and not any(each.slices for each in own)):
             self._current_step = step
             return
-        # A folder as `manifest.leftovers` knows it.
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self._writer.life}_{self._saves}")
         record = {"about": about, "host_state": host_state, "variables": variables}
         saving = _Saving(int(step), folder, tree, own, record, threading.Event())
@@ -238,6 +262,8 @@ class Checkpoints:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             os.makedirs(saving.folder, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another process's
+                files.make_file(os.path.join(saving.folder, _MARK))
             if self._writer.process:
                 self._write_share(saving)
             else:
@@ -253,8 +279,8 @@ class Checkpoints:
                 if self._writer.process:
                     shares.give_up(saving.folder, self._writer.process, why)
                 else:
-                    for name in self._catalogue.leftovers():
-                        _remove(os.path.join(self.directory, name))  # gives back the room that it took
+                    manifests.settle(self.directory)
+                    _discard(saving.folder)  # gives back the room that it took
         finally:
             saving.may_change.set()
 
@@ -271,15 +297,17 @@ class Checkpoints:
         if self.keep:
             self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=saving.step)
         self._write_state_file()
-        self._write_files(saving)
-        self._seal(os.path.join(self.directory, f"ckpt-{saving.step}"), saving.step, saving.record)
+        self._publish(saving, self._write_files(saving))
         self._write_state_file()
         self._current_step = saving.step
         if self.keep and self._sweep(self.keep):
             self._write_state_file()
 
-    def _write_files(self, saving: _Saving) -> None:
-        """Writes TensorFlow's files: slices, then the rest, merged with what others wrote into one checkpoint."""
+    def _write_files(self, saving: _Saving) -> str:
+        """Writes TensorFlow's files: slices, then the rest, merged with what others wrote into one checkpoint.
+
+        Returns its prefix, in the save's own folder.
+        """
         found = [(slice_, each.key) for each in saving.slices for slice_ in each.slices[1:]]
         parts = slices.write(found, os.path.join(saving.folder, "part-0"))
         checkpoint = snapshot.to_checkpoint(saving.tree)
@@ -288,11 +316,10 @@ class Checkpoints:
         parts.append(manager.save(checkpoint_number=saving.step))
         others = frozenset().union(*(each.writers for each in saving.slices)) - {0}
         parts += shares.collect(saving.folder, others, self._writer.timeout_seconds)
+        prefix = os.path.join(saving.folder, "whole", f"ckpt-{saving.step}")
         with tf.device("CPU:0"):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=parts, destination_prefix=os.path.join(self.directory, f"ckpt-{saving.step}")
-            )
-        _remove(saving.folder)
+            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix)
+        return prefix
 
     def _sweep(self, left: int, writing: int | None = None) -> bool:
         """Removes the oldest checkpoints, broken ones first, until `left` remain; returns whether it removed any.
@@ -304,8 +331,8 @@ class Checkpoints:
         swept = [each for each in known[: max(0, len(known) - left)] if each.step != self._current_step]
         for manifest in swept:
             for name in manifest.files:
-                _remove(os.path.join(self.directory, name))
-            _remove(manifest.prefix + manifests.SUFFIX)
+                manifests.remove(os.path.join(self.directory, name))
+            manifests.remove(manifest.prefix + manifests.SUFFIX)
         return bool(swept)
 
     def _known(self) -> list[Manifest]:
@@ -315,10 +342,9 @@ class Checkpoints:
 
     def _write_state_file(self) -> None:
         """Writes TensorFlow's `checkpoint` file, for its own tools, from the manifests, the newest last."""
-        path = os.path.join(self.directory, "checkpoint")
+        path = os.path.join(self.directory, manifests.STATE_FILE)
         names = [json.dumps(each.name) for each in self._known()]
         if not names:
-            _remove(path)
             return
         # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
         lines = [f"model_checkpoint_path: {names[-1]}"]
@@ -326,20 +352,20 @@ class Checkpoints:
         lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(names))]
         files.write_text(path, "\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
 
-    def _seal(self, prefix: str, step: int, record: dict) -> None:
-        """Writes the manifest of the files that TensorFlow has just finished."""
+    def _publish(self, saving: _Saving, prefix: str) -> None:
+        """Puts the files that TensorFlow has just finished into their place, and removes the save's folder."""
         known = self._catalogue.read_all()[0]
-        manifests.write(
-            Manifest(
-                prefix=prefix,
-                step=step,
-                serial=1 + max((each.serial for each in known), default=0),
-                versions=environment.versions(),
-                files=manifests.describe_files(prefix),
-                time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                **record,
-            )
+        manifest = Manifest(
+            prefix=os.path.join(self.directory, os.path.basename(prefix)),
+            step=saving.step,
+            serial=1 + max((each.serial for each in known), default=0),
+            versions=environment.versions(),
+            files=manifests.describe_files(prefix),
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **saving.record,
         )
+        manifests.publish(manifest, os.path.dirname(prefix))
+        _discard(saving.folder)
 
 
 def _jsonable(name: str, value: dict) -> dict:
@@ -356,10 +382,15 @@ def _jsonable(name: str, value: dict) -> dict:
         raise CheckpointError(f"{name}={value!r} can't be kept in a manifest: {error}") from error
 
 
-def _remove(path: str) -> None:
-    """Removes a file, or a folder that TensorFlow made while it wrote; no other folder, whatever names it."""
-    if manifests.is_temporary_folder(os.path.basename(path)) and not os.path.islink(path) and os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            os.remove(path)
+def _discard(folder: str) -> bool:
+    """Removes the folder of a save, its mark last; returns whether it is one."""
+    mark = os.path.join(folder, _MARK)
+    if os.path.islink(folder) or not os.path.isfile(mark):
+        return False
+    for name in manifests.listdir(folder):
+        if name != _MARK and not manifests.remove(path := os.path.join(folder, name)):
+            shutil.rmtree(path, ignore_errors=True)
+    manifests.remove(mark)
+    with contextlib.suppress(OSError):  # another process still writes there
+        os.rmdir(folder)
+    return True

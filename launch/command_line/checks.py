@@ -313,6 +313,11 @@ def _check_run_dir(config: Config) -> None:
     if config.trains:
         paths.check_writable("run_dir", config.run_dir)
         for folder in (os.path.join(config.run_dir, name) for name in ("checkpoints", "best")):
+            if os.path.islink(folder):  # another run may write there, and its lock is not ours
+                raise UsageError(
+                    f"--run_dir: {folder} is a link to {os.readlink(folder)}, and a run writes and removes checkpoints "
+                    "in its own folder alone; make all of --run_dir a link, or use another"
+                )
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
     before = configs.read(config.run_dir)

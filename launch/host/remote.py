@@ -1,8 +1,9 @@
 """A run whose folder lies on another file system (`--run_dir=gs://bucket/run`): kept here, and copied there. Host code.
 
 A run appends, locks and renames, which such file systems do not offer. So it works in a folder of this machine, filled
-from the other one as the process begins; what it writes is copied from there about once a second, a checkpoint's files
-before its manifest. A process that is killed at any moment leaves whole checkpoints, as it does on a local disk.
+from the other one as the process begins; what it writes is copied from there about once a second: the list of a
+checkpoint's files, the files, and then the list is renamed to the manifest. A process that is killed at any moment
+leaves whole checkpoints, and what it left unfinished is known, as on a local disk.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from . import process
 
 _PUSH_SECONDS = 1.0
 _MANIFEST = ".manifest.json"
+_WRITING = ".writing"  # as in `engine.checkpoints.manifest`
 _CHECKPOINTS = ("checkpoints", "best")
 # What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
-_NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*tempstate\w*|ckpt-\d+_temp\w*")
+_NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*\.writing|ckpt-\d+_temp\w*")
 _NOT_PULLED = ("tensorboard", "logs", "export")
 _CURE = "see that it is there and that this machine may write to it, or use another --run_dir"
 
@@ -109,27 +111,32 @@ class RemoteFolder:
         """Copies each file that has changed since it was copied last, and removes checkpoints that are gone here."""
         found = {path: state for path in self._paths() if (state := self._state(path))}
         sealed = {path.removesuffix(_MANIFEST) for path in found if path.endswith(_MANIFEST)}
-        ready = [path for path in found if _is_whole(path, sealed)]
-        for path in sorted(ready, key=lambda path: path.endswith(_MANIFEST)):
-            if self._pushed.get(path) != found[path]:
-                self._copy(path)
-                self._pushed[path] = found[path]
+        changed = [path for path in found if _is_whole(path, sealed) and self._pushed.get(path) != found[path]]
+        lists = [path for path in changed if path.endswith(_MANIFEST) and self._copy(path, path + _WRITING)]
+        for path in changed:
+            if not path.endswith(_MANIFEST):
+                self._copy(path, path)
+        for path in lists:
+            _gfile().rename(f"{self.url}/{path}{_WRITING}", f"{self.url}/{path}", overwrite=True)
+        self._pushed.update((path, found[path]) for path in changed)
         gone = [path for path in self._pushed if path not in found and path.split(os.sep)[0] in _CHECKPOINTS]
-        for path in sorted(gone, key=lambda path: not path.endswith(_MANIFEST)):  # then the checkpoint does not exist
+        for path in sorted(gone, key=lambda path: path.endswith(_MANIFEST)):  # a file without one is nobody's
             if _gfile().exists(f"{self.url}/{path}"):
                 _gfile().remove(f"{self.url}/{path}")
             del self._pushed[path]
 
-    def _copy(self, path: str) -> None:
-        gfile, target = _gfile(), f"{self.url}/{path}"
+    def _copy(self, path: str, to: str) -> bool:
+        """Copies a file there, under a path within the folder; returns whether it was still here."""
+        gfile, target = _gfile(), f"{self.url}/{to}"
         gfile.makedirs(os.path.dirname(target))
         try:
             gfile.copy(os.path.join(self.folder, path), f"{target}.tmp", overwrite=True)
         except Exception:
             if self._state(path) is None:
-                return  # removed meanwhile
+                return False
             raise
         gfile.rename(f"{target}.tmp", target, overwrite=True)
+        return True
 
     def _paths(self) -> Iterator[str]:
         for folder, folders, names in os.walk(self.folder):

@@ -235,6 +235,8 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
     """Restores the run's latest checkpoint, or begins the run where there is none, not even a broken one."""
     manifest = None
     if session.checkpoints:
+        session.checkpoints.clean()
+        session.best.clean()
         newest = reading.newest(session, session.checkpoints)
         if newest is None and (problem := session.checkpoints.problem()):
             raise UsageError(_unreadable(session, problem))
@@ -247,8 +249,6 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
             fingerprints.check_division(session.config, newest, session.checkpoints.about, replicas)
             if session.config.is_chief:
                 threads.warn_of_others(newest, session.checkpoints.about)
-        session.checkpoints.clean()
-        session.best.clean()
         if newest:
             manifest = saving.restore(session.checkpoints, session.state, hooks, newest)
     if manifest is None:

@@ -1,5 +1,5 @@
 """A run_dir with a best checkpoint and no other: gone on with where a killed process left it, refused where the others
-were removed."""
+were removed. One with checkpoints of which nothing says that they are the run's: refused, and they stay."""
 
 from __future__ import annotations
 
@@ -57,3 +57,36 @@ def test_a_run_killed_between_its_first_best_checkpoint_and_its_first_other_goes
     assert steps(tmp_path) == [6]
     assert max(steps(tmp_path, "best")) >= min(best, 6)
     assert "begins anew" not in inside(*run, "--train_steps=8").ok().err
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "best"])
+def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_not_begin(inside, tmp_path, folder):
+    import tensorflow as tf
+
+    run = (*MLP, "--progress=off", f"--run_dir={tmp_path}")
+    others = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path / folder, max_to_keep=None)
+    for _ in range(3):
+        others.save()
+    before = sorted((tmp_path / folder).iterdir())
+    outcome = inside(*run, "--train_steps=2")
+    assert outcome.code == 2
+    assert f"{tmp_path}/{folder} holds checkpoint files that no manifest says this run has written: ckpt-1.data-" in (
+        outcome.error
+    )
+    assert "move them elsewhere, or use another --run_dir, with --init_from to begin with their" in outcome.error
+    assert sorted((tmp_path / folder).iterdir()) == before
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_run_whose_manifests_are_lost_stays_and_does_not_begin_anew(inside, tmp_path):
+    run = (*MLP, "--progress=off", "--mode=train", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=6").ok()
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for path in checkpoints.glob("*.manifest.json"):
+        path.unlink()
+    before = sorted(checkpoints.iterdir())
+    outcome = inside(*run, "--train_steps=8")
+    assert outcome.code == 2
+    assert "restore their .manifest.json files from a copy" in outcome.error
+    assert sorted(checkpoints.iterdir()) == before
+    inside(*MLP, "--train_steps=1", "--mode=train", f"--init_from={checkpoints}/ckpt-6").ok()

@@ -13,6 +13,7 @@ import pytest
 
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.errors import UsageError
+from tests.launch.command_line.test_config import asked
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN = ("--model=mlp", "--input=digits")
@@ -261,15 +262,20 @@ def test_a_run_dir_that_cannot_be_written(crank, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "best"])
-@pytest.mark.parametrize(("link", "why"), [(None, "a file"), ("gone", "a link to gone, which is no folder")])
-def test_a_folder_for_checkpoints_that_cannot_be_written(crank, tmp_path, name, link, why):
-    if link:
-        (tmp_path / name).symlink_to(link)
-    else:
-        (tmp_path / name).touch()
-    outcome = crank(*RUN, f"--run_dir={tmp_path}", tensorflow=False)
-    assert outcome.code == 2
-    assert f"--run_dir: {tmp_path}/{name} can't be written ({why}); use a folder that can" in outcome.error
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.touch(), "can't be written (a file); use a folder that can"),
+        (lambda path: path.symlink_to("gone"), "is a link to gone, and a run writes and removes"),
+        (lambda path: path.symlink_to("other"), "is a link to other, and a run writes and removes"),
+    ],
+)
+def test_a_folder_for_checkpoints_that_is_none_of_the_runs_is_refused(tmp_path, name, make, why):
+    (tmp_path / "other").mkdir()
+    make(tmp_path / name)
+    with pytest.raises(UsageError) as caught:
+        checks.check(asked(*RUN, f"--run_dir={tmp_path}"))
+    assert f"--run_dir: {tmp_path}/{name} {why}" in str(caught.value)
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):

@@ -160,7 +160,7 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for name in ("config.json.tmp", "result.json", "result.json.tmp", "checkpoints/checkpoint.tmp"):
         (tmp_path / "run" / name).symlink_to(tmp_path / "victim")
-    for name in ("checkpoints/ckpt-4.manifest.json.tmp", "checkpoints/checkpoint"):
+    for name in ("checkpoints/ckpt-4.manifest.json.tmp", "checkpoints/ckpt-4.manifest.json.writing"):
         (tmp_path / "run" / name).symlink_to(tmp_path / "victim")
     inside(*RUN, f"--run_dir={tmp_path}/run", "--jit=off", "--progress=off").ok()
     assert (tmp_path / "victim").read_text() == "dear"

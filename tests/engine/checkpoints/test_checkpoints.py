@@ -160,15 +160,15 @@ def test_the_newest_are_kept_and_nothing_of_the_others(tmp_path):
 def test_room_is_made_before_a_write_but_two_stay_until_it_is_whole(tmp_path, monkeypatch, keep, left):
     state, checkpoints = saved(tmp_path, [1, 2, 3], keep=3)
     checkpoints = make(tmp_path, state, keep)
-    at_write, write = [], manifests.write
+    at_write, write = [], manifests.publish
 
-    def spy(manifest):
+    def spy(manifest, folder):
         at_write.append([step for step in (1, 2, 3, 4) if data_file(tmp_path, step).exists()])
-        write(manifest)
+        write(manifest, folder)
 
-    monkeypatch.setattr(manifests, "write", spy)
+    monkeypatch.setattr(manifests, "publish", spy)
     checkpoints.save(4, {}, wait=True)
-    assert at_write == [[*left, 4]]
+    assert at_write == [left]
     assert [manifest.step for manifest in checkpoints.all()] == [1, 2, 3, 4][-keep:]
 
 

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,11 +52,6 @@ def remove_the_index(directory):
     return r"ckpt-2.index: expected \d+ bytes, found no file"
 
 
-def remove_the_manifest(directory):
-    (directory / "ckpt-2.manifest.json").unlink()
-    return r"ckpt-2: expected ckpt-2.manifest.json, found none: unfinished"
-
-
 def halve_the_manifest(directory):
     path = directory / "ckpt-2.manifest.json"
     os.truncate(path, path.stat().st_size // 2)
@@ -68,9 +64,7 @@ def another_format(directory):
     return r"ckpt-2.manifest.json: expected format 2, found 99"
 
 
-@pytest.mark.parametrize(
-    "break_it", [truncate, flip_a_bit, remove_the_index, remove_the_manifest, halve_the_manifest, another_format]
-)
+@pytest.mark.parametrize("break_it", [truncate, flip_a_bit, remove_the_index, halve_the_manifest, another_format])
 def test_a_broken_checkpoint_is_skipped_with_one_warning_and_the_one_before_restored(tmp_path, caplog, break_it):
     saved(tmp_path, [1, 2])
     pattern = break_it(tmp_path)
@@ -102,13 +96,6 @@ def test_checkpoints_that_are_all_broken_are_told_from_none(tmp_path, break_it):
     assert re.search(pattern, checkpoints.problem())
     saved(tmp_path, [3])
     assert checkpoints.problem() is None
-
-
-def test_what_a_killed_writer_leaves_is_no_broken_checkpoint(tmp_path):
-    saved(tmp_path, [2])
-    remove_the_manifest(tmp_path)
-    assert make(tmp_path, make_state()).problem() is None
-    assert make(tmp_path / "none", make_state()).problem() is None
 
 
 def test_a_broken_checkpoint_asked_for_by_name_is_an_error(tmp_path):
@@ -147,17 +134,107 @@ def test_weights_are_taken_from_what_tensorflow_alone_wrote(tmp_path):
         assert bits(other.trainer.model) == wanted
 
 
-def test_what_a_killed_writer_leaves_is_cleaned_and_the_rest_stays(tmp_path):
-    _, checkpoints = saved(tmp_path, [1, 2])
-    keep = names(tmp_path)
-    (tmp_path / "ckpt-3_temp").mkdir()
-    (tmp_path / "ckpt-3_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
-    for name in ("ckpt-3.manifest.json.tmp", "checkpoint.tmp1234", "ckpt-4.index", "ckpt-4.data-00000-of-00001"):
-        (tmp_path / name).write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("the user's own")
+class Killed(BaseException):
+    """In place of SIGKILL: nothing of the writer runs after it."""
+
+
+def killed_while_publishing(monkeypatch, state, directory, step, moved):
+    """Saves a step, and ends once `moved` files are in their place."""
+    replace, count = os.replace, iter(range(moved))
+
+    def until(source, target):
+        if "_temp_" in str(source) and next(count, None) is None:
+            raise Killed
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifests.os, "replace", until)
+        patch.setattr(threading.Thread, "start", threading.Thread.run)
+        with pytest.raises(Killed):
+            make(directory, state).save(step, {})
+
+
+@pytest.mark.parametrize("step", [2, 3])  # written again, and a new one
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_writer_killed_between_two_files_costs_that_checkpoint_at_most(tmp_path, monkeypatch, step, moved):
+    state, _ = saved(tmp_path, [1, 2])
+    fill(state, 3)
+    killed_while_publishing(monkeypatch, state, tmp_path, step, moved)
+    checkpoints = make(tmp_path, state)
+    checkpoints.clean()
+    assert checkpoints.restore().step == (1 if (step, moved) == (2, 1) else 2)
+    assert not [name for name in names(tmp_path) if "temp" in name or "writing" in name or name.startswith("ckpt-3")]
+    checkpoints.clean()  # nothing is there that it does not know
+
+
+def test_a_writer_killed_before_the_manifest_has_its_name_costs_nothing(tmp_path):
+    saved(tmp_path, [1, 2])
+    os.rename(tmp_path / "ckpt-2.manifest.json", tmp_path / "ckpt-2.manifest.json.writing")
+    checkpoints = make(tmp_path, make_state())
+    assert checkpoints.latest().step == 1
+    checkpoints.clean()
     assert checkpoints.latest().step == 2
-    assert len(checkpoints.clean()) == 5
-    assert names(tmp_path) == sorted([*keep, "notes.txt"])
+
+
+def test_a_step_that_is_written_again_in_fewer_files_leaves_none_of_the_others(tmp_path):
+    checkpoints = saved(tmp_path, [1])[1]
+    more = "ckpt-1.data-00001-of-00002"
+    (tmp_path / more).write_bytes(b"x")
+    path = tmp_path / "ckpt-1.manifest.json"
+    record = json.loads(path.read_text())
+    record["files"][more] = {"bytes": 1, "sha256": manifests.sha256(tmp_path / more)}
+    path.write_text(json.dumps(manifests.sealed(record)))
+    checkpoints.save(1, {}, wait=True, force=True)
+    assert more not in names(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ckpt-3.index", "model-7.data-00000-of-00001", "checkpoint"])
+def test_files_of_checkpoints_that_are_not_known_are_refused_by_name_and_stay(tmp_path, name):
+    state = make_state()
+    if name != "checkpoint":  # TensorFlow's, which a run writes itself
+        saved(tmp_path, [1], keep=1)
+    (tmp_path / name).write_bytes(b"dear")
+    before = names(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"holds checkpoint files that no manifest .*: {name}; restore"):
+        make(tmp_path, state, keep=1).clean()
+    assert names(tmp_path) == before
+
+
+def test_a_file_that_has_come_into_a_checkpoints_place_is_not_replaced(tmp_path):
+    checkpoints = saved(tmp_path, [1])[1]
+    (tmp_path / "ckpt-2.index").write_bytes(b"dear")
+    before = names(tmp_path)
+    checkpoints.save(2, {})
+    with pytest.raises(CheckpointError, match=r"ckpt-2.index is there, and this run is not known to have written it"):
+        checkpoints.wait()
+    assert names(tmp_path) == before
+    assert (tmp_path / "ckpt-2.index").read_bytes() == b"dear"
+
+
+def test_manifests_alone_are_a_run_that_lost_its_checkpoints(tmp_path):
+    saved(tmp_path, [1, 2])
+    for path in [*tmp_path.glob("ckpt-*.index"), *tmp_path.glob("ckpt-*.data-*")]:
+        path.unlink()
+    checkpoints = make(tmp_path, make_state())
+    checkpoints.clean()
+    assert checkpoints.problem() == "ckpt-2 was removed"
+
+
+def test_what_a_killed_writer_leaves_is_cleaned_and_the_rest_stays(tmp_path):
+    saved(tmp_path, [1, 2])
+    (tmp_path / "ckpt-3_temp_others").mkdir()  # TensorFlow's own
+    (tmp_path / "ckpt-3_temp_users_1").mkdir()
+    (tmp_path / "ckpt-3_temp_users_1" / "part").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("the user's own")
+    keep = names(tmp_path)
+    (tmp_path / "ckpt-3_temp_0a_1" / "whole").mkdir(parents=True)
+    for name in (".crankshaft", "whole/ckpt-3.index", "part-0.data-00000-of-00001"):
+        (tmp_path / "ckpt-3_temp_0a_1" / name).write_bytes(b"half")
+    (tmp_path / "ckpt-1.index").unlink()
+    (tmp_path / "ckpt-1.data-00000-of-00001").unlink()  # swept, but for its manifest
+    checkpoints = make(tmp_path, make_state())
+    assert sorted(checkpoints.clean()) == ["ckpt-1.manifest.json", "ckpt-3_temp_0a_1"]
+    assert names(tmp_path) == [name for name in keep if not name.startswith("ckpt-1.")]
 
 
 def test_an_empty_or_absent_directory_restores_nothing(tmp_path):
@@ -259,7 +336,7 @@ def test_a_process_killed_while_it_writes_loses_no_finished_checkpoint(tmp_path,
             latest = Checkpoints(tmp_path, tf.train.Checkpoint(), keep=None, about={}).latest()
             newest = latest.step if latest else 0
             steps.append(newest)
-            unfinished += bool(manifests.leftovers(str(tmp_path)))
+            unfinished += any("_temp_" in name or "writing" in name for name in names(tmp_path))
     finally:
         if child is not None:
             os.kill(child, signal.SIGKILL)

@@ -70,12 +70,13 @@ def test_a_users_folder_with_a_temporary_name_is_no_leftover(tmp_path):
     assert {"notes.tmp", "model.tmpl"} <= set(os.listdir(tmp_path))
 
 
-def test_a_link_with_a_leftovers_name_goes_and_what_it_points_to_stays(tmp_path):
+def test_a_link_with_a_leftovers_name_stays_and_so_does_what_it_points_to(tmp_path):
     (tmp_path / "victim").mkdir()
-    (tmp_path / "victim" / "file").write_text("dear")
+    for name in ("file", ".crankshaft"):
+        (tmp_path / "victim" / name).write_text("dear")
     _, checkpoints = saved(tmp_path / "run", [1])
-    (tmp_path / "run" / "ckpt-2_temp").symlink_to(tmp_path / "victim")
-    assert checkpoints.clean() == ["ckpt-2_temp"]
+    (tmp_path / "run" / "ckpt-2_temp_0a_1").symlink_to(tmp_path / "victim")
+    assert checkpoints.clean() == []
     assert (tmp_path / "victim" / "file").read_text() == "dear"
 
 

@@ -59,6 +59,7 @@ def test_files_of_a_checkpoint_are_copied_only_when_it_is_whole(url):
     (checkpoints / "ckpt-5.manifest.json").write_text("{}")
     folder.push()
     assert {"checkpoints/ckpt-5.manifest.json", "checkpoints/ckpt-5.index"} < names(url)
+    assert not [name for name in names(url) if name.endswith(".writing")]
     for path in checkpoints.glob("ckpt-5.*[!p]"):
         path.unlink()
     folder.push()
