@@ -215,7 +215,12 @@ class _EveryEpoch(_Every):
 
 
 def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]) -> Hook:
-    """Makes a user's hook: calls `function(status, metrics)` every so many steps, with the means since the last."""
+    """Makes a user's hook: calls `function(status, metrics)` every so many steps, with the means since the last.
+
+    Raises ValueError for a period that is not 1 or more.
+    """
+    if isinstance(steps, numbers.Integral) and steps < 1:
+        raise ValueError(f"every_steps({steps}, ...) is never called; use 1 or more, or leave the hook out")
     return _Every(function, steps, getattr(function, "__name__", "every_steps"))
 
 

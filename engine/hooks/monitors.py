@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
 from absl import logging
 
-from ..metrics.means import Sums
+from ..metrics.means import Sums, names_of
 from ..step.holdings import Holdings
 from .base import Periodic, Status
 
@@ -17,6 +18,19 @@ _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou
 def direction_of(monitor: str) -> str:
     """Returns "max" for a metric whose name says that more is better (accuracy, auc, ...), else "min"."""
     return "max" if _HIGHER_IS_BETTER & set(monitor.lower().split("_")) else "min"
+
+
+def check_measured(monitor: str, row_names: Sequence[str]) -> None:
+    """Raises ValueError where a metric is not among those of the rows, which a step has once it is traced."""
+    source, _, metric = monitor.partition("_")
+    names = names_of(row_names)
+    if not any(metric == name or (several and metric.startswith(f"{name}_")) for name, several in names.items()):
+        raise _not_measured(monitor, source, names)
+
+
+def _not_measured(monitor: str, source: str, names: Collection[str]) -> ValueError:
+    known = ", ".join(f"{source}_{name}" for name in sorted(names))
+    return ValueError(f"`monitor`={monitor} is not measured in this run; use one of {known}")
 
 
 class Monitor(Periodic):
@@ -58,16 +72,18 @@ class Monitor(Periodic):
 
     def __call__(self, status: Status) -> None:
         if self.source == "train" and status.sums is not None:
+            if not self._measured:
+                check_measured(self.monitor, status.sums.names)
+                self._measured = True
             self.window.add(status.sums)
         super().__call__(status)
 
     def act(self, status: Status) -> None:
         found = status.evaluation if self.source == "eval" else self.window.means()
-        self._measured = self._measured or self.metric in found or self.metric in self.window.values()
+        self._measured = self._measured or self.metric in found
         self.window = Sums()
         if not self._measured:
-            names = ", ".join(f"{self.source}_{name}" for name in sorted(found))
-            raise ValueError(f"monitor={self.monitor} is not measured in this run; use one of {names}")
+            raise _not_measured(self.monitor, self.source, found)
         value = found.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
         improved = self._is_better(value)
         if improved:

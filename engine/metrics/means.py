@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -314,6 +314,11 @@ def _named_kind(row_name: str) -> tuple[str, type]:
     return name, getattr(row_name, "kind", kind)
 
 
+def names_of(row_names: Sequence[str]) -> dict[str, bool]:
+    """Returns the metrics of some rows by name, and whether one may have several values, as NAME_0 or NAME_KEY."""
+    return {name: issubclass(kind, KerasSums) for name, kind in map(_named_kind, row_names)}
+
+
 def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
     """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY, without those of no count."""
     found = {}
@@ -379,7 +384,7 @@ class LoopSums:
     """The result of one call of the inner loop: a [rows, 2] tensor, and `row_names`. Read at most once."""
 
     def __init__(self, names: list[str], tensor: tf.Tensor):
-        self._names, self._tensor = names, tensor
+        self.names, self._tensor = names, tensor
         self._read: dict[str, Mean] | None = None
 
     @property
@@ -392,7 +397,7 @@ class LoopSums:
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
             found, start = {}, 0
-            for row_name, rows in itertools.groupby(self._names):
+            for row_name, rows in itertools.groupby(self.names):
                 (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
                 part = array[start:stop].T if issubclass(kind, _VECTORS) else map(float, array[start])
                 found[name], start = kind(*part), stop

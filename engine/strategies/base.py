@@ -185,8 +185,9 @@ class Strategy(Processes, abc.ABC):
     def evaluate(self) -> Sums:
         """Sums the metrics over the whole evaluation set, each example once."""
 
-    def trace_evaluation(self) -> None:
-        """Traces a step of the evaluation, if it can be had before: mistakes in it show now."""
+    def trace_evaluation(self) -> Sequence[str]:
+        """Traces a step of the evaluation, if it can be had before, and returns the names of its rows of metrics."""
+        return ()
 
     def close_feeds(self) -> None:
         """Frees what the bound feeds have read ahead; training or evaluating again opens them again."""

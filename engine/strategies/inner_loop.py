@@ -130,6 +130,11 @@ class InnerLoop:
         self._program(_arguments(operands, step, start, stop, None, extra))
         self._taken = (step, limit), (operands, start, stop)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the rows of metrics that a call returns; known once the loop is traced."""
+        return self._names
+
     def untrace(self) -> None:
         """Frees what `trace` has taken from the feed; the compiled program stays."""
         self._taken = None

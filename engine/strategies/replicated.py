@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -215,9 +215,10 @@ class Replicated(Measured):
     def sync_period_steps(self) -> int:
         return self._syncs.period_steps if self._syncs else 1
 
-    def trace_evaluation(self) -> None:
+    def trace_evaluation(self) -> Sequence[str]:
         """Traces the first call of the first evaluation: mistakes in it show now, and it need not be traced again."""
         self._eval_loop.trace(0, self._eval_steps)
+        return self._eval_loop.names
 
     def close_feeds(self) -> None:
         super().close_feeds()

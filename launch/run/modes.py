@@ -13,7 +13,7 @@ from ...engine import loop
 from ...engine.checkpoints import Manifest
 from ...engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
 from ...engine.hooks.input_bound import InputBound
-from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
+from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured
 from ...engine.hooks.rates import Rates
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.stragglers import Stragglers
@@ -117,7 +117,9 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
         stack.enter_context(Signals(stop_request.request, ends_process=config.owns_process))
         if state.step < session.train_steps:
             if session.evaluates:
-                session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
+                measured = session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
+                if measured and config.monitor.startswith("eval_"):
+                    check_measured(config.monitor, measured)
             session.say(choose_jit(session))
         status = loop.train(session.strategy, state, hooks, session.train_steps)
     result = result_of(

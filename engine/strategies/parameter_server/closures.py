@@ -209,11 +209,6 @@ class ClosureLoop(InnerLoop):
         """Specs of what a step is given besides its batch, its number and whether it is observed."""
         return (_specs(Pulled(self._pull.packs(), [])),)
 
-    @property
-    def names(self) -> list[str]:
-        """The metrics' names, in the order of a closure's sums; known once the loop is traced."""
-        return self._names
-
     def _loop(self, operands, lease):  # type: ignore[override]
         """Runs a closure. Returns a `Returned` as one vector, since the coordinator fetches each tensor separately."""
         lease = Lease(*tf.unstack(lease))

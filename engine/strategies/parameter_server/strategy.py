@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -321,9 +321,10 @@ class ParameterServer(Measured):
             self._closures.hand_out(self._train_loop, run)
             self._next_step = run.stop
 
-    def trace_evaluation(self) -> None:
+    def trace_evaluation(self) -> Sequence[str]:
         """Traces a step of the evaluation: mistakes in it show now."""
         self._eval_loop.one_step(0)
+        return self._eval_loop.names
 
     def evaluate(self) -> Sums:
         """Sums the metrics over the whole evaluation set, each example once, by all workers."""

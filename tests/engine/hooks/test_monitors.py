@@ -9,9 +9,9 @@ import pytest
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
-from crankshaft.engine.hooks import Hook, saving
+from crankshaft.engine.hooks import Hook, every_steps, saving
 from crankshaft.engine.hooks.evaluation import Evaluation
-from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, direction_of
+from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured, direction_of
 from crankshaft.models.mlp import Model
 
 
@@ -93,8 +93,24 @@ def test_monitor_without_a_source_is_refused():
 
 
 def test_metric_that_is_not_measured_is_named_with_those_that_are(mlp):
-    with pytest.raises(ValueError, match=r"monitor=eval_auc is not measured .* use one of eval_accuracy, eval_loss"):
+    with pytest.raises(ValueError, match=r"`monitor`=eval_auc is not measured .* use one of eval_accuracy, eval_loss"):
         run(mlp(), [Evaluation(1), EarlyStopping("eval_auc", 1)], 3)
+
+
+def test_a_metric_that_no_step_has_is_known_once_one_is_traced(mlp):
+    bench, seen = mlp(), []
+    check_measured("eval_accuracy", bench.strategy.trace_evaluation())
+    with pytest.raises(ValueError, match=r"`monitor`=eval_foo is not measured in this run; use one of eval_accuracy, "):
+        check_measured("eval_foo", bench.strategy.trace_evaluation())
+    with pytest.raises(ValueError, match=r"`monitor`=train_foo is not measured .* use one of train_accuracy, "):
+        run(bench, [every_steps(1, lambda *_: seen.append(1)), EarlyStopping("train_foo", 1)], 3)
+    assert len(seen) == 1  # the first call, and no evaluation is waited for
+
+
+def test_a_hook_that_would_never_act_is_refused():
+    for steps in (0, -1):
+        with pytest.raises(ValueError, match=rf"every_steps\({steps}, ...\) is never called; use 1 or more, or leave"):
+            every_steps(steps, print)
 
 
 def test_train_metric_is_the_mean_since_the_last_look(mlp):
