@@ -1,4 +1,4 @@
-"""Intervals that numbers have to lie in; those of the arguments of optimizers and schedules stand here, by name.
+"""Intervals that numbers have to lie in; those of arguments of optimizers, schedules and models stand here, by name.
 
 Host code that does without TensorFlow, so that what reads a command line can use it before TensorFlow starts.
 """
@@ -55,7 +55,7 @@ _FROM_ZERO = Interval(lower=0, upper=HUGE)
 _POSITIVE = Interval(lower=_TINY, upper=HUGE)
 _FINITE = Interval(lower=-HUGE, upper=HUGE)
 _DECAY = Interval(lower=0, below=1)  # of an average: with 1 it would never move
-_STEPS = Interval(lower=1, upper=_INT32, whole=True)
+_COUNT = Interval(lower=1, upper=_INT32, whole=True)
 
 # Of the engine's rules and of Keras's, which agree on the names. A tuple's or list's is that of each of its numbers.
 OPTIMIZER_ARGUMENTS = {
@@ -72,8 +72,13 @@ OPTIMIZER_ARGUMENTS = {
 SCHEDULE_ARGUMENTS = {
     **dict.fromkeys(("alpha", "end_learning_rate", "power", "values"), _FROM_ZERO),
     "decay_rate": _POSITIVE,
-    "decay_steps": _STEPS,
+    "decay_steps": _COUNT,
     "boundaries": Interval(lower=0, upper=_INT32, whole=True),
+}
+# Of the models that come with Crankshaft.
+MODEL_ARGUMENTS = {
+    **dict.fromkeys(("dropout", "batch_norm_momentum"), _DECAY),  # with all of it dropped out nothing is left to learn
+    **dict.fromkeys(("hidden_units", "bottom_units", "top_units"), _COUNT),
 }
 
 

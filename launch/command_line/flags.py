@@ -348,6 +348,7 @@ def _define_what_is_shown() -> None:
         0,
         "Compare all replicas' variables, and name one that differs; 0 is never.",
         **_COUNT,
+        only=_REPLICAS,
     )
     show(_boolean, "check_numerics", False, "Name the first op that gives inf or nan. Slow.")
 

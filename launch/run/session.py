@@ -206,6 +206,11 @@ def build_state(
         return state
 
     state = strategy.build(make)
+    if config.powersgd_rank and not state.trainer.reduction.memory:
+        raise UsageError(
+            f"--powersgd_rank={config.powersgd_rank}: no gradient of {config.model_entry.name} is smaller as two "
+            "matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
+        )
     if strategy.mesh.is_cut and not any(map(cut_of, Holdings(state.trainer).all_weights)):
         raise UsageError(
             f"--mesh={config.mesh}: {config.model_entry.name} has no layer that is cut over the model's axis, so "

@@ -22,6 +22,8 @@ MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=8")
 # What is given, and what the line has to say: the name, the value found, the cure.
 MISTAKES = {
     "an unknown flag": (["--modle=cnn"], ["--modle", "did you mean", "model"]),
+    "a part of a flag's name": (["--batch_size=3"], ["did you mean global_batch_size or eval_batch_size or"]),
+    "a keyword of Keras's": (["--class_weight=3"], ["--class_weight is unknown; see --help"]),
     "a flag like no other": (["--qqq=1"], ["--qqq is unknown", "--help"]),
     "a word that is no flag": ([*RUN, "twice"], ["'twice' is no flag", "--NAME=VALUE"]),
     "no model": (
@@ -45,6 +47,16 @@ MISTAKES = {
         ["--model_arg=dropout can't be used: it has no value", "NAME=VALUE"],
     ),
     "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is no number", "like"]),
+    "all of it dropped out": ([*RUN, "--model_arg=dropout=1"], ["dropout=1.0 is not a number from 0 to below 1"]),
+    "more units than anything has": (
+        [*RUN, "--model_arg=hidden_units=99999999999"],
+        ["hidden_units=99999999999 is not an integer from 1 to 2147483647; give mlp one that is"],
+    ),
+    "no units": ([*RUN, "--model_arg=hidden_units="], ["hidden_units= is no such list; give a value like", "128"]),
+    "a comparison of one replica": (
+        [*RUN, "--check_sync_every_steps=5"],
+        ["--check_sync_every_steps=5 has no use with --strategy=one_device", "--strategy=mirrored"],
+    ),
     "an input without arguments": (["--model=logistic", "--input=digits", "--input_arg=x=1"], ["digits takes no"]),
     "an unknown input argument": (
         ["--model=mlp", "--input=synthetic", "--input_arg=exampels=3"],
