@@ -33,6 +33,10 @@ learning_rate: 0.01
 train_epochs: 5
 ```
 
+A value is read by its flag's rule, wherever it is given: numbers in decimal (`010` and `0x10` are refused), a list only
+where several values are meant. A file has each name once, and no aliases; an argument of `--model_arg` and its like is
+given once in one place.
+
 In Python, `crankshaft.run` takes flags as keywords. A flag that is true or false is also written `--debug` and
 `--nodebug`.
 """

@@ -122,10 +122,12 @@ def parse(argv: list[str]) -> set[str]:
 def read_flags(argv: list[str]) -> set[str]:
     """Sets flags by a command line. Returns the names of the script's own. Raises `UsageError`."""
     own = our_flags.own()
+    arguments = given.without_flagfiles(argv[1:])
+    files = given.files(arguments)
     try:
-        _read_words([argv[0], *given.expanded(argv[1:])], own)
+        _read_words([argv[0], *(word for _, words in files for word in words), *arguments], own)
     except UsageError:
-        for path, words in given.files(argv[1:]):
+        for path, words in files:
             try:
                 _read_words([argv[0], *words], own)
             except UsageError as error:  # it is the file's
@@ -143,9 +145,6 @@ def _read_words(argv: list[str], own: list[str]) -> None:
         raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
     except flags.Error as error:
         raise rules.explain(error, flags.FLAGS) from None
-    except UnicodeDecodeError as error:
-        file = next((word for word in argv if word.lstrip("-").startswith("flagfile=")), "--flagfile")
-        raise UsageError(f"{file} is no text in UTF-8 ({error.reason}); write it as such") from None
     except ValueError as error:  # of absl's own flags
         raise UsageError(f"{error}; see --help") from None
     if rest:

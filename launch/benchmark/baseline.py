@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..command_line import paths
 from ..command_line.config import Config
 from ..command_line.values import differences
 from ..errors import UsageError
@@ -13,6 +14,7 @@ from . import schema
 
 # Defines the work that is measured: two rates of different work can't be compared.
 _WORK = ("part", "model", "model_arg", "input", "input_arg", "global_batch_size")
+_MOST_BYTES = 64 << 20
 _MACHINE = ("cpu", "usable_cores", "gpus")
 
 
@@ -47,12 +49,10 @@ def check(config: Config) -> None:
 def read(path: str) -> dict[str, Any]:
     """Reads a result with its calls, from --result_json. Raises `UsageError`."""
     cure = "give what --mode=benchmark --result_json wrote"
+    text = paths.read_text("baseline", path, cure, _MOST_BYTES)
     try:
-        with open(path, encoding="utf-8") as file:
-            result = json.load(file)
-    except OSError as error:
-        raise UsageError(f"--baseline={path} can't be read ({error.strerror}); {cure}") from None
-    except ValueError:
+        result = json.loads(text)
+    except (ValueError, RecursionError):
         raise UsageError(f"--baseline={path} is no JSON; {cure}") from None
     problems = schema.check(result)
     if problems:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...engine.machine.files import read_json
 from .. import errors
 from ..errors import UsageError
 from . import schema
@@ -45,8 +45,7 @@ def _body(section: Section) -> str:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8") as file:
-            result = json.load(file)
+        result = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None

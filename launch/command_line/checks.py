@@ -295,11 +295,7 @@ def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
 
 def _check_init_from(config: Config) -> None:
     source = config.init_from
-    if source and source.endswith((".h5", ".hdf5")) and not source.endswith(KERAS_FILES):
-        raise UsageError(
-            f"--init_from={source} is in Keras's older format; load it with Keras, and save it as .weights.h5 or .keras"
-        )
-    if not source or os.path.exists(source) or os.path.exists(f"{source}.index"):
+    if not source or check_init_from(source):
         return
     if config.run_dir and checkpoint_steps(config.run_dir, "checkpoints"):
         return  # by now the run has its own weights
@@ -307,6 +303,19 @@ def _check_init_from(config: Config) -> None:
         f"--init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
         ".weights.h5"
     )
+
+
+def check_init_from(source: str) -> bool:
+    """Returns whether there are weights at a path. Raises `UsageError` where what is there can't be read as such."""
+    if source.endswith((".h5", ".hdf5")) and not source.endswith(KERAS_FILES):
+        raise UsageError(
+            f"--init_from={source} is in Keras's older format; load it with Keras, and save it as .weights.h5 or .keras"
+        )
+    there = [path for path in (source, f"{source}.index") if os.path.exists(path)]
+    for path in there:
+        if not os.path.isdir(path):
+            paths.opened("init_from", path, "give a run's folder, a checkpoint, .../ckpt-1000, or Keras's file").close()
+    return bool(there)
 
 
 def _check_run_dir(config: Config) -> None:

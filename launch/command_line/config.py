@@ -18,6 +18,7 @@ from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import gpu_flags, own_files, paths, registry, uses
 from .flags import GROUPS, USES
+from .given import ARGUMENTS
 from .values import plain, shown
 
 FILE_NAME = "config.json"
@@ -33,8 +34,6 @@ DECIDING = (
     "auto_shard_policy validation_split"
 ).split()
 READING = ("eval", "export", "generate")  # modes that read a run, and change nothing of it
-# Flags of NAME=VALUE, which a run's configuration holds as objects.
-ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
 # Python types by absl's type of flag; all other flags are strings.
 _KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
 _CURE = (

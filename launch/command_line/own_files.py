@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 
 from ..errors import UsageError
+from . import paths
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
 _PACKAGES = {"model": "crankshaft.models", "input": "crankshaft.input"}
@@ -41,17 +42,13 @@ def parse(kind: str, path: str) -> ast.Module:
       kind: the flag, model or input.
       path: as `absolute` gives it.
     """
+    cure = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
+    source = paths.read(kind, path, cure)
     try:
-        with open(path, "rb") as file:
-            return ast.parse(file.read(), path)
-    except OSError as error:
-        raise UsageError(
-            f"--{kind}={path} can't be read ({error.strerror}); give the path of a Python file, or a name without .py "
-            "and without folders for what comes with Crankshaft"
-        ) from None
+        return ast.parse(source, path)
     except SyntaxError as error:
         raise UsageError(f"--{kind}={path} is no Python ({error.msg}, line {error.lineno}); mend it") from None
-    except ValueError as error:  # null characters, or no text in the encoding that it names
+    except (ValueError, RecursionError, MemoryError) as error:  # null characters, no text, brackets of any depth
         raise UsageError(f"--{kind}={path} is no Python ({error}); mend it") from None
 
 

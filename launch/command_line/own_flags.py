@@ -10,7 +10,7 @@ from collections.abc import Collection
 from absl import flags
 
 from ..errors import UsageError, nearest
-from . import help, rules
+from . import given, help, rules
 
 
 def read(
@@ -38,7 +38,7 @@ def read(
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         help.show("\n".join([doc.strip(), "", f"usage: {usage}", "", *(_described(values[name]) for name in values)]))
     try:
-        rest = values(argv)[1:]
+        rest = values([argv[0], *given.without_flagfiles(argv[1:])])[1:]
     except flags.UnrecognizedFlagError as error:
         if {error.flagname, error.flagname.removeprefix("no")} & set(of_tasks):
             raise UsageError(f"--{error.flagname} is a flag of the tasks; write it after --, see --help") from None

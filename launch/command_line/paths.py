@@ -6,12 +6,49 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...engine.machine import files
 from ..errors import UsageError
 
+_MOST_BYTES = 1 << 20  # of a file of flags or of Python
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
+
+
+def opened(flag: str, path: str, cure: str) -> BinaryIO:
+    """Opens a regular file that a flag names; never waits, as for a pipe's other end, and reads no device.
+
+    Args:
+      flag: its name.
+      path: of the file; empty is a mistake too.
+      cure: what is meant, "give ...".
+
+    Raises:
+      UsageError: it can't be read, or is no regular file.
+    """
+    if not path:
+        raise UsageError(f"--{flag} is empty; {cure}")
+    try:
+        return open(files.open_regular(os.path.expanduser(path)), "rb")
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise UsageError(f"--{flag}={path} can't be read ({getattr(error, 'strerror', error)}); {cure}") from None
+
+
+def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> bytes:
+    """Returns what is in a file, see `opened`. Raises `UsageError`, also where it is larger than any that is meant."""
+    with opened(flag, path, cure) as file:
+        found = file.read(most_bytes + 1)
+    if len(found) > most_bytes:
+        raise UsageError(f"--{flag}={path} has more than {most_bytes >> 20} MiB; {cure}")
+    return found
+
+
+def read_text(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> str:
+    """Returns the text of a file in UTF-8, see `read`. Raises `UsageError`, also where it is no text."""
+    try:
+        return read(flag, path, cure, most_bytes).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--{flag}={path} is no text in UTF-8 ({error.reason}); write it as such") from None
 
 
 def check(values: Mapping[str, Any]) -> None:

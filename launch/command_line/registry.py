@@ -6,11 +6,13 @@ The source is parsed, not imported: a wrong name or argument is found before Ten
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib.util
 import inspect
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +20,9 @@ from ...engine.step import ranges
 from ...engine.step.ranges import Interval
 from ..errors import UsageError, nearest
 from . import own_files
+from .values import number
 
+_BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
 _MODELS = "crankshaft.models."
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -52,7 +56,8 @@ class Entry:
 
 def models() -> dict[str, Entry]:
     """Finds the modules of models/ that have a class `Model`."""
-    return dict(_entries(_ROOT / "models", _model_arguments))
+    entries = _entries(_ROOT / "models", _model_arguments)
+    return {name: dataclasses.replace(entry, intervals=ranges.MODEL_ARGUMENTS) for name, entry in entries.items()}
 
 
 def inputs() -> dict[str, Entry]:
@@ -153,30 +158,39 @@ def _is_like(value, default) -> bool:
 def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
     """Parses text into a value of `default`'s type; guesses number, list or word where the default is None."""
     try:
-        if isinstance(default, bool):
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
         if isinstance(default, (tuple, list)):
             kind = type(default[0]) if default else None
-            items = [item for item in text.strip("()[] ").split(",") if item.strip()]
-            return tuple(kind(item) if kind else _by_looks(item) for item in items)
-        if isinstance(default, (int, float, str)):
-            return type(default)(text)
-        return tuple(map(_by_looks, text.split(","))) if "," in text else _by_looks(text)
+            return tuple(_of_kind(kind, item) for item in _items(text))
+        if not isinstance(default, (int, float, str)) and ("," in text or _BRACKETS.fullmatch(text)):
+            return tuple(_of_kind(None, item) for item in _items(text))
+        return _of_kind(type(default), text)
     except (KeyError, ValueError):
         name_of_kind = {bool: "boolean", int: "integer", float: "number"}.get(type(default), "such list")
         shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
-        hint = f"give a value like the default, {shown}"
+        hint = f"give a value like the default, {shown}" if shown or shown == 0 else "give one or more, or leave it out"
         raise UsageError(f"--{flag} {name}={text} is no {name_of_kind}; {hint}") from None
 
 
-def _by_looks(text: str) -> Any:
-    text = text.strip()
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+def _items(text: str) -> list[str]:
+    """Returns a list's items, with commas between them, maybe in brackets. Raises ValueError where one is empty."""
+    items = [item.strip() for item in _BRACKETS.sub(r"\1\2", text).split(",")]
+    if not all(items):
+        raise ValueError("an item is empty")
+    return items
+
+
+def _of_kind(kind: type | None, text: str) -> Any:
+    """Converts text, by its looks where the kind is none that text has. Raises ValueError, of a boolean KeyError."""
+    if kind is bool:
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+    if kind in (int, float):
+        return number(text.strip(), kind is int)
+    if kind is str:
+        return text
+    for whole in (True, False):
+        with contextlib.suppress(ValueError):
+            return number(text.strip(), whole)
+    return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text.strip())
 
 
 @functools.cache

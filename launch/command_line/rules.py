@@ -14,6 +14,7 @@ from absl import flags
 
 from ...engine.step.ranges import Interval
 from ..errors import UsageError, nearest
+from .values import number as number_of
 
 flags.disclaim_key_flags()  # a flag belongs to the module that defines it by this one
 
@@ -33,16 +34,15 @@ class Number(_Parser):
     def __init__(self, interval: Interval):
         self.interval = interval
         self.wants = str(interval)
-        self._convert = (flags.IntegerParser if interval.whole else flags.FloatParser)().convert
 
     def parse(self, argument: str | float) -> float:
         try:
-            value = self._convert(argument)
-        except (TypeError, ValueError, OverflowError):
+            value = number_of(argument, self.interval.whole) if isinstance(argument, str) else argument
+        except ValueError:
             raise ValueError(f"it takes {self.wants}") from None
         if value not in self.interval:
             raise ValueError(f"it takes {self.wants}")
-        return value
+        return value if self.interval.whole else float(value)
 
     def flag_type(self) -> str:
         return "int" if self.interval.whole else "float"

@@ -6,6 +6,19 @@ import json
 import re
 from typing import Any
 
+_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan", re.IGNORECASE)
+
+
+def number(text: str, whole: bool) -> float:
+    """Returns the number that a text is in decimal; 010, 0x10 and 1_0, which not all read alike, are none.
+
+    Raises ValueError.
+    """
+    if not (_WHOLE if whole else _NUMBER).fullmatch(text):
+        raise ValueError(f"{text} is no number")
+    return int(text) if whole else float(text)
+
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values as read back from JSON; what JSON can't express becomes its name, the same in each process."""

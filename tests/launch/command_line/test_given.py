@@ -1,11 +1,16 @@
 """Flags from files: YAML, JSON, and what a run has left; the command line wins, and a file that is none is one line."""
 
+import functools
+import itertools
 import json
+import os
 
 import pytest
+from absl.testing import flagsaver
 
-from crankshaft.launch.command_line import flags as _  # noqa: F401 (defines them)
-from crankshaft.launch.command_line import given
+from crankshaft.launch import train
+from crankshaft.launch.benchmark import baseline
+from crankshaft.launch.command_line import checks, given, own_files, registry, values
 from crankshaft.launch.errors import UsageError
 from tests.launch.conftest import MLP
 
@@ -19,7 +24,7 @@ input: digits
 learning_rate: 1e-2
 train_steps: 3
 debug: false
-jit: "off"
+jit: off
 result_json: null
 weight_decay_exclude: "bias|a: b"
 """
@@ -28,7 +33,7 @@ weight_decay_exclude: "bias|a: b"
 def test_a_file_gives_flags_by_name(tmp_path):
     (tmp_path / "run.yaml").write_text(YAML)
     assert given.expanded([f"--config={tmp_path}/run.yaml", "--train_steps=5"]) == [
-        *("--model=mlp", "--model_arg=hidden_units=16,8", "--model_arg=dropout=0.1", "--input=digits"),
+        *("--model=mlp", "--model_arg=hidden_units=[16,8]", "--model_arg=dropout=0.1", "--input=digits"),
         *("--learning_rate=1e-2", "--train_steps=3", "--debug=false", "--jit=off", "--weight_decay_exclude=bias|a: b"),
         *(f"--config={tmp_path}/run.yaml", "--train_steps=5"),
     ]
@@ -56,7 +61,7 @@ def test_a_run_is_made_again_from_the_config_that_it_left(inside, tmp_path):
         ("- a\n- b\n", "run.yaml is no mapping of flags; write lines such as learning_rate: 0.01"),
         ("", "run.yaml is no mapping of flags"),
         ("a: [1\n", "run.yaml is not readable as such (while parsing a flow sequence"),
-        ("1: 2\n", "run.yaml is no mapping of flags"),
+        ("1: 2\n", "run.yaml: --1 is unknown"),
     ],
 )
 def test_a_file_that_is_wrong_is_one_line(inside, tmp_path, text, line):
@@ -81,9 +86,103 @@ def test_a_runs_config_is_tried_without_a_folder(inside, tmp_path):
     assert "--checkpoint_every_steps=7" in given.expanded([config, "--run_dir", "again"])
 
 
+ALIASES = "a: &a [x, x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefgh"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("run.yaml", ALIASES, r"is not readable as such \(\*a repeats another part; write it out\); mend it"),
+        ("run.yaml", "[" * 100_000, "is nested too deep"),
+        ("run.json", '{"a":' * 100_000, "is nested too deep"),
+        ("run.yaml", "seed: 1\nseed: 2\n", "seed is given twice"),
+        ("run.json", '{"seed": 1, "seed": 2}', "seed is given twice"),
+        ("run.yaml", "model_arg: {dropout: 0.1, dropout: 0.2}\n", "dropout is given twice"),
+        ("run.yaml", "model_arg: [dropout=0, dropout=1]", "run.yaml: --model_arg dropout is given twice, 0 and 1"),
+        ("run.yaml", "mode: [train]\n", r"--mode=\['train'\] is a list, and not one value; give one of train_and_eval"),
+        ("run.yaml", "seed: {}\n", "--seed={} is a dict, and not one value; give an integer from 0"),
+        ("run.yaml", "model_arg:\n  hidden_units: [[1, 2], [3]]\n", r"--model_arg hidden_units=\['1', '2'\] is a list"),
+        ("run.yaml", "data_dir: [[a], b]\n", r"--data_dir=\['a'\] is a list, and not one value"),
+        ("run.json", '{"flags": 3, "deciding": {}}', "its flags is no object"),
+        ("run.json", '{"flags": {}, "deciding": [3]}', "its deciding is no object"),
+        ("run.json", '{"flags": {}, "deciding": {"script_flags": 3}}', "its script_flags is no object"),
+        ("run.yaml", "#" * (1 << 20) + "\n", "has more than 1 MiB; give a YAML or JSON file"),
+    ],
+)
+def test_a_file_of_flags_holds_each_once_and_flat(tmp_path, name, text, line):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=line):
+        given.expanded([f"--config={tmp_path / name}"])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "line"),
+    [
+        ({"seed": {}}, "--seed={} is a dict, and not one value; give an integer from 0 to 2147483647"),
+        ({"learning_rate": [1]}, r"--learning_rate=\[1\] is a list, and not one value; give a number from 0"),
+        ({"model_arg": {"units": {"a": 1}}}, r"--model_arg units={'a': 1} is a dict, and not one value"),
+        ({"input_arg": {"features": ["a,b"]}}, "--input_arg features: a,b has a comma in it"),
+        ({"model": object()}, "--model=<object object at .* is a object, and not one value; give a name"),
+    ],
+)
+def test_a_keyword_of_another_kind_is_not_taken_for_a_value(keywords, line):
+    with pytest.raises(UsageError, match=line):
+        list(given.words(keywords))
+
+
+def test_a_number_is_written_in_one_way_wherever_it_is_given(tmp_path):
+    for text in ("010", "0x10", "0o10", "1_0", "1e1", "٣"):
+        (tmp_path / "run.yaml").write_text(f"train_steps: {text}\n")
+        for words in ([f"--train_steps={text}"], [f"--config={tmp_path}/run.yaml"], list(given.words({"seed": text}))):
+            with flagsaver.flagsaver(), pytest.raises(UsageError, match=f"={text} can't be used: it takes an integer"):
+                train.read_flags(["crankshaft train", *words])
+        entry = registry.Entry("mlp", "", {"hidden_units": (128,), "dropout": 0.0})
+        with pytest.raises(UsageError, match=f"hidden_units={text} is no such list"):
+            registry.parse_arguments("model_arg", [f"hidden_units={text}"], entry)
+    assert values.number("1e-05", whole=False) == 1e-5
+    for text in ("", ",", "64,,64", "[]", "64,"):
+        with pytest.raises(UsageError, match=r"hidden_units=.* is no such list; give a value like the default, 128"):
+            registry.parse_arguments("model_arg", [f"hidden_units={text}"], entry)
+    parsed = registry.parse_arguments("model_arg", ["hidden_units=(64, 32)", "dropout=1e-1"], entry)
+    assert parsed == {"hidden_units": (64, 32), "dropout": 0.1}
+
+
+def test_an_argument_given_twice_is_refused_but_the_command_line_wins_over_a_file(tmp_path):
+    (tmp_path / "run.yaml").write_text("model_arg: {dropout: 0.5}\n")
+    file, word = f"--config={tmp_path}/run.yaml", "--model_arg=dropout=0.1"
+    assert given.expanded([file, word]) == ["--model_arg=dropout=0.5", file, word]
+    with pytest.raises(UsageError, match=r"^--model_arg dropout is given twice, 0.1 and 0.2; leave one out$"):
+        given.expanded([word, "--model_arg", "dropout=0.2"])
+
+
+def test_a_flagfile_is_read_in_its_place(tmp_path):
+    (tmp_path / "inner").write_text("# Steps\n--train_steps=3\n")
+    (tmp_path / "outer").write_text(f"--seed=1\n\n--flagfile={tmp_path}/inner\n// the end\n")
+    assert given.without_flagfiles(["--a=1", "--flagfile", f"{tmp_path}/outer", "--b=2"]) == [
+        *("--a=1", "--seed=1", "--train_steps=3", "--b=2")
+    ]
+    (tmp_path / "inner").write_text(f"--flagfile={tmp_path}/inner\n--flagfile={tmp_path}/inner\n")
+    with pytest.raises(UsageError, match=r"is the 101th to be read; files that name one another have no end$"):
+        given.without_flagfiles([f"--flagfile={tmp_path}/inner"])
+
+
+def test_no_flag_waits_for_a_pipe_or_reads_a_device(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "ckpt-1.index")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        for flag in ("config", "flagfile"):
+            with pytest.raises(UsageError, match=rf"^--{flag}={path} can't be read \(it is no regular file\); give a"):
+                given.expanded([f"--{flag}={path}"])
+        for find in (functools.partial(own_files.parse, "model"), baseline.read, checks.check_init_from):
+            with pytest.raises(UsageError, match="it is no regular file"):
+                find(str(path))
+    with pytest.raises(UsageError, match="it is no regular file"):
+        checks.check_init_from(f"{tmp_path}/ckpt-1")
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     for path in (tmp_path / "none.yaml", tmp_path):
-        with pytest.raises(UsageError, match=r"^--config=.* can't be read \(.*\); give a YAML or JSON file$"):
+        with pytest.raises(UsageError, match=r"^--config=.* can't be read \(.*\); give a YAML or JSON file of flags$"):
             given.expanded([f"--config={path}"])
     with pytest.raises(UsageError, match=r"^--config is empty"):
         given.expanded(["--config="])
