@@ -5,6 +5,7 @@ Host code, NumPy only, and the library `tokenizers` where a vocabulary is asked 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import zlib
@@ -65,7 +66,7 @@ def load(
       Features int32 [context], labels int32 [context]; as many classes as tokens, the separator among them.
 
     Raises:
-      InputError: no files, an empty one, no UTF-8 where a vocabulary needs it, or an argument out of range.
+      InputError: no files, all of them empty, no UTF-8 where a vocabulary needs it, or an argument out of range.
     """
     check_at_least("context", context, 1)
     if documents not in ("file", *_BORDERS):
@@ -143,9 +144,12 @@ class Windows(Source):
 
 def _files(data_dir: str | None, flag: str) -> Files:
     files = Files(storage.find(data_dir, _PATTERNS, _EXPECTED, flag))
+    if empty := [path for path, size in zip(files.paths, files.sizes, strict=True) if not size]:
+        if len(empty) == len(files.paths):
+            raise InputError(f"{empty[0]} is empty: expected text, found 0 bytes; give text")
+        logging.warning("left out as empty: %s%s", empty[0], f" and {len(empty) - 1:,} more" if empty[1:] else "")
+        files = Files([path for path, size in zip(files.paths, files.sizes, strict=True) if size])
     for number, path in enumerate(files.paths):
-        if not files.sizes[number]:
-            raise InputError(f"{path} is empty: expected text, found 0 bytes; remove it")
         if files.pread(number, 0, min(len(_GZIP), files.sizes[number])) == _GZIP:
             raise InputError(f"{path} is gzip: expected plain text; unpack it")
     return files

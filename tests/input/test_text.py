@@ -166,10 +166,16 @@ def test_a_file_that_shrinks_is_one_line(tmp_path):
         source.read(np.arange(len(source)))
 
 
+def test_an_empty_file_among_others_is_left_out_with_a_line(tmp_path, caplog):
+    source = text.load(written(tmp_path, b"abc", b"", b"d", b""), 0, context=4).train
+    assert documents_of(row_of(source)) == [b"abc", b"d"]
+    assert caplog.messages == [f"left out as empty: {tmp_path}/1.txt and 1 more"]
+
+
 @pytest.mark.parametrize(
     ("given", "arguments", "line"),
     [
-        (b"", {}, "0.txt is empty: expected text, found 0 bytes; remove it"),
+        (b"", {}, "0.txt is empty: expected text, found 0 bytes; give text"),
         (b"\x1f\x8b\x08 etc", {}, "0.txt is gzip: expected plain text; unpack it"),
         (b"\n \n", {"documents": "line"}, "0.txt: expected documents, found empty lines alone; give text"),
         (b"a", {"documents": "page"}, "documents=page is unknown; use file, paragraph or line"),
