@@ -53,7 +53,7 @@ def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))
 
 
-def held(owner, kind: type) -> dict[str, Any]:
+def held(owner, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Finds an object's attributes of a kind, also in its lists and dictionaries, by path, in order."""
     found: dict[str, Any] = {}
     for name, value in sorted(vars(owner).items()):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from .. import optimizers
-from ..internals.variables import path_of
+from ..internals.variables import held, path_of
 from ..optimizers.averaging import WeightAverage
 from ..optimizers.loss_scale import DynamicLossScale
 from ..reduction import Reduction
@@ -40,8 +40,19 @@ def prepare(
     with _layers_of(options.precision):
         trainer.build()
     holdings = Holdings(trainer)
+    _build_keras_optimizers(holdings)
     updated = [v for each in holdings.optimizers.values() for v in each.updated_variables]
     reduction.build(updated, holdings.moving_statistics)
+
+
+def _build_keras_optimizers(holdings: Holdings) -> None:
+    """Makes the slots of Keras optimizers that are applied as they are, before a checkpoint is restored.
+
+    Which variables a step will update by them is not known, so each has slots for all, if it was not built for some.
+    """
+    unbuilt = [each for each in held(holdings.trainer, tf.keras.optimizers.Optimizer).values() if not each.built]
+    for optimizer in unbuilt:
+        optimizer.build([*holdings.all_weights, *holdings.own_variables])
 
 
 @contextlib.contextmanager

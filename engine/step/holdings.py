@@ -51,6 +51,12 @@ class Holdings:
         return [*found.values(), *self.shards]
 
     @property
+    def own_variables(self) -> list:
+        """The trainable float variables among the attributes themselves, of no layer or table."""
+        found = held(self.trainer, (tf.Variable, tf.keras.Variable)).values()
+        return [v for v in found if v.trainable and tf.as_dtype(v.dtype).is_floating]
+
+    @property
     def steady_variables(self) -> list[tf.keras.Variable]:
         """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
         return keras.steady_variables(list(self.layers.values()))

@@ -86,6 +86,12 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
             f"out of memory ({reason(error)}); lower --global_batch_size or --resident_data_mb, or raise "
             "--accumulate_steps"
         )
+    if isinstance(error, RuntimeError) and "`merge_call` called while defining" in str(error):
+        return EXIT_USAGE, (
+            "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as a Keras "
+            "optimizer's apply does; give it to crankshaft.make_optimizer(self, variables, optimizer) in build, whose "
+            "apply sums nothing"
+        )
     if isinstance(error, tf.errors.InvalidArgumentError) and (label := _LABEL.search(str(error))):
         return EXIT_USAGE, (
             f"the data has a label of {label[1]}, and the loss takes labels from 0 to below {label[2]}, as many as the "
