@@ -66,11 +66,17 @@ STRATEGIES = {
     "workers": ("local --workers=2 --", ""),
     "server": ("local --workers=1 --ps=1 --", "--steps_per_loop=10"),
 }
+# Data of a script's own: what reads by indices, and what only gives the next batch.
+FORMS = str(ROOT / "benchmarks" / "forms.py")
+ON_FORMS = {
+    "source": ("one_device", "shuffled_in_windows", "mirrored", "workers", "server"),
+    "stream": ("one_device", "mirrored", "workers", "server"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A run: its name, and the command after `python -m crankshaft`, without a folder."""
+    """A run: its name, and the command after `python`, without a folder."""
 
     name: str
     command: str
@@ -83,6 +89,12 @@ def cases() -> list[Case]:
     for strategy, (command, more) in STRATEGIES.items():
         models = (*ON_SEVERAL, "wide_deep") if strategy == "server" else ON_SEVERAL
         found += [(f"{model}/{strategy}", command, f"{MODELS[model]} {more} --jit=off") for model in models]
+    found = [(name, f"-m crankshaft {command}", flags) for name, command, flags in found]
+    for form, ways in ON_FORMS.items():
+        for way in ways:
+            command, more = STRATEGIES.get(way, ("train", "--shuffle_window=4" if way.startswith("shuffled") else ""))
+            start = FORMS if command == "train" else f"-m crankshaft {command} {FORMS}"
+            found.append((f"{form}/{way}", start, f"--form={form} {more} --jit=off"))
     rest = "--train_steps=100 --seed=0 --progress=plain"
     return [Case(name, " ".join(f"{command} {flags} {rest}".split())) for name, command, flags in found]
 
@@ -92,7 +104,7 @@ def cases() -> list[Case]:
 
 def train(case: Case, folder: Path, run_dir: Path) -> str | None:
     """Runs the case on the package that lies in `folder`, and gives its last lines if it failed."""
-    command = [sys.executable, "-m", "crankshaft", *shlex.split(case.command), f"--run_dir={run_dir}"]
+    command = [sys.executable, *shlex.split(case.command), f"--run_dir={run_dir}"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     try:
         done = subprocess.run(
@@ -232,7 +244,7 @@ def main() -> int:
         return compare(asked.compare)
     wanted = [case for case in cases() if re.search(asked.only, case.name)]
     if asked.list or not wanted:
-        print("\n".join(f"{case.name:<28} crankshaft {case.command}" for case in wanted or cases()))
+        print("\n".join(f"{case.name:<28} python {case.command}" for case in wanted or cases()))
         return 0 if wanted else parser.error(f"--only={asked.only} is in none of these cases' names")
     checkout = asked.checkout.resolve()
     if not (checkout / "engine").is_dir():
