@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .engine.build import make_optimizer
     from .engine.data.source import Source, Spec
     from .engine.metrics.keras_metrics import KerasMetric
     from .engine.metrics.means import Mean, auc, mean, root_mean_square
     from .engine.step.batches import weighed
-    from .engine.step.build import make_optimizer
     from .engine.step.context import step_context
     from .engine.step.gradients import Update
     from .engine.trainer import Trainer

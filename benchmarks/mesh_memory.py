@@ -32,12 +32,12 @@ def worker(folder: str, mebibytes: int) -> None:
     """Builds, saves and restores, as one of the processes that TF_CONFIG names."""
     import numpy as np
 
+    from crankshaft.engine.build import prepare
     from crankshaft.engine.checkpoints import Checkpoints, Writer
-    from crankshaft.engine.parallel import cuts
-    from crankshaft.engine.parallel.mesh import Mesh
+    from crankshaft.engine.mesh import cuts
+    from crankshaft.engine.mesh.mesh import Mesh
     from crankshaft.engine.reduction import Reduction
     from crankshaft.engine.state import TrainState
-    from crankshaft.engine.step.build import prepare
     from crankshaft.engine.step.options import StepOptions
     from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask, connect
     from crankshaft.launch.cluster import tf_config

@@ -10,15 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 from . import optimizers
+from .build import build_embeddings, build_layers, make_optimizer
+from .holdings import Holdings
 from .internals import keras
 from .metrics.means import Mean, as_loss, checked
 from .optimizers import schedules
 from .reduction import Reduction
 from .step import batches, example_counts, removed
-from .step.build import build_embeddings, build_layers, make_optimizer
 from .step.context import step_context
 from .step.gradients import Gradients, Update, check_reached
-from .step.holdings import Holdings
 from .step.options import Given
 
 _HALVES = (tf.bfloat16, tf.float16)
@@ -28,7 +28,7 @@ class Trainer(tf.Module):
     """A model, its loss, its optimizer and one step of training.
 
     Override `build_model` and `loss`; the rest as needed. Attributes that hold models, optimizers, variables or
-    `tf.Module`s are found (`engine.step.holdings`), and saved.
+    `tf.Module`s are found (`engine.holdings`), and saved.
 
     Attributes, which the engine sets before `build`:
       given: what the run gives: its options, the number of classes, a batch of one example.

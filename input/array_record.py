@@ -11,12 +11,12 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ..engine.data.source import BadRecordError
 from .files.storage import Files, is_remote
+from .records import shards
 from .records.examples import ExampleSource
 from .records.features import Features
 from .records.shards import find_splits, open_splits
@@ -55,20 +55,9 @@ def load(
     """
     del seed
     check_at_least("num_classes", num_classes, 0)
-    library()
+    shards.library()
     train, evaluation = find_splits(data_dir, eval_data_dir, _PATTERNS, _EXPECTED)
     return open_splits(train, evaluation, ArrayRecords, (features, label, weight), num_classes)
-
-
-def library() -> Any:
-    """Returns the library's module. Raises `InputError` where it is not installed."""
-    try:
-        from array_record.python import array_record_module
-    except ImportError:
-        raise InputError(
-            "ArrayRecords need PyPI array_record, which is not installed; use pip install crankshaft[array-record]"
-        ) from None
-    return array_record_module
 
 
 class ArrayRecords(ExampleSource):
@@ -145,7 +134,7 @@ class ArrayRecords(ExampleSource):
 class _Shard:
     def __init__(self, path: str):
         try:
-            self._reader = library().ArrayRecordReader(path, _RANDOM_ACCESS)
+            self._reader = shards.library().ArrayRecordReader(path, _RANDOM_ACCESS)
             is_whole, self.records = self._reader.ok(), self._reader.num_records()
             options = self._reader.writer_options_string() or ""
         except RuntimeError as error:

@@ -21,12 +21,12 @@ from absl import flags
 
 from ..engine.data.source import SourceError
 from ..engine.machine import cpus
+from ..input.records.shard_writing import ShardRequest
 from ..input.splits import InputError
 from . import errors
 from .command_line import given, own_files, own_flags, registry, rules
 from .errors import UsageError
 from .host import process
-from .run.shard_pool import ShardRequest
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
 

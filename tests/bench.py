@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer
+from crankshaft.engine.build import prepare
+from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.metrics.means import Sums
-from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.build import prepare
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from tests.logical_cpus import make_four
 

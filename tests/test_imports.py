@@ -101,6 +101,42 @@ def imports(tree: ast.Module, path: Path) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, str(argument.value), ""
 
 
+def arrows(root: Path) -> dict[Path, set[Path]]:
+    """The house's files that each of them imports, inside functions and for types too."""
+    files = [path for path in source_files(root) if path.parts[0] in MAY_IMPORT]
+    modules = {".".join(("crankshaft", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in files}
+    found: dict[Path, set[Path]] = {}
+    for path in files:
+        names = [name for _, name, _ in imports(ast.parse((root / path).read_text(encoding="utf-8")), path)]
+        ends = {modules.get(name) or modules.get(name.rpartition(".")[0]) for name in names}
+        found[path] = {end for end in ends if end and end != path}
+    return found
+
+
+def room_of(path: Path) -> Path:
+    """The room within its top folder: a folder there, or a file that stands by itself."""
+    return Path(*path.parts[:2])
+
+
+def between_rooms(found: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
+    """The same arrows, from room to room."""
+    rooms: dict[Path, set[Path]] = {}
+    for path, ends in found.items():
+        rooms.setdefault(room_of(path), set()).update(room_of(end) for end in ends if room_of(end) != room_of(path))
+    return rooms
+
+
+def circles(found: dict[Path, set[Path]]) -> list[str]:
+    """What is left once everything whose arrows all end outside has been taken away, again and again, from both ends:
+    nothing, unless arrows run in a circle."""
+    left = {start: set(ends) for start, ends in found.items()}
+    while done := {start for start, ends in left.items() if not ends & left.keys()}:
+        left = {start: ends for start, ends in left.items() if start not in done}
+    while first := {start for start in left if not any(start in ends for ends in left.values())}:
+        left = {start: ends for start, ends in left.items() if start not in first}
+    return [f"{start} imports {end}" for start, ends in left.items() for end in sorted(ends & left.keys())]
+
+
 def attributes(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
     """Every attribute taken of an imported module, whatever it is called here: (line, name). Not where an item of it is
     set, which reads nothing."""
@@ -203,6 +239,42 @@ def test_walk_finds_every_room():
 def test_imports_point_one_way():
     faults = import_faults(ROOT)
     assert not faults, "\n".join(faults)
+
+
+def test_no_arrow_between_files_runs_in_a_circle():
+    faults = circles(arrows(ROOT))
+    assert not faults, "\n".join(faults)
+
+
+def test_no_arrow_between_rooms_runs_back_up():
+    """Of launch's rooms, some still do."""
+    found = {path: ends for path, ends in arrows(ROOT).items() if path.parts[0] != "launch"}
+    faults = circles(between_rooms(found))
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("files", "faults"),
+    [
+        ({"engine/a/b.py": "from ..c import d\n", "engine/c/d.py": "import os\n"}, []),
+        (
+            {"engine/a.py": "from . import b\n", "engine/b.py": "def late():\n    from .a import x\n"},
+            ["engine/a.py imports engine/b.py", "engine/b.py imports engine/a.py"],
+        ),
+    ],
+)
+def test_a_circle_is_found(tmp_path, files, faults):
+    for path, source in files.items():
+        plant(tmp_path, path, source)
+    assert circles(arrows(tmp_path)) == faults
+
+
+def test_an_arrow_back_up_is_found_though_no_file_is_in_a_circle(tmp_path):
+    plant(tmp_path, "engine/a/one.py", "from ..b import two\n")
+    plant(tmp_path, "engine/b/two.py", "")
+    plant(tmp_path, "engine/b/three.py", "from ..a.one import x\n")
+    assert circles(arrows(tmp_path)) == []
+    assert circles(between_rooms(arrows(tmp_path))) == ["engine/a imports engine/b", "engine/b imports engine/a"]
 
 
 def test_only_launch_reads_flags_and_environment():

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from ..internals.tensorflow import TrackableNode
 from ..internals.variables import tf_variable
-from ..parallel import cuts
-from ..parallel.cuts import Box
+from ..mesh import cuts
+from ..mesh.cuts import Box
 
 # Bytes of a slice. What can't be written from the variable's own memory is copied slice by slice; so is what is read.
 SLICE_BYTES = 32 << 20

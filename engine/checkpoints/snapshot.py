@@ -16,7 +16,7 @@ from ..internals.keras import KEPT_IN_LISTS
 from ..internals.tensorflow import TrackableNode, has_state_beside_variables
 from ..internals.variables import tf_variable
 from ..layers.embeddings import Embedding
-from ..parallel.cuts import cut_of
+from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import slices
 from .manifest import CheckpointError

@@ -18,8 +18,8 @@ from absl import logging
 
 from ..internals.errors import reason
 from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
-from ..parallel.mesh import Mesh
-from ..step.randomness import epoch_seed
+from ..mesh.mesh import Mesh
+from ..randomness import epoch_seed
 from .base import Feed, Run
 from .feeds import untuned
 from .order import Order, SharedOrder, replica_part

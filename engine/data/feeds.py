@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ..parallel.mesh import Mesh
+from ..mesh.mesh import Mesh
 from .base import Feed, Run
 from .order import Order, replica_part
 from .reading import ArraysReader, SourceReader, reader_of, unmasked

@@ -11,7 +11,7 @@ import math
 
 import tensorflow as tf
 
-from ..step.randomness import epoch_seed
+from ..randomness import epoch_seed
 
 # Epochs in a block. The cipher behind a shuffle has 16 bits or more, and is applied until its output is an example:
 # with 64 examples about a thousand times for each.

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ..internals.errors import reason
 from ..internals.tensorflow import divide_by_files
-from ..step.randomness import epoch_seed
+from ..randomness import epoch_seed
 from .source import SourceError
 
 _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands

@@ -7,7 +7,7 @@ import math
 
 from absl import logging
 
-from ..step.holdings import Holdings
+from ..holdings import Holdings
 from . import numerics
 from .base import Periodic, Status
 

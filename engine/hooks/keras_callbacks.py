@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from ..holdings import Holdings
+from ..mesh.cuts import cut_of
 from ..metrics.means import Sums
-from ..parallel.cuts import cut_of
-from ..step.holdings import Holdings
 from .base import Status, Windowed
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from absl import logging
 
+from ..holdings import Holdings
 from ..metrics.means import Sums, names_of
-from ..step.holdings import Holdings
 from .base import Periodic, Status
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import tensorflow as tf
 from absl import logging
 
+from ..holdings import Holdings
 from ..internals.variables import own_copy, path_of, tf_variable
+from ..mesh.cuts import cut_of
 from ..metrics.means import LoopSums
-from ..parallel.cuts import cut_of
 from ..reduction import per_replica
-from ..step.holdings import Holdings
 from ..step.options import StepOptions
 from .base import Hook, Status
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from ..internals.variables import path_of, read_local
-from ..parallel.cuts import cut_of
+from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import Periodic, Status
 

@@ -2,7 +2,7 @@
 
 from .base import Optimizer
 from .keras_adapter import KerasOptimizer
-from .rules import NAMES, SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop, build
+from .rules import NAMES, SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop, build, outer
 
 __all__ = [
     "NAMES",
@@ -16,4 +16,5 @@ __all__ = [
     "Optimizer",
     "RMSprop",
     "build",
+    "outer",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from ..internals.variables import on_server, tf_variable
-from ..parallel import cuts
+from ..mesh import cuts
 from ..reduction import per_replica
 
 

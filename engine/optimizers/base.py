@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.variables import on_server, read_local, server_of
-from ..parallel import cuts
+from ..mesh import cuts
 from ..reduction import wire
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
-from .targets import OpenPiece, Targets, close
+from ..step.targets import OpenPiece, Targets, close
 
 
 class Optimizer(tf.Module):
@@ -24,7 +24,7 @@ class Optimizer(tf.Module):
 
     A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
     by raw ops on `variable.handle`, so `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were
-    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.parallel.pieces`) a
+    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.mesh.pieces`) a
     replica has the slots of its pieces, updates these, and all gather the weights; then it may stand in no loop.
 
     Args:

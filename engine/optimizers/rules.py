@@ -56,6 +56,11 @@ class Momentum(FusedOptimizer):
         tf.raw_ops.ResourceSparseApplyKerasMomentum(use_nesterov=self.nesterov, **arguments)
 
 
+def outer(learning_rate: float = 0.7, momentum: float = 0.9) -> Momentum:
+    """Makes the outer optimizer of local SGD, by default DiLoCo's (https://arxiv.org/abs/2311.08105, section 2)."""
+    return Momentum(learning_rate, momentum, nesterov=True, name="outer")
+
+
 class Adam(FusedOptimizer):
     """Adam (Kingma & Ba, https://arxiv.org/abs/1412.6980), epsilon outside the bias correction.
 

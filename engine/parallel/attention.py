@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ..mesh.mesh import current_mesh
 from . import weights
 from .layers import Dense, Dropout
-from .mesh import current_mesh
 
 
 class Cache(NamedTuple):

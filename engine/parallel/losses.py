@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from .mesh import Mesh
+from ..mesh.mesh import Mesh
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: Mesh | None = None) -> tf.Tensor:

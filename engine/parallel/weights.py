@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from ..internals import keras
 from ..layers.embeddings import hashing
-from . import cuts
-from .cuts import Box, Cut
-from .mesh import MODEL
+from ..mesh import cuts
+from ..mesh.cuts import Box, Cut
+from ..mesh.mesh import MODEL
 
 
 @tf.keras.utils.register_keras_serializable("crankshaft")

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ..parallel.cuts import cut_of
-from ..parallel.mesh import Axis, Mesh
-from ..parallel.pieces import Piece, piece_of
+from ..mesh.cuts import cut_of
+from ..mesh.mesh import Axis, Mesh
+from ..mesh.pieces import Piece, piece_of
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from .wire import from_halves, to_halves
@@ -100,7 +100,7 @@ class Reduction(tf.Module):
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
           replicas' slices, ids repeated where replicas share them; those of a variable that is cut over the mesh, and
           all where the mesh shards the optimizer, are made dense. Of a variable whose update is shared out
-          (`engine.parallel.pieces`) it is the piece that this replica updates.
+          (`engine.mesh.pieces`) it is the piece that this replica updates.
         """
         return self._summed(gradients, count, averages, variables, shares_out=True)
 

@@ -7,14 +7,14 @@ https://arxiv.org/abs/2311.08105.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from ..internals.variables import assign_local, path_of, tf_variable
-from ..optimizers import Momentum
-from ..optimizers.targets import Target
 from ..step.context import step_context
 from ..step.gradients import Gradients
+from ..step.targets import Target
 from . import per_replica
 from .all_reduce import Item, Reduction, assign_means, weighted
 
@@ -22,18 +22,18 @@ from .all_reduce import Item, Reduction, assign_means, weighted
 class LocalSgd(Reduction):
     """A `Reduction` that sums nothing in a step: each replica applies its own gradients, and replicas drift apart.
 
-    After each *sync period* of `sync_every_steps` steps the inner loop calls `sync`: the difference between the weights
-    that the period began with and those of each replica, averaged over the replicas, is a gradient for an outer
-    optimizer, gradient descent with Nesterov's momentum, which makes the weights that all replicas begin the next
-    period with. A replica weighs by the examples that it saw in the period. With an outer learning rate of 1 and no
-    momentum the weights are averaged; with that, plain SGD and periods of one step it is synchronous training.
+    After each *sync period* of `sync_every_steps` steps the inner loop calls `sync`: the difference between the
+    weights that the period began with and those of each replica, averaged over the replicas, is a gradient for an
+    outer optimizer, which makes the weights that all replicas begin the next period with. A replica weighs by the
+    examples that it saw in the period. With an outer learning rate of 1 and no momentum the weights are averaged;
+    with that, plain SGD and periods of one step it is synchronous training.
 
     The optimizer's own state (slots, its count of updates) stays each replica's; moving statistics are averaged at the
     end of a period. Within a period, weights and statistics differ by replica: nothing may read them there.
 
     Args:
       sync_every_steps: steps of a period.
-      outer_learning_rate, outer_momentum: the paper's are 0.7 and 0.9.
+      outer: the outer optimizer, such as `optimizers.outer()`.
       reduce_dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a period.
     """
 
@@ -42,14 +42,13 @@ class LocalSgd(Reduction):
     def __init__(
         self,
         sync_every_steps: int,
-        outer_learning_rate: float = 0.7,
-        outer_momentum: float = 0.9,
+        outer: Any,
         reduce_dtype: str = "float32",
         pack_bytes: int = 4 << 20,
     ):
         super().__init__(reduce_dtype, pack_bytes)
         self.sync_every_steps = sync_every_steps
-        self.outer = Momentum(outer_learning_rate, outer_momentum, nesterov=True, name="outer")
+        self.outer = outer
 
     def slot_scope(self):
         return tf.variable_creator_scope(per_replica.create)

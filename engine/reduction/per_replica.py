@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ..internals.tensorflow import TrackableNode
 from ..internals.variables import read_local, tf_variable
-from ..parallel import collectives
+from ..mesh import collectives
 
 # A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
 _VALUE = "VARIABLE_VALUE"

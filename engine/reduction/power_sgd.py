@@ -11,10 +11,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..internals.variables import assign_local, tf_variable
-from ..optimizers.targets import Target
-from ..parallel.mesh import Axis
+from ..mesh.mesh import Axis
 from ..step.context import step_context
 from ..step.gradients import Gradients
+from ..step.targets import Target
 from . import per_replica
 from .all_reduce import Item, Reduction, assign_means, of_examples, of_this_step, weighted
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..internals.variables import assign_local
+from ..mesh.cuts import Cut
 from ..metrics.means import Mean
-from ..parallel.cuts import Cut
 from .context import step_context
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_HELD = "engine.step.holdings.Holdings(self)"
+_HELD = "engine.holdings.Holdings(self)"
 # By name, what to write instead. Methods that a step or `build` called may not be overridden either: nothing would call
 # them.
 CALLED = {

@@ -18,8 +18,8 @@ from ..data.base import Feed
 from ..data.order import Order
 from ..data.source import WithoutBadRecords
 from ..internals.errors import free_frames
+from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
-from ..parallel.mesh import Mesh
 from ..state import TrainState
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ..internals.errors import reason
 from ..machine import cpus
 from ..machine import gpus as graphics
 from ..machine.gpus import DeviceError
-from ..parallel.mesh import Mesh
+from ..mesh.mesh import Mesh
 from . import registry
 from .base import Strategy
 from .multi_worker import MultiWorker, connect

@@ -12,14 +12,14 @@ import tensorflow as tf
 from ..data.residency import is_on_gpus
 from ..health.watchdog import Arrivals, LostPeerError, Watchdog
 from ..internals.tensorflow import receive_in_chunks
+from ..mesh import collectives
+from ..mesh.mesh import Mesh
 from ..metrics.means import Mean
-from ..parallel import collectives
-from ..parallel.mesh import Mesh
 from ..state import TrainState
 from ..step.context import StepContext
 from .base import Stop
+from .feed_options import FeedOptions
 from .inner_loop import InnerLoop, LoopResult
-from .registry import FeedOptions
 from .replicated import Replicated
 from .syncs import Syncs
 from .workers import OWN, WorkersLoop

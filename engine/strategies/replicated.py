@@ -17,16 +17,17 @@ from ..data.residency import is_on_gpus, on_each_device
 from ..data.source import Source
 from ..data.split import draws, example_bytes, num_examples, order_of
 from ..data.streamed import is_stream
+from ..holdings import Holdings
+from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
-from ..parallel.mesh import Mesh
+from ..runner import StepRunner
 from ..state import TrainState
 from ..step.batches import text_fields
-from ..step.context import StepContext, StepRunner
-from ..step.holdings import Holdings
+from ..step.context import StepContext
 from .base import Measured
+from .feed_options import FeedOptions
 from .inner_loop import InnerLoop, LoopResult
 from .pacing import Pace
-from .registry import FeedOptions
 from .syncs import Syncs
 
 # Of a streamed block, by where it goes. Of a CPU larger ones leave the last-level cache before they are used. A GPU is

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from ..data.residency import is_on_gpus
 from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
+from ..mesh import collectives
 from ..metrics.means import LoopSums
-from ..parallel import collectives
 from .inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row

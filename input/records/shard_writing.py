@@ -6,24 +6,57 @@ Host code, NumPy only, and the library `array_record` where such shards are aske
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...engine.data.source import Spec
-from .. import array_record
 from ..splits import InputError
-from . import checksums, example_wire, record_index
+from . import checksums, example_wire, record_index, shards
 from .example_wire import Field, Layout
 from .features import Feature, Features, names_in
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and the ends of their names
 _PARTS = ("features", "label", "weight")
 _GROUP_BYTES = 1 << 16  # of an ArrayRecord, which are compressed and read together
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardRequest:
+    """What is to be written, and where.
+
+    Attributes:
+      input: a name or a path.
+      arguments: of its `load`.
+      data_dir: likewise.
+      seed: likewise.
+      output_dir: the folder for the shards.
+      shards: of the training data.
+      format: one of `FORMATS`.
+    """
+
+    input: str
+    arguments: Mapping[str, Any]
+    data_dir: str | None
+    seed: int
+    output_dir: str
+    shards: int
+    format: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A shard: examples [first, stop) of a split. `file` is its path in the folder."""
+
+    split: str
+    file: str
+    first: int
+    stop: int
 
 
 def described(element_spec: Any, about: dict[str, Any]) -> Features:
@@ -185,7 +218,7 @@ def _write_array_record(path: str, records: Iterator[list[bytes]]) -> np.ndarray
             found.append(np.array([*map(len, some)], np.int64))
             if writer is None:
                 group = min(1024, max(1, _GROUP_BYTES // max(1, len(some[0]))))
-                writer = array_record.library().ArrayRecordWriter(path, f"group_size:{group}")
+                writer = shards.library().ArrayRecordWriter(path, f"group_size:{group}")
             for record in some:
                 writer.write(record)
     except RuntimeError as error:

@@ -123,3 +123,14 @@ def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
                     f"{here[name]} has {size:,} bytes, and {features.NAME} says {by_name[name]['bytes']:,}; restore "
                     "it, or run crankshaft prepare again"
                 )
+
+
+def library() -> Any:
+    """Returns array_record's module. Raises `InputError` where it is not installed."""
+    try:
+        from array_record.python import array_record_module
+    except ImportError:
+        raise InputError(
+            "ArrayRecords need PyPI array_record, which is not installed; use pip install crankshaft[array-record]"
+        ) from None
+    return array_record_module

@@ -12,10 +12,10 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine import Trainer
+from ...engine.holdings import Holdings
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.machine import files
 from ...engine.step import batches
-from ...engine.step.holdings import Holdings
 from ...input import known
 from ..errors import UsageError
 from ..host.files import write_json

@@ -11,6 +11,7 @@ from absl import logging
 
 from ...engine import loop
 from ...engine.checkpoints import Manifest
+from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
 from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured
@@ -21,7 +22,6 @@ from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
 from ...engine.state import RULES
-from ...engine.step.holdings import Holdings
 from ..command_line import config as configs
 from ..command_line.config import Config
 from ..errors import UsageError

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from ...engine.hooks import Hook, Status
+from ...engine.mesh import cuts
 from ...engine.metrics.means import Sums
-from ...engine.parallel import cuts
 
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard

@@ -15,22 +15,22 @@ from typing import Any, cast
 import tensorflow as tf
 from absl import logging
 
-from ...engine import StepOptions, Trainer
+from ...engine import StepOptions, Trainer, optimizers
+from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Writer, manifest
 from ...engine.data.feeds import ResidentFeed
 from ...engine.data.source import Source, WithoutBadRecords
 from ...engine.data.split import spec_of
 from ...engine.data.streamed import is_stream
 from ...engine.health import watchdog
+from ...engine.holdings import Holdings
 from ...engine.layers.embeddings import shards_in
-from ...engine.parallel.cuts import cut_of
+from ...engine.mesh.cuts import cut_of
 from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
 from ...engine.state import TrainState
 from ...engine.step import batches, whole_numbers
-from ...engine.step.build import prepare
-from ...engine.step.holdings import Holdings
 from ...engine.strategies import FeedOptions, devices, jit_choice
 from ...engine.strategies.base import Measured, Strategy
 from ...engine.strategies.multi_worker import WorkerTask
@@ -350,7 +350,8 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
 def _reduction(config: Config) -> Reduction:
     travel = (config.reduce_dtype, int(config.reduce_pack_mb * (1 << 20)))
     if config.sync_every_steps > 1:
-        return LocalSgd(config.sync_every_steps, config.outer_learning_rate, config.outer_momentum, *travel)
+        outer = optimizers.outer(config.outer_learning_rate, config.outer_momentum)
+        return LocalSgd(config.sync_every_steps, outer, *travel)
     return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
 
 

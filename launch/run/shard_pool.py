@@ -8,53 +8,20 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
-import dataclasses
 import multiprocessing
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from ...engine.data.source import SourceError
+from ...input.records.shard_writing import Shard, ShardRequest
 from ...input.splits import InputError
 from ..errors import UsageError
 from ..host import process
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _here: list[Any] = []  # of a process of the pool: what is asked for, the counter, and what it has loaded
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardRequest:
-    """What is to be written, and where.
-
-    Attributes:
-      input: a name or a path.
-      arguments: of its `load`.
-      data_dir: likewise.
-      seed: likewise.
-      output_dir: the folder for the shards.
-      shards: of the training data.
-      format: one of `shard_writing.FORMATS`.
-    """
-
-    input: str
-    arguments: Mapping[str, Any]
-    data_dir: str | None
-    seed: int
-    output_dir: str
-    shards: int
-    format: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """A shard: examples [first, stop) of a split. `file` is its path in the folder."""
-
-    split: str
-    file: str
-    first: int
-    stop: int
 
 
 def written(asked: ShardRequest, left: list[Shard], processes: int, tell: Any) -> Iterator[tuple[str, dict[str, int]]]:
@@ -104,16 +71,16 @@ def _start(asked: ShardRequest, counter: Any) -> None:
 
 def _write(shard: Shard) -> dict[str, int]:
     with process.without_start_up_noise(quiet=True):
-        from . import shards
+        from . import shard_job
     try:
         asked, counter = _here[:2]
         if len(_here) == 2:
-            _here.append(shards.load(asked))
+            _here.append(shard_job.load(asked))
 
         def count(examples: int) -> None:
             with counter.get_lock():
                 counter.value += examples
 
-        return shards.write(asked, _here[2], shard, count)
+        return shard_job.write(asked, _here[2], shard, count)
     except (SourceError, InputError) as error:
         raise UsageError(str(error)) from None  # which is made of its line alone, and so can be sent

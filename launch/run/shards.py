@@ -8,7 +8,6 @@ which `input.tfrecord` and `input.array_record` read. Host code.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -17,32 +16,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from ...engine.data import reading
-from ...engine.data.source import Source
-from ...engine.data.split import num_examples, spec_of
-from ...engine.data.streamed import is_stream
-from ...input import known
+from ...engine.data.split import num_examples
 from ...input.records import features, shard_writing
-from ...input.records.features import Features
+from ...input.records.shard_writing import Shard, ShardRequest
 from ..command_line import own_files
 from ..errors import UsageError
 from ..host import files, lock_file
-from . import data, fingerprints, shard_pool, splits
-from .shard_pool import Shard, ShardRequest
+from . import fingerprints, shard_pool
+from .shard_job import Loaded, load, write
 
 _JOURNAL = "prepare.jsonl"
-_PIECE = 4096  # examples of arrays that are written at once
 _SAID_SECONDS = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """An input that can be written: `by_name` has arrays or a Source for each split."""
-
-    by_name: dict[str, Any]  # split -> arrays or a Source
-    features: Features
 
 
 def prepare(asked: ShardRequest, processes: int, say: Callable[[str], None]) -> str:
@@ -88,26 +72,6 @@ def _sweep(folder: str) -> None:
 def _count(planned: list[Shard], split: str) -> str:
     shards = sum(shard.split == split for shard in planned)
     return f"{shards} shard{'s' * (shards > 1)} of {split}"
-
-
-def load(asked: ShardRequest) -> Loaded:
-    """Loads the input and checks that it can be written."""
-    found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
-    found = data.call([*found])
-    for name, split in (("train", found.train), ("eval", found.eval)):
-        if is_stream(split):
-            raise UsageError(
-                f"the {name} data of --input={asked.input} is a tf.data.Dataset, whose examples have no number; give "
-                "arrays or a Source"
-            )
-        if isinstance(split, Source) and split.draws:
-            raise UsageError(
-                f"the {name} data of --input={asked.input} draws its examples anew each epoch, and shards would keep "
-                "one draw of them; turn that off by --input_arg"
-            )
-    train, evaluation, _ = splits.prepare(found.train, found.eval)
-    by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
-    return Loaded(by_name, shard_writing.described(spec_of(train), known.as_json(found)))
 
 
 def _planned(asked: ShardRequest, loaded: Loaded) -> list[Shard]:
@@ -245,36 +209,6 @@ class _Telling:
             self._said = now
             rate = f"{self.examples / (now - self._began):,.0f} examples/s"
             self._say(f"{self.examples:,} {self._of}, {self.shards} of {self._of_shards} shards, {rate}")
-
-
-def write(asked: ShardRequest, loaded: Loaded, shard: Shard, count: Callable[[int], None]) -> dict[str, int]:
-    """Writes a shard; returns what there is to know of it. `count` is given the examples of each piece."""
-    encoder = shard_writing.Encoder(loaded.features)
-
-    def records() -> Iterator[list[bytes]]:
-        for piece in _pieces(loaded.by_name[shard.split], shard.first, shard.stop):
-            yield encoder.records(piece)
-            count(len(piece[0]))
-
-    return shard_writing.write(os.path.join(asked.output_dir, shard.file), records(), asked.format)
-
-
-def _pieces(split: Any, first: int, stop: int) -> Iterator[list[np.ndarray]]:
-    """Yields the arrays of examples [first, stop), in the order of `features.names_in`."""
-    if isinstance(split, Source):
-        for piece in reading.in_pieces(split, first, stop):
-            yield _arrays(piece)
-        return
-    for start in range(first, stop, _PIECE):
-        yield [np.asarray(array[start : min(start + _PIECE, stop)]) for array in _arrays(split)]
-
-
-def _arrays(nest: Any) -> list[Any]:
-    if isinstance(nest, dict):
-        return [array for part in nest.values() for array in _arrays(part)]
-    if isinstance(nest, (tuple, list)):
-        return [array for part in nest for array in _arrays(part)]
-    return [nest]
 
 
 def _finish(

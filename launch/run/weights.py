@@ -11,16 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 from ...engine import StepOptions, Trainer
+from ...engine.build import prepare
 from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
 from ...engine.data.source import Spec
+from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
 from ...engine.machine.files import read_json
+from ...engine.mesh import cuts
 from ...engine.optimizers.averaging import WeightAverage
-from ...engine.parallel import cuts
 from ...engine.reduction import Reduction
 from ...engine.step import batches
-from ...engine.step.build import prepare
-from ...engine.step.holdings import Holdings
 from ...input import known
 from ...input.splits import Splits
 from ..command_line import config as configs

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Writer
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.parallel.cuts import Cut
-from crankshaft.engine.parallel.mesh import Mesh
+from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.strategies.multi_worker import WorkerTask, connect
 from crankshaft.launch.cluster import tf_config
 

@@ -18,14 +18,14 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import Trainer, hooks, loop, mean
+from crankshaft.engine.build import prepare
 from crankshaft.engine.data.source import Source, SourceSlice, Spec
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
-from crankshaft.engine.parallel import collectives
+from crankshaft.engine.mesh import collectives
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.build import prepare
 from crankshaft.engine.step.options import StepOptions
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, make_optimizer, mean, step_context
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.step import removed
-from crankshaft.engine.step.holdings import Holdings
 
 
 def test_a_trainer_has_at_most_15_public_members():
@@ -35,7 +35,7 @@ def test_a_class_that_overrides_what_nothing_calls_is_told_so(name):
     [
         ("num_classes", "Mine.num_classes is gone; use self.given.num_classes"),
         ("stateless_seed", "Mine.stateless_seed is gone; use crankshaft.step_context().seed()"),
-        ("optimizers", "Mine.optimizers is gone; use engine.step.holdings.Holdings(self).optimizers"),
+        ("optimizers", "Mine.optimizers is gone; use engine.holdings.Holdings(self).optimizers"),
     ],
 )
 def test_who_asks_for_what_is_gone_is_told_where_it_is(name, says):

@@ -6,10 +6,10 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_context
+from crankshaft.engine.build import prepare
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.step.build import prepare
-from crankshaft.engine.step.holdings import Holdings
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 

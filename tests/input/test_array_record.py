@@ -28,7 +28,7 @@ DESCRIBED = {
 
 
 def write(path, records, options="group_size:4") -> None:
-    writer = array_record.library().ArrayRecordWriter(str(path), options)
+    writer = shards.library().ArrayRecordWriter(str(path), options)
     for each in records:
         writer.write(each)
     writer.close()

@@ -8,12 +8,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ...holdings import Holdings
 from ...internals.errors import reason
 from ...internals.variables import path_of
+from ...mesh.cuts import cut_of
 from ...metrics.means import Sums
-from ...parallel.cuts import cut_of
 from ...step import batches
-from ...step.holdings import Holdings
 from ...strategies.workers import WorkerWindow
 from .. import Status, Windowed
 from ..rates import Rates

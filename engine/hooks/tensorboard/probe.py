@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from ...holdings import Holdings
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
+from ...runner import StepRunner
 from ...step import batches
-from ...step.context import StepRunner
-from ...step.holdings import Holdings
 from .event_values import Histogram, histogram
 
 

@@ -19,14 +19,14 @@ from ...data.split import order_of
 from ...data.streamed import is_stream
 from ...health import answers, standstill
 from ...health.watchdog import LostPeerError
+from ...holdings import Holdings
 from ...internals.tensorflow import let_coordinator_compute
 from ...metrics.means import LoopSums, Sums
+from ...runner import StepRunner
 from ...state import TrainState
-from ...step.context import StepRunner
-from ...step.holdings import Holdings
 from ..base import Measured
+from ..feed_options import FeedOptions
 from ..inner_loop import LoopResult
-from ..registry import FeedOptions
 from . import sources
 from .closures import ClosureLoop, Lease, UpdateLoop
 from .coordinator import Closures, Cluster, Done, quiet_tensorflow

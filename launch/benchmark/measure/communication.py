@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from ....engine.holdings import Holdings
 from ....engine.reduction import Reduction
 from ....engine.state import TrainState
-from ....engine.step.holdings import Holdings
 from . import parts
 
 PACKS_MB = (1, 4, 16, 0)  # 0 is one pack

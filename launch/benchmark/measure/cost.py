@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from ....engine.holdings import Holdings
 from ....engine.internals import graphs
 from ....engine.optimizers.keras_adapter import KerasOptimizer
 from ....engine.state import TrainState
-from ....engine.step.holdings import Holdings
 from ....engine.trainer import Trainer
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"

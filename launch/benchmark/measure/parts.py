@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ....engine.holdings import Holdings
 from ....engine.internals.tensorflow import computed_whole
 from ....engine.metrics.means import Mean
+from ....engine.runner import StepRunner
 from ....engine.state import TrainState
 from ....engine.step.batches import with_stand_in
-from ....engine.step.context import StepRunner
-from ....engine.step.holdings import Holdings
 from ....engine.strategies.inner_loop import InnerLoop
 from ....engine.trainer import Trainer
 from . import rounds

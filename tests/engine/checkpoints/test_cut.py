@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, load_weights, slices, snapshot
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.parallel.cuts import Cut
-from crankshaft.engine.parallel.mesh import Mesh
+from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.mesh.mesh import Mesh
 
 RNG = np.random.default_rng(0)
 # By name the whole, and how it is cut: by columns, by rows that do not divide, a bias.

@@ -11,6 +11,7 @@ import tensorflow as tf
 from crankshaft.engine import Mean, Trainer, mean
 from crankshaft.engine.metrics.keras_metrics import KerasMetric
 from crankshaft.engine.metrics.means import auc, root_mean_square
+from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.models.classification import Classifier
@@ -71,7 +72,7 @@ def test_training_is_numpys(bench, replicas, options):
 
 
 def test_rounds_of_one_step_that_average_are_numpys(bench):
-    reduction = LocalSgd(1, outer_learning_rate=1.0, outer_momentum=0.0)
+    reduction = LocalSgd(1, outer(1.0, 0.0))
     options = {"shuffle": False, "optimizer": "sgd", "learning_rate": RATE}
     check(bench(Line(), SOURCE, BATCH, 2, reduction=reduction, **options))
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.parallel import Attention, Dense, Dropout, Embedding, cross_entropy, cuts
+from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh.mesh import Mesh
+from crankshaft.engine.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
 from crankshaft.engine.parallel.layers import RMSNorm
-from crankshaft.engine.parallel.mesh import Mesh
 from crankshaft.engine.parallel.weights import Normal
 from tests.engine.parallel.test_mesh import on_replicas
 

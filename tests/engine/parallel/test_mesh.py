@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.parallel import cuts
-from crankshaft.engine.parallel.cuts import Cut
-from crankshaft.engine.parallel.mesh import Mesh
+from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.mesh.mesh import Mesh
 
 
 @pytest.fixture(scope="module")

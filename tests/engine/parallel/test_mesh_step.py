@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
-from crankshaft.engine.parallel import Attention, current_mesh, cuts
-from crankshaft.engine.parallel.cuts import Cut
+from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.parallel import Attention, current_mesh
 from crankshaft.engine.strategies.replicated import FeedOptions
 
 WIDTH, HIDDEN, EXAMPLES = 4, 6, 50

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean, optimizers
-from crankshaft.engine.parallel import Dense, cuts
+from crankshaft.engine.mesh import cuts
+from crankshaft.engine.parallel import Dense
 from crankshaft.engine.reduction import Reduction
 
 WIDTH, HIDDEN, EXAMPLES = 96, 128, 60

@@ -10,7 +10,7 @@ from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
 from crankshaft.engine.hooks.numerics import NonfiniteError
 from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
-from crankshaft.engine.parallel import cuts
+from crankshaft.engine.mesh import cuts
 from crankshaft.models.transformer_lm import Model
 
 RNG = np.random.default_rng(0)

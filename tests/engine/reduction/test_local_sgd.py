@@ -8,12 +8,13 @@ import tensorflow as tf
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import Hook, Periodic
 from crankshaft.engine.internals.variables import assign_local
+from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
-from crankshaft.engine.step.holdings import Holdings
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
 
@@ -23,9 +24,9 @@ SHAPES = [(5, 4), (4,)]
 class Syncs:
     """A `LocalSgd` on its replicas, driven by hand: an inner step subtracts what a replica is given."""
 
-    def __init__(self, strategy, *arguments, **keywords):
+    def __init__(self, strategy, *of_outer, **keywords):
         self.strategy = strategy
-        self.reduction = LocalSgd(2, *arguments, **keywords)
+        self.reduction = LocalSgd(2, outer(*of_outer), **keywords)
         with strategy.scope():
             self.variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
             self.statistic = tf.Variable(0.0)
@@ -158,12 +159,12 @@ def test_sync_periods_of_one_step_with_plain_averaging_are_synchronous_training(
     def curve(reduction):
         return run(reduction, replicas, Mlp((16,)), optimizer="sgd", learning_rate=0.1).curve(40)
 
-    np.testing.assert_allclose(curve(LocalSgd(1, 1.0, 0.0)), curve(Reduction()), rtol=1e-5)
+    np.testing.assert_allclose(curve(LocalSgd(1, outer(1.0, 0.0))), curve(Reduction()), rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("nadam", marks=pytest.mark.slow)])
 def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(run, optimizer):
-    made = run(LocalSgd(4), optimizer=optimizer, block_steps=3)
+    made = run(LocalSgd(4, outer()), optimizer=optimizer, block_steps=3)
 
     def apart():
         variables = [*made.trainer.model.trainable_variables, *Holdings(made.trainer).moving_statistics]
@@ -186,7 +187,7 @@ def test_where_calls_are_cut_changes_no_bit(run, replicas, jit):
     """Calls of 5, which do not divide periods of 4, and of a whole epoch, which holds several."""
     arrays = []
     for block_steps in (5, 64):
-        made = run(LocalSgd(4), replicas, jit=jit, block_steps=block_steps)
+        made = run(LocalSgd(4, outer()), replicas, jit=jit, block_steps=block_steps)
         made.train(40)
         arrays.append(made.arrays())
     for a, b in zip(*arrays, strict=True):
@@ -198,7 +199,7 @@ def test_it_learns_what_synchronous_training_learns(run):
         made = run(reduction, learning_rate=1e-2)
         return [total / count for total, count in (made.train(until)["loss"] for until in (24, 200, 224))]
 
-    (first, _, last), (_, _, synchronous) = losses(LocalSgd(8)), losses(Reduction())
+    (first, _, last), (_, _, synchronous) = losses(LocalSgd(8, outer())), losses(Reduction())
     assert first > 1.5 * synchronous
     assert last < 1.05 * synchronous
 
@@ -216,7 +217,7 @@ def saved(run, tmp_path_factory):
 
     @functools.cache
     def save(optimizer):
-        made, folder = run(LocalSgd(4), optimizer=optimizer), tmp_path_factory.mktemp(optimizer)
+        made, folder = run(LocalSgd(4, outer()), optimizer=optimizer), tmp_path_factory.mktemp(optimizer)
         made.train(16)
         Checkpoints(folder, made.state.checkpoint, keep=None, about={}).save(16, {}, wait=True)
         differ = [v for v in made.state.variables() if per_replica.differs(v) and v.shape.rank]
@@ -233,7 +234,7 @@ def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved, optimizer)
     folder, slots, arrays = saved(optimizer)
     assert slots
     assert all((a != b).any() for a, b in slots.values())
-    second = resume(run(LocalSgd(4), optimizer=optimizer), folder)
+    second = resume(run(LocalSgd(4, outer()), optimizer=optimizer), folder)
     second.train(40)
     for a, b in zip(arrays, second.arrays(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -242,7 +243,7 @@ def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved, optimizer)
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_another_number_of_replicas_goes_on_from_the_slots_mean(run, saved, replicas):
     folder, slots, _ = saved("adam")
-    second = resume(run(LocalSgd(4), replicas), folder)
+    second = resume(run(LocalSgd(4, outer()), replicas), folder)
     m = next(iter(second.trainer.optimizer.slots.values()))["m"]
     for copy in second.copies(m):
         np.testing.assert_allclose(copy, np.mean(slots[m.name], 0), rtol=1e-6, atol=1e-9)
@@ -277,7 +278,7 @@ class Weights(Periodic):
 
 def test_a_run_stops_where_a_sync_period_ends(run):
     """So that one that was stopped and goes on has the periods of one that was not."""
-    made = run(LocalSgd(8), block_steps=3)
+    made = run(LocalSgd(8, outer()), block_steps=3)
     weights = Weights(made, 0)
     status = loop.train(made.strategy, made.state, [StopAfter(10), weights], 100)
     assert status.step == 16
@@ -285,7 +286,7 @@ def test_a_run_stops_where_a_sync_period_ends(run):
 
 
 def test_the_runs_last_sync_period_may_be_a_shorter_one(run):
-    made = run(LocalSgd(8), block_steps=64)
+    made = run(LocalSgd(8, outer()), block_steps=64)
     weights = Weights(made, 16)
     loop.train(made.strategy, made.state, [weights], 35)
     assert sorted(weights.seen) == [16, 32, 35]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.parallel import collectives
+from crankshaft.engine.mesh import collectives
 from crankshaft.engine.reduction import Reduction, all_reduce
 
 SHAPES = [(3, 5), (), (7,), (2, 3, 2)]

@@ -9,6 +9,7 @@ from crankshaft.engine.data.residency import as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.strategies import replicated
@@ -39,7 +40,7 @@ def images(examples=70, size=12):
 
 
 def on(bench, device: str, trainer, sync_every_steps: int = 0, **options):
-    reduction = LocalSgd(sync_every_steps) if sync_every_steps else None
+    reduction = LocalSgd(sync_every_steps, outer()) if sync_every_steps else None
     return bench(trainer, images(), 16, num_classes=4, device=device, reduction=reduction, **options)
 
 

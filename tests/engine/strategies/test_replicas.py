@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean, step_context
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.step.batches import accumulate
-from crankshaft.engine.step.holdings import Holdings
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 

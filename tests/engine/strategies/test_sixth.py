@@ -9,10 +9,10 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine.data.feeds import ResidentFeed
 from crankshaft.engine.data.order import Order
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
-from crankshaft.engine.step.context import StepRunner
-from crankshaft.engine.step.holdings import Holdings
+from crankshaft.engine.runner import StepRunner
 from crankshaft.engine.strategies import devices, register
 from crankshaft.engine.strategies.base import Strategy
 from crankshaft.engine.strategies.inner_loop import LoopResult

@@ -16,13 +16,13 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine import StepOptions, loop
+from crankshaft.engine.build import prepare
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.metrics.means import LoopSums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.build import prepare
-from crankshaft.engine.step.holdings import Holdings
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.models.mlp import Model

@@ -9,13 +9,13 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.checkpoints import Checkpoints, load_weights
 from crankshaft.engine.checkpoints.manifest import read_all
+from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.hooks.tensorboard.probe import Probe
 from crankshaft.engine.layers import embeddings
 from crankshaft.engine.layers.embeddings import Embedding, hashing, shards_in, tables
 from crankshaft.engine.step.gradients import sum_duplicate_rows
-from crankshaft.engine.step.holdings import Holdings
 
 ROWS, WIDTH = 11, 3
 

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine.build import prepare
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.build import prepare
 from crankshaft.engine.strategies.parameter_server.placement import biggest_first, rehearsed
 
 KIB = 1 << 10

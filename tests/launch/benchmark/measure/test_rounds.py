@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine.build import prepare
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.build import prepare
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.length import Length

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import assign_local, path_of, read_local, tf_variable
-from ..parallel import pieces
-from ..parallel.cuts import Cut, cut_of
-from ..parallel.mesh import current_mesh
+from ..mesh import pieces
+from ..mesh.cuts import Cut, cut_of
+from ..mesh.mesh import current_mesh
 
 
 class Target:

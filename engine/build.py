@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from .. import optimizers
-from ..internals.variables import held, path_of
-from ..optimizers.averaging import WeightAverage
-from ..optimizers.loss_scale import DynamicLossScale
-from ..reduction import Reduction
-from . import batches
+from . import optimizers
 from .holdings import Holdings
-from .options import Given, StepOptions
+from .internals.variables import held, path_of
+from .optimizers.averaging import WeightAverage
+from .optimizers.loss_scale import DynamicLossScale
+from .reduction import Reduction
+from .step import batches
+from .step.options import Given, StepOptions
 
 
 def prepare(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ..internals import keras
-from ..internals.variables import held
-from ..layers.embeddings import Embedding
-from ..optimizers import Optimizer
-from ..optimizers.loss_scale import DynamicLossScale
+from .internals import keras
+from .internals.variables import held
+from .layers.embeddings import Embedding
+from .optimizers import Optimizer
+from .optimizers.loss_scale import DynamicLossScale
 
 
 class Holdings:
