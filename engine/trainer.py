@@ -16,7 +16,7 @@ from .internals import keras
 from .metrics.means import Mean, as_loss, checked
 from .optimizers import schedules
 from .reduction import Reduction
-from .step import batches, example_counts, removed
+from .step import batches, example_counts
 from .step.context import step_context
 from .step.gradients import Gradients, Update, check_reached
 from .step.options import Given
@@ -202,11 +202,3 @@ class Trainer(tf.Module):
     def _held(self) -> Holdings:
         """What this object holds, which a step need not look for."""
         return step_context().holdings or Holdings(self)
-
-    def __init_subclass__(cls, **arguments):
-        super().__init_subclass__(**arguments)
-        removed.check_class(cls)
-
-    def __getattr__(self, name: str):
-        removed.check_name(type(self).__name__, name)
-        return object.__getattribute__(self, name)  # raises what a property has raised, which would be lost else

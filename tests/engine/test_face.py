@@ -1,8 +1,6 @@
-"""What `Trainer` shows to people who subclass it: few names, and one line for each that is gone."""
+"""What `Trainer` shows to people who subclass it: few names, and what a step may ask for."""
 
 from __future__ import annotations
-
-import re
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.holdings import Holdings
-from crankshaft.engine.step import removed
 
 
 def test_a_trainer_has_at_most_15_public_members():
@@ -20,43 +17,13 @@ def test_a_trainer_has_at_most_15_public_members():
     assert set(Trainer.__annotations__) <= set(members)
 
 
-def test_what_is_gone_is_not_there_again():
-    assert [name for name in (*removed.CALLED, *removed.READ) if name in vars(Trainer)] == []
-
-
-@pytest.mark.parametrize("name", ["clip", "build_layers", "summed_gradients", "apply_gradients"])
-def test_a_class_that_overrides_what_nothing_calls_is_told_so(name):
-    with pytest.raises(TypeError, match=rf"^Mine\.{name}: Trainer\.{name} is gone, and would not be called; use "):
-        type("Mine", (Trainer,), {name: lambda self, *arguments: None})
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("num_classes", "Mine.num_classes is gone; use self.given.num_classes"),
-        ("stateless_seed", "Mine.stateless_seed is gone; use crankshaft.step_context().seed()"),
-        ("optimizers", "Mine.optimizers is gone; use engine.holdings.Holdings(self).optimizers"),
-    ],
-)
-def test_who_asks_for_what_is_gone_is_told_where_it_is(name, says):
+def test_a_property_that_lacks_an_attribute_names_that_attribute():
     class Mine(Trainer):
-        pass
-
-    with pytest.raises(AttributeError, match=f"^{re.escape(says)}$"):
-        getattr(Mine(), name)
-
-
-def test_names_that_are_gone_are_free_for_attributes_and_others_fail_as_ever():
-    class Mine(Trainer):
-        step = "my own"
-
         @property
         def trainable_variables(self):
             return self.modell.trainable_variables
 
     mine = Mine()
-    mine.num_classes = 3
-    assert (mine.step, mine.num_classes) == ("my own", 3)
     with pytest.raises(AttributeError, match="'Mine' object has no attribute 'modell'"):
         mine.trainable_variables  # noqa: B018 - it raises
 
