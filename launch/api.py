@@ -16,9 +16,9 @@ from absl.testing import flagsaver
 
 from . import train
 from .benchmark import turns
-from .command_line import checks, config, given
+from .command_line import checks, config, given, own_files
 from .command_line import flags as our_flags
-from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, EXIT_USAGE, RunError, UsageError
+from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
 from .host import explanations
 from .host import remote as remotes
 from .run.history import Rows
@@ -58,7 +58,8 @@ def run(
       UsageError: a mistake in what was asked (a ValueError); the message is the line that the program would print.
       RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
     """
-    with flagsaver.flagsaver():
+    with explanations.as_lines(), flagsaver.flagsaver():
+        own_files.check_trainer(trainer_class)
         for name in (name for names in our_flags.GROUPS.values() for name in names):
             flags.FLAGS[name].unparse()
         own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
@@ -70,13 +71,7 @@ def run(
             remote=remotes.of(flags.FLAGS["run_dir"].value),
         )
         checks.check(asked)
-        try:
-            done = train.perform(asked, trainer_class, data, hooks)
-        except UsageError:
-            raise
-        except Exception as error:
-            code, line = explanations.explain(error)
-            raise (UsageError if code == EXIT_USAGE else RunError)(line) from error
+        done = train.perform(asked, trainer_class, data, hooks)
     if done.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(done.code - 128)
     if done.session is None:  # a task that served a coordinator, until that one ended
@@ -203,5 +198,9 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
     """
     from .run import weights
 
-    remote = remotes.of(os.fspath(run_dir))
-    return weights.load(remote.folder if remote else os.fspath(run_dir), str(which), trainer_class)
+    with explanations.as_lines():
+        own_files.check_trainer(trainer_class)
+        if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
+            raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
+        remote = remotes.of(path)
+        return weights.load(remote.folder if remote else path, str(which), trainer_class)

@@ -25,11 +25,11 @@ from . import errors
 from .benchmark import program, turns
 from .cluster import listeners, own_network, restarts, shares
 from .cluster.supervisor import Spec, StartError, Supervisor
-from .cluster.tf_config import SECRET, ClusterError
-from .command_line import given, own_flags, rules
+from .cluster.tf_config import SECRET
+from .command_line import given, help, own_flags, rules
 from .command_line.flags import GROUPS
 from .errors import UsageError
-from .host import process
+from .host import explanations, process
 
 _PROGRAM = "crankshaft local"
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
@@ -96,10 +96,10 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv if argv is None else argv
     try:
         code = _run(argv, os.environ)
-    except UsageError as error:
-        code = errors.fail(errors.EXIT_USAGE, str(error))
-    except (StartError, ClusterError) as error:
+    except StartError as error:
         code = errors.fail(errors.EXIT_FAILED, str(error))
+    except Exception as error:  # the border of the program
+        code = errors.fail(*explanations.explain(error, has_debug=False))
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
     sys.exit(code)
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     own_flags.read(
-        *(argv[:cut], FLAGS, __doc__, f"{_PROGRAM} [flags] -- [script.py] [flags of crankshaft train]"),
+        *(argv[:cut], FLAGS, help.doc_of(__name__), f"{_PROGRAM} [flags] -- [script.py] [flags of crankshaft train]"),
         of_tasks=[name for names in GROUPS.values() for name in names],
         words="what the tasks run stands after --",
     )

@@ -19,14 +19,12 @@ from typing import Any
 
 from absl import flags
 
-from ..engine.data.source import SourceError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import ShardRequest
-from ..input.splits import InputError
 from . import errors
-from .command_line import given, own_files, own_flags, registry, rules
+from .command_line import given, help, own_files, own_flags, registry, rules
 from .errors import UsageError
-from .host import process
+from .host import explanations, process
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
 
@@ -53,16 +51,14 @@ def main(argv: list[str]) -> None:
     """Writes what the command line asks for, and exits the process."""
     process.open_closed_streams()
     try:
-        own_flags.read(argv, FLAGS, __doc__, "crankshaft prepare --input=... --output_dir=... [flags]")
+        own_flags.read(argv, FLAGS, help.doc_of(__name__), "crankshaft prepare --input=... --output_dir=... [flags]")
         if not FLAGS.output_dir:
             raise UsageError("--output_dir is not given; name a folder for the shards")
         code = _run()
-    except (UsageError, InputError, SourceError) as error:
-        code = errors.fail(errors.EXIT_USAGE, str(error))
-    except OSError as error:
-        at = f"{error.filename}: " if error.filename else ""
-        line = f"{at}{error.strerror or error}; what is whole is kept, the same call goes on"
-        code = errors.fail(errors.EXIT_FAILED, line)
+    except Exception as error:  # the border of the program
+        code, line = explanations.explain(error, has_debug=False)
+        kept = "; what is whole is kept, the same call goes on" if code == errors.EXIT_FAILED else ""
+        code = errors.fail(code, f"{line}{kept}")
     except KeyboardInterrupt:
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what is whole is kept, the same call goes on")
     sys.exit(code)

@@ -26,7 +26,7 @@ from ..engine.machine import allocator
 from . import errors
 from .benchmark import program, turns
 from .cluster import servers, tf_config
-from .command_line import checks, config, given, help, rules
+from .command_line import checks, config, given, help, own_files, rules
 from .command_line import flags as our_flags
 from .errors import UsageError, nearest
 from .host import explanations, imports, process
@@ -80,6 +80,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     """Does the work of `main` and returns the exit code; every failure is printed as one line."""
     asked = None
     try:
+        own_files.check_trainer(trainer_class)
         own = parse(argv)
         if turns.is_asked_for():
             return turns.run_train(argv, trainer_class, data is not None)
@@ -107,8 +108,8 @@ def parse(argv: list[str]) -> set[str]:
     """
     own = our_flags.own()
     is_ours = argv[0] == program.NAME
-    of_script = None if is_ours else getattr(sys.modules["__main__"], "__doc__", None)
-    doc = of_script or "\n\n".join(__doc__.split("\n\n")[:2])
+    of_script = "" if is_ours else help.doc_of("__main__")
+    doc = of_script or "\n\n".join(help.doc_of(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
         help.show(help.help_text(name, doc, own))

@@ -89,6 +89,11 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        _remove(temporary)
+        if error.filename is None and error.errno:  # of a write
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        raise
     except BaseException:
         _remove(temporary)
         raise

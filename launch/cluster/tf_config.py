@@ -125,7 +125,7 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
         )
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"TF_CONFIG={_short(text)} is not JSON ({error}); {_CURE}") from None
     if not isinstance(found, dict):
         raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_CURE}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import pathlib
 import re
 import shutil
 import sys
@@ -13,6 +15,13 @@ from absl import flags
 
 from . import registry
 from .flags import ESSENTIAL, GROUPS, HELP
+
+
+def doc_of(module: str) -> str:
+    """Returns what a module says of itself; from its source where Python leaves documentation out (-OO)."""
+    found = sys.modules[module]
+    path = getattr(found, "__file__", None)
+    return found.__doc__ or (path and ast.get_docstring(ast.parse(pathlib.Path(path).read_bytes()))) or ""
 
 
 def help_text(program: str, doc: str, own: list[str]) -> str:

@@ -80,6 +80,22 @@ def module(kind: str, given: str) -> ModuleType:
     return made
 
 
+def check_trainer(trainer_class) -> None:
+    """Raises `UsageError` where what a program gives to be trained is no class of a Trainer; None takes --model's."""
+    engine = sys.modules.get("crankshaft.engine.trainer")  # which a Trainer's class has imported
+    kind = trainer_class if isinstance(trainer_class, type) else type(trainer_class)
+    is_trainer = engine is not None and issubclass(kind, engine.Trainer)
+    if trainer_class is None or (is_trainer and kind is trainer_class):
+        return
+    cure = (
+        f"give the class itself, {kind.__name__}, and its arguments as model_arg"
+        if is_trainer
+        else ("give a subclass of crankshaft.Trainer, whose build_model returns the Keras model")
+    )
+    what = "the class" if kind is trainer_class else "an object of"
+    raise UsageError(f"what is to be trained is {what} {kind.__name__}; {cure}")
+
+
 def model_class(given: str) -> type:
     """Returns the class that --model names, which needs TensorFlow. Raises `UsageError` where it is no Trainer."""
     from ...engine import Trainer

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import resource
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 
 from ...engine.data.source import SourceError, StuckReadError
 from ...engine.internals.errors import reason
@@ -23,8 +27,53 @@ _PARAMETER = re.compile(r"`([a-z_]+)`")
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
-def explain(error: Exception) -> tuple[int, str]:
-    """Returns (exit code, line); the code is 2 where the same command would fail again for the same reason."""
+@contextlib.contextmanager
+def as_lines() -> Iterator[None]:
+    """Turns what the body raises into `UsageError` or `RunError`: the border of what programs call in Python."""
+    try:
+        yield
+    except (UsageError, RunError):
+        raise
+    except Exception as error:
+        code, line = explain(error, has_debug=False)  # its cause has the traceback
+        raise (UsageError if code == EXIT_USAGE else RunError)(line) from error
+
+
+def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
+    """Returns (exit code, line); the code is 2 where the same command would fail again for the same reason.
+
+    A limit of the machine's that was met is named with what it is here.
+
+    Args:
+      error: what was raised.
+      has_debug: whether the command has --debug.
+    """
+    code, line = _explained(error, "; --debug shows the traceback" if has_debug else "")
+    limit = next((limit for words, limit in _LIMITS.items() if words in line), None)
+    return (EXIT_FAILED, f"{line}; {limit()}") if limit else (code, line)
+
+
+def _most(limit: int, unit: str, shell: str) -> Callable[[], str]:
+    def line() -> str:
+        most = resource.getrlimit(limit)[0]
+        if most == resource.RLIM_INFINITY:
+            return f"a limit on {unit} is met that is not this process's own (ulimit {shell} is unlimited); raise it"
+        return f"this process may have {most:,} {unit} (ulimit {shell}); raise that, or use less"
+
+    return line
+
+
+# What the system says where a limit is met, and what the limit is.
+_LIMITS = {
+    os.strerror(errno.ENOSPC): lambda: "free space on its disk, or name a folder on another",
+    os.strerror(errno.EDQUOT): lambda: "free space of this user's, or have the quota raised",
+    os.strerror(errno.EFBIG): _most(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
+    os.strerror(errno.EMFILE): _most(resource.RLIMIT_NOFILE, "open files", "-n"),
+    "can't start new thread": _most(resource.RLIMIT_NPROC, "processes and threads of this user", "-u"),
+}
+
+
+def _explained(error: Exception, traceback_by: str) -> tuple[int, str]:
     if isinstance(error, StuckReadError):
         return EXIT_FAILED, with_flags(str(error))
     if isinstance(error, (UsageError, InputError, SourceError)):
@@ -38,12 +87,14 @@ def explain(error: Exception) -> tuple[int, str]:
         return EXIT_USAGE, with_flags(" ".join(str(error).split()))
     frame_line = _users_frame(error)
     what = f"{type(error).__name__}: {reason(error)}"
+    if frame_line is None and isinstance(error, OSError):
+        return EXIT_FAILED, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     if frame_line is None:
         # A value that TensorFlow or Keras refused, it will refuse again.
-        return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}; --debug shows where"
+        return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}{traceback_by}"
     # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
     passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
-    return EXIT_FAILED if passes else EXIT_USAGE, f"{what}, at {frame_line}; --debug shows the traceback"
+    return EXIT_FAILED if passes else EXIT_USAGE, f"{what}, at {frame_line}{traceback_by}"
 
 
 def with_flags(line: str) -> str:
@@ -81,7 +132,8 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_FAILED, str(error)
     if line := numerics.explain(error):
         return EXIT_FAILED, line
-    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+    full = any(words in str(error) for words in _LIMITS)  # a disk, which TensorFlow calls exhausted too
+    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and not full:
         return EXIT_FAILED, (
             f"out of memory ({reason(error)}); lower --global_batch_size or --resident_data_mb, or raise "
             "--accumulate_steps"

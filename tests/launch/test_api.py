@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import pathlib
@@ -178,6 +179,36 @@ def test_a_mistake_is_the_programs_line(name):
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
     assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (tf.keras.Sequential(), "an object of Sequential; give a subclass of crankshaft.Trainer, whose build_model"),
+        (Plane(), "an object of Plane; give the class itself, Plane, and its arguments as model_arg"),
+        (int, "the class int; give a subclass of crankshaft.Trainer, whose build_model returns the Keras model"),
+        (3, "an object of int; give a subclass"),
+    ],
+    ids=str,
+)
+def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
+    for call in (functools.partial(run, data=data), lambda given: load_model(tmp_path, trainer_class=given)):
+        with pytest.raises(UsageError, match=f"^what is to be trained is {line}"):
+            call(given)
+    with pytest.raises(SystemExit, match="2"):
+        crankshaft.main(given, data=data, argv=["script"])
+    assert capsys.readouterr().err.startswith(f"error: what is to be trained is {line}")
+
+
+def test_a_folder_that_is_none_is_one_line():
+    with pytest.raises(UsageError, match=r"^load_model\(3\): give the path of a run's folder$"):
+        load_model(3)
+
+
+def test_whatever_a_call_raises_is_one_line():
+    with pytest.raises(RunError, match=r"^TypeError: 'int' object is not iterable$") as raised:
+        run(Plane, data=data, may_change=3)
+    assert isinstance(raised.value.__cause__, TypeError)
 
 
 def test_a_failure_is_one_line_with_its_cause():

@@ -389,6 +389,18 @@ def test_help_names_every_flag_once_by_group(crank):
     assert [line[:-1] for line in lines if line in {f"{title}:" for title in GROUPS}] == list(GROUPS)
 
 
+@pytest.mark.parametrize("command", ["train", "local", "prepare"])
+def test_help_does_not_need_what_python_may_leave_out(crank, command):
+    bare = subprocess.run(
+        [sys.executable, "-OO", "-m", "crankshaft", command, "--help"],
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert bare.stdout.split() == crank("--help", command=command).ok().out.split()
+
+
 def test_help_names_every_model_and_input_with_its_arguments(crank):
     from crankshaft.launch.command_line import registry
 

@@ -188,7 +188,7 @@ def test_a_classifier_on_data_without_classes_says_so(inside):
 def test_a_monitor_that_is_not_measured_is_answered_with_those_that_are(inside):
     outcome = inside(*RUN, "--monitor=eval_acuracy", "--early_stopping_patience=1", trainer=Line, data=data)
     assert outcome.code == 2
-    assert "monitor=eval_acuracy is not measured in this run; use one of eval_loss" in outcome.error
+    assert "--monitor=eval_acuracy is not measured in this run; use one of eval_loss" in outcome.error
 
 
 def test_a_model_that_is_not_the_scripts_is_refused(inside):

@@ -31,6 +31,7 @@ MISTAKES = {
     "none": ({}, ["TF_CONFIG is not set", "crankshaft local --workers=2"]),
     "blank": ({"TF_CONFIG": " "}, ["TF_CONFIG is not set"]),
     "not JSON": ({"TF_CONFIG": "{'cluster': 1}"}, ["TF_CONFIG=\"{'cluster': 1}\" is not JSON", "it looks like {"]),
+    "nested too deep": ({"TF_CONFIG": "[" * 99999}, ["is not JSON (maximum recursion depth exceeded"]),
     "not an object": ({"TF_CONFIG": "[1]"}, ["'[1]' is not an object"]),
     "no cluster": ({"TF_CONFIG": '{"task": {}}'}, ["has no cluster, only task"]),
     "nothing": ({"TF_CONFIG": "{}"}, ["has no cluster, only nothing"]),

@@ -1,9 +1,17 @@
 """What an engine's error says to whoever started the run."""
 
+import errno
+import os
+import resource
+import threading
+
+import pytest
+import tensorflow as tf
+
 from crankshaft.engine.checkpoints import CheckpointError
 from crankshaft.launch.command_line import flags  # noqa: F401 - defines them
-from crankshaft.launch.errors import EXIT_USAGE
-from crankshaft.launch.host import explanations
+from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE
+from crankshaft.launch.host import explanations, files
 
 
 def test_parameters_that_an_engine_error_names_are_told_as_flags():
@@ -14,3 +22,50 @@ def test_parameters_that_an_engine_error_names_are_told_as_flags():
 
 def test_what_a_user_writes_in_backquotes_stays():
     assert "`seed` is mine" in explanations.explain(ValueError("`seed` is mine"))[1]
+
+
+@pytest.fixture
+def limited():
+    """`limited(limit, most)` lowers a limit of this process for the test."""
+    before = {}
+
+    def lower(limit: int, most: int) -> None:
+        before[limit] = resource.getrlimit(limit)
+        resource.setrlimit(limit, (most, before[limit][1]))
+
+    yield lower
+    for limit, both in before.items():
+        resource.setrlimit(limit, both)
+
+
+def explained(do, *arguments) -> tuple[int, str]:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - of many kinds
+        do(*arguments)
+    return explanations.explain(raised.value)
+
+
+def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypatch):
+    limited(resource.RLIMIT_FSIZE, 1000)
+    for write in (files.write_text, tf.io.write_file):
+        code, line = explained(write, f"{tmp_path}/result.json", "x" * 9999)
+        assert code == EXIT_FAILED
+        assert f"{tmp_path}/result.json" in line
+        assert line.endswith("; this process may have 1,000 bytes in a file (ulimit -f); raise that, or use less")
+    assert not os.listdir(tmp_path)[1:]  # TensorFlow's own
+    for full in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a.npy"), None):
+        code, line = explanations.explain(full) if full else explained(tf.io.write_file, "/dev/full", "x" * 99999)
+        assert code == EXIT_FAILED
+        assert ("a.npy: No space left on device" if full else "/dev/full; No space left on device") in line
+        assert line.endswith("; free space on its disk, or name a folder on another")
+        assert "memory" not in line
+
+
+def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "_start_new_thread", refused)
+    limited(resource.RLIMIT_NPROC, 777)
+    code, line = explained(threading.Thread(target=print).start)
+    assert code == EXIT_FAILED
+    assert "this process may have 777 processes and threads of this user (ulimit -u)" in line

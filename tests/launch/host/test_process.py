@@ -73,7 +73,7 @@ def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "crankshaft.engine.strategies.parameter_server.coordinator", None)
     code, line = explanations.explain(RecursionError("maximum recursion depth exceeded"))
     assert code == 1
-    assert line == "RecursionError: maximum recursion depth exceeded; --debug shows where"
+    assert line == "RecursionError: maximum recursion depth exceeded; --debug shows the traceback"
     monkeypatch.delitem(sys.modules, "crankshaft.engine.health.watchdog", raising=False)
     assert not explanations.is_lost_peer(RecursionError())
 
