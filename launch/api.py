@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from absl.testing import flagsaver
 
-from . import train
-from .benchmark import turns
+from . import explanations, train
+from .benchmark import baseline, turns
 from .command_line import checks, config, given, own_files
 from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
-from .host import explanations
 from .host import remote as remotes
 from .run.history import Rows
 
@@ -71,6 +70,7 @@ def run(
             remote=remotes.of(flags.FLAGS["run_dir"].value),
         )
         checks.check(asked)
+        baseline.check(asked)
         done = train.perform(asked, trainer_class, data, hooks)
     if done.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(done.code - 128)

@@ -23,13 +23,13 @@ from absl import flags, logging
 
 from ..engine.data.source import StuckStreamError
 from ..engine.machine import allocator
-from . import errors
-from .benchmark import program, turns
+from . import errors, explanations
+from .benchmark import baseline, program, turns
 from .cluster import servers, tf_config
 from .command_line import checks, config, given, help, own_files, rules
 from .command_line import flags as our_flags
 from .errors import UsageError, nearest
-from .host import explanations, imports, process
+from .host import imports, process
 from .host import remote as remotes
 from .host.files import write_of_run
 from .run import data as datas
@@ -87,6 +87,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         remote = remotes.of(flags.FLAGS["run_dir"].value)
         asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
         checks.check(asked)
+        baseline.check(asked)
         code = perform(asked, trainer_class, data, hooks).code
         _say_where(asked)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
@@ -251,9 +252,9 @@ def _generate(asked: config.Config, trainer_class, strategy) -> Done:
 
 
 def _evaluate_checkpoints(asked: config.Config, trainer_class, splits, strategy) -> int:
-    from .cluster import sidecar
+    from .run import evaluator
 
-    return sidecar.watch(_create(asked, trainer_class, splits, strategy))
+    return evaluator.watch(_create(asked, trainer_class, splits, strategy))
 
 
 def _work(session, hooks, held: process.LockedRunDir | None) -> Done:

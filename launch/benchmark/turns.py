@@ -15,13 +15,13 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from .. import errors
+from .. import errors, explanations
 from ..command_line import checks, paths, uses
 from ..command_line import config as configs
 from ..command_line.flags import USES
 from ..command_line.values import differences
 from ..errors import EXIT_FAILED, UsageError
-from ..host import explanations, process
+from ..host import process
 from ..run import results
 from . import baseline, schema, table
 from . import program as programs
@@ -48,7 +48,7 @@ def run_train(argv: Sequence[str], trainer_class: type | None, has_data: bool) -
         )
 
     def check(environment: Mapping[str, str]) -> None:
-        checks.check(configs.from_flags(trainer_class, has_data, environment))
+        _check(configs.from_flags(trainer_class, has_data, environment))
 
     return run(programs.of_this_process(argv, check))
 
@@ -71,9 +71,14 @@ def run_local(
         if start != programs.TRAIN:
             return  # only the script knows what it trains, and on what
         with flagsaver.flagsaver(strategy="parameter_server" if "ps" in tasks else "multi_worker"):
-            checks.check(configs.from_flags(None, False, environment))
+            _check(configs.from_flags(None, False, environment))
 
     return run(Program(start, check, tuple(cluster), tasks, unknown))
+
+
+def _check(config: configs.Config) -> None:
+    checks.check(config)
+    baseline.check(config)
 
 
 def run(program: Program) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 
-from ..benchmark import baseline
 from ..cluster import tf_config
 from ..errors import UsageError
 from . import config as configs
@@ -21,7 +20,7 @@ def check(config: Config) -> None:
     _check_sync_periods(config)
     _check_monitor(config)
     if config.mode == "benchmark":
-        _check_benchmark(config)
+        _check_part(config)
     if config.mode in configs.READING:
         _check_checkpoints(config)
     if config.run_dir:
@@ -342,8 +341,3 @@ def _check_run_dir(config: Config) -> None:
             f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
             "use another --run_dir, the same flags, or --allow_changed_config"
         )
-
-
-def _check_benchmark(config: Config) -> None:
-    baseline.check(config)
-    _check_part(config)

@@ -6,8 +6,7 @@ from absl import flags
 
 from ...engine.step.ranges import HUGE
 from ...engine.strategies import registry
-from ..benchmark import flags as benchmark_flags
-from . import gpu_flags, input_flags, mesh_flags, mode_flags, rules
+from . import benchmark_flags, gpu_flags, input_flags, mesh_flags, mode_flags, rules
 from .groups import GROUPS, HELP, USES, group
 
 __all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]

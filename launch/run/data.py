@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from ...engine.data.source import Source, SourceError
 from ...input.splits import Splits
+from .. import explanations
 from ..command_line import own_files
 from ..command_line.config import Config
 from ..errors import UsageError
-from ..host import explanations
 
 
 def load(config: Config) -> Splits:

@@ -43,8 +43,8 @@ from ...models.tabular import Tabular
 from ..command_line import checks, rules
 from ..command_line.config import Config, whole_periods
 from ..errors import UsageError
+from ..explanations import with_flags
 from ..host import threads
-from ..host.explanations import with_flags
 from . import agreement, fingerprints, names, progress
 from . import splits as datasplits
 from .names import Names

@@ -20,7 +20,7 @@ from ...engine.data.waiting import of_files
 from ...engine.step.batches import fields
 from ..command_line.config import Config
 from ..errors import UsageError
-from ..host.explanations import with_flags
+from ..explanations import with_flags
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags

@@ -433,7 +433,7 @@ def test_help_may_be_cut_short_by_its_reader():
 def test_every_flag_that_launch_defines_is_in_a_group():
     from absl import flags
 
-    from crankshaft.launch.benchmark import flags as of_benchmarks
+    from crankshaft.launch.command_line import benchmark_flags as of_benchmarks
     from crankshaft.launch.command_line import flags as ours
 
     by_module = flags.FLAGS.flags_by_module_dict()

@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import CheckpointError
+from crankshaft.launch import explanations
 from crankshaft.launch.command_line import flags  # noqa: F401 - defines them
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE
-from crankshaft.launch.host import explanations, files
+from crankshaft.launch.host import files
 
 
 def test_parameters_that_an_engine_error_names_are_told_as_flags():

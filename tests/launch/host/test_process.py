@@ -11,8 +11,9 @@ import pytest
 
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine import cpus
+from crankshaft.launch import explanations
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import explanations, process
+from crankshaft.launch.host import process
 from tests.launch.conftest import ROOT, Program
 from tests.runs import newest
 from tests.waiting import PATIENCE

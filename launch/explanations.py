@@ -11,12 +11,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from ...engine.data.source import SourceError, StuckReadError
-from ...engine.internals.errors import reason
-from ...input.splits import InputError
-from ..cluster.tf_config import ClusterError
-from ..command_line.groups import GROUPS
-from ..errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
+from ..engine.data.source import SourceError, StuckReadError
+from ..engine.internals.errors import reason
+from ..input.splits import InputError
+from .cluster.tf_config import ClusterError
+from .command_line.groups import GROUPS
+from .errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
@@ -116,12 +116,12 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
     try:
         import tensorflow as tf
 
-        from ...engine.checkpoints import CheckpointError
-        from ...engine.health.watchdog import LostPeerError
-        from ...engine.hooks import numerics
-        from ...engine.hooks.sync_check import OutOfSyncError
-        from ...engine.strategies.devices import DeviceError
-        from ...engine.strategies.parameter_server.coordinator import ClosureError
+        from ..engine.checkpoints import CheckpointError
+        from ..engine.health.watchdog import LostPeerError
+        from ..engine.hooks import numerics
+        from ..engine.hooks.sync_check import OutOfSyncError
+        from ..engine.strategies.devices import DeviceError
+        from ..engine.strategies.parameter_server.coordinator import ClosureError
     except Exception:  # the engine can't be imported, which is what `error` says
         return None
     if isinstance(error, (DeviceError, ClosureError)):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.launch.cluster import sidecar
+from crankshaft.launch.run import evaluator
 
 
 class State(tf.train.Checkpoint):
@@ -28,7 +28,7 @@ def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypa
         writer.save(step, {}, wait=True)
         with monkeypatch.context() as patch:
             patch.setattr(manifests, "sha256", lambda path: hashed.append(os.path.basename(path)) or sha256(path))
-            found = [each.step for each in sidecar.restored(session, newer_than=done)]
+            found = [each.step for each in evaluator.restored(session, newer_than=done)]
         assert found == [step]
         done = step
     parts = ("data-00000-of-00001", "index")

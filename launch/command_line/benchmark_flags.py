@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from absl import flags
 
-from ..command_line import rules
-from ..command_line.groups import group
+from . import rules
+from .groups import group
 
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 

@@ -13,11 +13,11 @@ from ...engine.hooks import Status, StopRequest, evaluation, saving
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
+from ..cluster import tf_config
 from ..command_line import checks
 from ..host.process import EXIT_CODES, Signals
-from ..run.modes import as_line
-from ..run.session import Session
-from . import tf_config
+from .modes import as_line
+from .session import Session
 
 _POLL_SECONDS = 1.0
 
