@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from ..engine.machine import cpus
-from . import errors
+from . import errors, explanations
 from .benchmark import program, turns
 from .cluster import listeners, own_network, restarts, shares
 from .cluster.supervisor import Spec, StartError, Supervisor
@@ -29,7 +29,7 @@ from .cluster.tf_config import SECRET
 from .command_line import given, help, own_flags, rules
 from .command_line.flags import GROUPS
 from .errors import UsageError
-from .host import explanations, process
+from .host import process
 
 _PROGRAM = "crankshaft local"
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps

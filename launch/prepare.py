@@ -21,10 +21,10 @@ from absl import flags
 
 from ..engine.machine import cpus
 from ..input.records.shard_writing import ShardRequest
-from . import errors
+from . import errors, explanations
 from .command_line import given, help, own_files, own_flags, registry, rules
 from .errors import UsageError
-from .host import explanations, process
+from .host import process
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
 
