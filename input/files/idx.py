@@ -8,6 +8,7 @@ import gzip
 import math
 import os
 import zlib
+from typing import IO
 
 import numpy as np
 
@@ -24,6 +25,7 @@ _TYPE_NAMES = {
 }
 _UINT8 = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
+_PIECE_BYTES = 1 << 24
 
 
 def find_idx(data_dir: str, name: str) -> str:
@@ -56,55 +58,60 @@ def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
     Raises:
       InputError: one line with the path, what was expected and what was found.
     """
-    content = _read_bytes(path)
-    if not content:
-        raise InputError(f"{path} is empty: expected an IDX file, found 0 bytes")
-    rank = len(shape)
-    _check_type(path, content, rank)
-    header_bytes = 4 + 4 * rank
-    if len(content) < header_bytes:
-        raise InputError(f"{path} is truncated: expected a header of {header_bytes} bytes, found {len(content)} bytes")
-    found_shape = tuple(int(n) for n in np.frombuffer(content, ">u4", count=rank, offset=4))
-    _check_shape(path, found_shape, shape)
-    expected_bytes = header_bytes + math.prod(found_shape)
-    if len(content) != expected_bytes:
-        problem = "is truncated" if len(content) < expected_bytes else "has trailing bytes"
-        raise InputError(
-            f"{path} {problem}: its header ({_times(found_shape)}) means {expected_bytes} bytes, "
-            f"found {len(content)} bytes"
-        )
-    return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(found_shape)
-
-
-def _read_bytes(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read()
+            is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            file.seek(0)
+            return _read_checked(path, gzip.open(file) if is_gzip else file, shape)
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing: expected an IDX file, found none") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    if not content.startswith(_GZIP_MAGIC):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
 
 
-def _check_type(path: str, content: bytes, rank: int) -> None:
+def _read_checked(path: str, file: IO[bytes], shape: tuple[int | None, ...]) -> np.ndarray:
+    """Reads the header, and once that has been checked no more than the values that it means, and one byte."""
+    rank = len(shape)
+    header_bytes = 4 + 4 * rank
+    header = file.read(header_bytes)
+    if not header:
+        raise InputError(f"{path} is empty: expected an IDX file, found 0 bytes")
+    _check_type(path, header, rank)
+    if len(header) < header_bytes:
+        raise InputError(f"{path} is truncated: expected a header of {header_bytes} bytes, found {len(header)} bytes")
+    found_shape = tuple(int(n) for n in np.frombuffer(header, ">u4", count=rank, offset=4))
+    _check_shape(path, found_shape, shape)
+    expected_bytes = math.prod(found_shape)
+    values = bytearray()
+    # A file that ends is read in pieces to its end, whatever its header says; the end is where gzip has its checksum.
+    while piece := file.read(min(_PIECE_BYTES, expected_bytes + 1 - len(values))):
+        values += piece
+    if len(values) != expected_bytes:
+        too_few = len(values) < expected_bytes
+        raise InputError(
+            f"{path} {'is truncated' if too_few else 'has trailing bytes'}: its header ({_times(found_shape)}) means "
+            f"{header_bytes + expected_bytes} bytes, found {header_bytes + len(values) if too_few else 'more'} bytes"
+        )
+    array = np.frombuffer(values, np.uint8).reshape(found_shape)
+    array.flags.writeable = False
+    return array
+
+
+def _check_type(path: str, header: bytes, rank: int) -> None:
     """Checks the magic number in three parts, so that the message can say which one is wrong."""
     expected = bytes([0, 0, _UINT8, rank])
-    if content[:4] == expected:
+    if header[:4] == expected:
         return
-    found = f"expected magic number 0x{expected.hex()}, found 0x{content[:4].hex()}"
-    if len(content) < 4:
+    found = f"expected magic number 0x{expected.hex()}, found 0x{header[:4].hex()}"
+    if len(header) < 4:
         raise InputError(f"{path} is truncated: {found}")
-    if content[:2] != b"\0\0" or content[2] not in _TYPE_NAMES:
+    if header[:2] != b"\0\0" or header[2] not in _TYPE_NAMES:
         raise InputError(f"{path} is not an IDX file: {found}")
-    if content[2] != _UINT8:
-        raise InputError(f"{path} holds {_TYPE_NAMES[content[2]]}, not uint8: {found}")
-    raise InputError(f"{path} holds arrays of {content[3]} axes, not {rank}: {found}")
+    if header[2] != _UINT8:
+        raise InputError(f"{path} holds {_TYPE_NAMES[header[2]]}, not uint8: {found}")
+    raise InputError(f"{path} holds arrays of {header[3]} axes, not {rank}: {found}")
 
 
 def _check_shape(path: str, found: tuple[int, ...], expected: tuple[int | None, ...]) -> None:

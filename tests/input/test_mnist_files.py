@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -136,13 +137,31 @@ def test_truncated_and_trailing_bytes_are_counted(tmp_path, name, compressed):
     path = tmp_path / (name + ".gz" if compressed else name)
     pack = gzip.compress if compressed else bytes
     whole = idx_bytes(arrays[name])
-    for content, problem in [(whole[:-1], "truncated"), (whole + b"\0\0", "trailing bytes")]:
+    cut, longer = (whole[:-1], "truncated", len(whole) - 1), (whole + b"\0\0", "trailing bytes", "more")
+    for content, problem, found in (cut, longer):
         path.write_bytes(pack(content))
         message = refusal(tmp_path)
         assert str(path) in message
         assert problem in message
         assert f"{len(whole)} bytes" in message
-        assert f"found {len(content)} bytes" in message
+        assert f"found {found} bytes" in message
+
+
+def test_no_more_is_unpacked_than_a_header_means(folder):
+    bomb = gzip.compress(bytes(1 << 26))  # 64 MB of zeros
+    for header, problem in ((b"", "not an IDX file"), (idx_bytes(np.zeros(1, np.uint8)), "trailing bytes")):
+        (folder / TRAIN_LABELS).write_bytes(gzip.compress(header) + bomb)
+        tracemalloc.start()
+        try:
+            assert problem in refusal(folder)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 22
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_header_that_means_more_than_memory_is_a_truncated_file(folder):
+    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(1, np.uint8))[:4] + b"\xff\xff\xff\xff" + bytes(3))
+    assert "truncated: its header (4294967295) means 4294967303 bytes, found 11 bytes" in refusal(folder)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 15])
