@@ -37,7 +37,7 @@ FEATURES = ("--input_arg=features=image:uint8:28x28x1,label:int64", "--input_arg
 
 def peer(way: str, folder: str, *flags: str, cold: bool = False, times: int = 1) -> Process:
     more = [f"--times={times}", *(["--cold"] if cold else []), *MORE]
-    return Process([PYTHON, PEER, f"--way={way}", f"--folder={folder}", *more, "--", *flags])
+    return Process([PYTHON, *PEER, f"--way={way}", f"--folder={folder}", *more, "--", *flags])
 
 
 def ours(folder: str, *flags: str, cold: bool = False, times: int = 1) -> Process:
@@ -85,6 +85,7 @@ def array_record(folder: str, turns: int) -> None:
 def images(folder: str, turns: int) -> None:
     write_pictures(folder)
     peers = {"tf.data, as its guide advises": peer("images", folder)}
+    peers["tf.data, by the accurate transform"] = peer("images_accurate", folder)
     peers["crankshaft"] = ours(folder, "--input=images")
     compare("JPEGs to 224x224, crop and flip", peers, 32, turns)
 

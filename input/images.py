@@ -20,6 +20,12 @@ from .splits import InputError, Splits, check_at_least
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xae\x42\x60\x82"
+# Where libjpeg finds the next marker, markers with an image's size after them, and markers that stand alone.
+_MARKER = re.compile(rb"\xff+([^\0\xff])")
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_ALONE = {0x01, *range(0xD0, 0xDA)}
+# TensorFlow's default is a fast integer transform, which differs from libjpeg's default by up to 255 a pixel.
+_TRANSFORM = "INTEGER_ACCURATE"
 _ASPECTS = (3 / 4, 4 / 3)  # of a random crop, width to height
 _SIDE_BY_SIDE = 8  # images that are decoded at once, if there are as many threads
 _PIXELS = ("float32", "uint8")
@@ -37,6 +43,7 @@ def load(
     flip: bool = True,
     crop: float = 0.875,
     pixels: str = "float32",
+    max_pixels: int = 50_000_000,
 ) -> Splits:
     """Finds the images; reads none yet.
 
@@ -59,6 +66,7 @@ def load(
       crop: share of the shorter side that is the centre.
       pixels: float32 in [0, 1], as the project's models take them, or uint8 from 0 to 255, a quarter of the memory, for
         a model that scales them itself.
+      max_pixels: an image file of more is refused before it is decoded; a few hundred kilobytes may hold gigabytes.
 
     Returns:
       Sources of features [size, size, channels] and labels int32.
@@ -66,15 +74,8 @@ def load(
     Raises:
       InputError: nothing is there, or an argument is out of range.
     """
-    check_at_least("size", size, 1)
-    if channels not in (1, 3):
-        raise InputError(f"channels={channels} is not possible; use 3 for colours or 1 for grey")
-    for name, share in (("min_area", min_area), ("crop", crop)):
-        if not 0 < share <= 1:
-            raise InputError(f"{name}={share:g} is no share; use a number above 0, up to 1")
-    if pixels not in _PIXELS:
-        raise InputError(f"pixels={pixels} is unknown; use one of {', '.join(_PIXELS)}")
-    form = ImageForm(size, channels, crop, pixels)
+    _check_share("min_area", min_area)
+    form = ImageForm(size, channels, crop, pixels, max_pixels)
     train = labelled_files.find(data_dir, _SUFFIXES, "data_dir")
     evaluation = eval_data_dir and labelled_files.find(eval_data_dir, _SUFFIXES, "eval_data_dir", train)
     names = train.names and hashlib.sha256("\0".join(train.names).encode()).digest()
@@ -95,6 +96,21 @@ class ImageForm:
     channels: int
     crop: float
     pixels: str
+    max_pixels: int = dataclasses.field(repr=False)  # it changes no example
+
+    def __post_init__(self):
+        check_at_least("size", self.size, 1)
+        check_at_least("max_pixels", self.max_pixels, 1)
+        if self.channels not in (1, 3):
+            raise InputError(f"channels={self.channels} is not possible; use 3 for colours or 1 for grey")
+        _check_share("crop", self.crop)
+        if self.pixels not in _PIXELS:
+            raise InputError(f"pixels={self.pixels} is unknown; use one of {', '.join(_PIXELS)}")
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise InputError(f"{name}={share:g} is no share; use a number above 0, up to 1")
 
 
 class Images(Source):
@@ -134,6 +150,9 @@ class Images(Source):
         if not content.startswith((_JPEG, _PNG)):
             what = f"begins with {content[:8]!r}" if content else "is empty"
             raise self._bad(example, f"{what}, as no JPEG or PNG does")
+        if (pixels := _num_pixels(content)) > (most := self._form.max_pixels):
+            what = f"has {pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is one to train on"
+            raise self._bad(example, what)
         if not content.endswith((_JPEG_END, _PNG_END)) and not self._decodes[example]:
             self._decode_all_of(example, content)  # cut off, most likely, and a part of it may decode
         return content
@@ -148,7 +167,10 @@ class Images(Source):
 
         try:
             with tf.device("CPU:0"):
-                (tf.io.decode_jpeg if content.startswith(_JPEG) else tf.io.decode_png)(content)
+                if content.startswith(_JPEG):
+                    tf.io.decode_jpeg(content, dct_method=_TRANSFORM)
+                else:
+                    tf.io.decode_png(content)
         except tf.errors.InvalidArgumentError as error:
             why = re.sub(r"\{\{.*?\}\} *", "", next(iter(error.message.splitlines()), ""))  # without the kernel's place
             raise self._bad(example, f"does not decode ({why.rstrip('.')})") from None
@@ -182,7 +204,7 @@ class Images(Source):
 
         def of_jpeg():  # only what is in the window is decoded
             window = self._window(tf.image.extract_jpeg_shape(content), seed)
-            return tf.image.decode_and_crop_jpeg(content, window, channels=channels)
+            return tf.image.decode_and_crop_jpeg(content, window, channels=channels, dct_method=_TRANSFORM)
 
         def of_png():
             image = tf.io.decode_png(content, channels=channels)
@@ -225,7 +247,21 @@ class Images(Source):
         return self._files.paths
 
     def identity(self) -> str:
-        digest = hashlib.sha256(repr((self._form, self._min_area, self._flip)).encode())
+        digest = hashlib.sha256(repr((_TRANSFORM, self._form, self._min_area, self._flip)).encode())
         for path, nbytes, label in zip(self._found.paths, self._files.sizes, self._found.labels.tolist(), strict=True):
             digest.update(f"{os.path.basename(path)} {nbytes} {label}\n".encode())
         return digest.hexdigest()
+
+
+def _num_pixels(content: bytes) -> int:
+    """Returns how many pixels a JPEG or PNG file has by its header; 0 if that does not say."""
+    if content.startswith(_PNG):
+        return int.from_bytes(content[16:20], "big") * int.from_bytes(content[20:24], "big")
+    at = 2
+    while marker := _MARKER.search(content, at):
+        at, code = marker.end(), marker[1][0]
+        if code in _FRAMES:
+            return int.from_bytes(content[at + 3 : at + 5], "big") * int.from_bytes(content[at + 5 : at + 7], "big")
+        if code not in _ALONE:
+            at += int.from_bytes(content[at : at + 2], "big")
+    return 0

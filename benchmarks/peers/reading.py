@@ -7,6 +7,7 @@ after the dashes. `--cold` drops the files' pages before each piece.
 from __future__ import annotations
 
 import argparse
+import functools
 import glob
 import os
 import tempfile
@@ -23,9 +24,9 @@ SIZE = 224
 
 def crankshaft(folder: str, flags: list[str]) -> Callable[[int], None]:
     """Reads as a run does, by the part of its step that is input."""
-    import bare
-
     from crankshaft.launch.benchmark.measure import parts
+
+    from .. import bare
 
     bare.tune()
     run_dir = tempfile.mkdtemp(prefix="crankshaft-reading-")
@@ -81,8 +82,8 @@ def hundred(tf, folder: str):
     return parsed.rebatch(BATCH).prefetch(tf.data.AUTOTUNE)
 
 
-def images(tf, folder: str):
-    """Files of images, decoded within a random crop, resized, flipped."""
+def images(tf, folder: str, transform: str = ""):
+    """Files of images, decoded within a random crop, resized, flipped; by a transform of JPEG's other than the fast."""
     paths = sorted(glob.glob(f"{folder}/*/*.jpg"))
 
     def decode(path):
@@ -93,8 +94,8 @@ def images(tf, folder: str):
             shape, box, area_range=(0.08, 1.0), aspect_ratio_range=(3 / 4, 4 / 3), use_image_if_no_bounding_boxes=True
         )
         window = tf.stack([begin[0], begin[1], size[0], size[1]])
-        image = tf.image.resize(tf.image.decode_and_crop_jpeg(content, window, channels=3), [SIZE, SIZE])
-        return tf.image.random_flip_left_right(image) / 255.0, 0
+        image = tf.image.decode_and_crop_jpeg(content, window, channels=3, dct_method=transform)
+        return tf.image.random_flip_left_right(tf.image.resize(image, [SIZE, SIZE])) / 255.0, 0
 
     data = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths)).repeat()
     return data.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH).prefetch(tf.data.AUTOTUNE)
@@ -152,6 +153,7 @@ WAYS: dict[str, Callable[[str, list[str]], Callable[[int], None]]] = {
     "guide": tf_data(guide),
     "hundred": tf_data(hundred),
     "images": tf_data(images),
+    "images_accurate": tf_data(functools.partial(images, transform="INTEGER_ACCURATE")),
     "windows": tf_data(windows),
     "grain": grain,
     "end_to_end": end_to_end,

@@ -8,7 +8,7 @@ import gzip
 import math
 import os
 import zlib
-from typing import IO
+from io import BufferedReader
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _read_checked(path: str, file: IO[bytes], shape: tuple[int | None, ...]) -> np.ndarray:
+def _read_checked(path: str, file: gzip.GzipFile | BufferedReader, shape: tuple[int | None, ...]) -> np.ndarray:
     """Reads the header, and once that has been checked no more than the values that it means, and one byte."""
     rank = len(shape)
     header_bytes = 4 + 4 * rank

@@ -1,12 +1,15 @@
 """Image files: found and numbered, decoded and drawn by (seed, epoch, example) alone, and refused in one line."""
 
+import io
 import os
 import pathlib
 import re
+import struct
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import Order
@@ -90,6 +93,19 @@ def test_the_centre_is_what_an_evaluation_gets(tmp_path, encode, pixels):
     centre = tf.image.resize(picture(3)[4:36, 14:46], [16, 16]).numpy()
     shades = found * 255 if pixels == "float32" else found
     np.testing.assert_allclose(shades, centre, atol=3 if encode is jpeg else 0.51)  # JPEG loses a little
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("form", [{"subsampling": 0}, {"subsampling": 2}, {"progressive": True}], ids=str)
+def test_a_jpeg_is_decoded_as_pillow_does(tmp_path, mode, form):
+    """Blocks of black and white: by TensorFlow's fast transform whole blocks are off, by up to 255."""
+    blocks = np.random.default_rng(0).integers(0, 2, (16, 16, len(mode)), np.uint8) * np.uint8(255)
+    content = io.BytesIO()
+    Image.fromarray(np.kron(blocks, np.ones((4, 4, 1), np.uint8)).squeeze()).save(content, "JPEG", quality=95, **form)
+    write(tmp_path / "a" / "1.jpg", content.getvalue())
+    arguments = {"size": 64, "channels": len(mode), "augment": False, "crop": 1.0, "pixels": "uint8"}
+    ((found,), _) = examples(loaded(tmp_path, **arguments).train)
+    np.testing.assert_array_equal(found.squeeze(), np.asarray(Image.open(content)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -229,6 +245,7 @@ def test_a_list_with_a_mistake_is_one_line(tmp_path, lines, said):
     ("arguments", "said"),
     [
         ({"size": 0}, "size=0 is too small"),
+        ({"max_pixels": 0}, "max_pixels=0 is too small"),
         ({"channels": 2}, "channels=2 is not possible"),
         ({"crop": 1.5}, "crop=1.5 is no share"),
         ({"min_area": 0.0}, "min_area=0 is no share"),
@@ -267,6 +284,37 @@ def test_an_image_that_does_not_decode_is_named(tmp_path, encode, damage):
     assert len(said) == 1
     good, _ = examples(train, at=[(bad + 1) % 5])
     np.testing.assert_array_equal(features[(bad + 1) % 5], good[0])
+
+
+def with_preview(content: bytes) -> bytes:
+    """A JPEG with what cameras put first: a smaller one of its own, here with the header of a larger one."""
+    preview = b"Exif\0\0\xff\xd8\xff\xc0\0\x11\x08" + struct.pack(">HH", 60000, 60000)
+    return content[:2] + b"\xff\xe1" + struct.pack(">H", 2 + len(preview)) + preview + content[2:]
+
+
+SORTS = {
+    "PNG": lambda: png(1),
+    "JPEG": lambda: jpeg(1),
+    "grey": lambda: jpeg(1, channels=1),
+    "progressive": lambda: tf.io.encode_jpeg(picture(1), progressive=True).numpy(),
+    "with a preview": lambda: with_preview(jpeg(1)),
+}
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_an_image_of_more_pixels_than_allowed_is_refused_by_its_header(tmp_path, sort):
+    write(tmp_path / "a" / "1.jpg", SORTS[sort]())
+    assert examples(loaded(tmp_path, max_pixels=40 * 60).train)[0].shape == (1, 16, 16, 3)
+    with pytest.raises(BadRecordError, match="has 2,400 pixels, and `max_pixels` allows 2,399; raise that, if it is "):
+        examples(loaded(tmp_path, max_pixels=40 * 60 - 1).train)
+    assert loaded(tmp_path).train.identity() == loaded(tmp_path, max_pixels=40 * 60).train.identity()
+
+
+def test_a_few_bytes_that_mean_gigabytes_are_not_decoded(tmp_path):
+    header = struct.pack(">II", 60000, 60000)
+    write(tmp_path / "a" / "1.png", png(1)[:16] + header + png(1)[24:])
+    with pytest.raises(BadRecordError, match=r"a/1\.png has 3,600,000,000 pixels, and `max_pixels` allows 50,000,000"):
+        examples(loaded(tmp_path).train)
 
 
 def test_each_of_a_hundred_flipped_bits_of_a_png_is_found(tmp_path):
