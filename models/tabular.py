@@ -126,8 +126,19 @@ class Tabular(Trainer):
             )
         fields = []
         for name, value in sorted(features.items()):
-            if tf.as_dtype(value.dtype).is_floating or not (self.takes_any_id or name in vocabulary):
+            dtype = tf.as_dtype(value.dtype)
+            if dtype.is_floating:
                 continue
+            if dtype == tf.string:
+                raise ValueError(
+                    f"{type(self).__module__} takes ids and numbers, and feature {name!r} is text; leave "
+                    "--input_arg=text=keep out, or make ids of it in the data function"
+                )
+            if not (self.takes_any_id or name in vocabulary):
+                raise ValueError(
+                    f"feature {name!r} holds integers, and the data does not say how many ids they are; use "
+                    "--model_arg hash_buckets=100000, or make numbers of them (--input_arg=numbers=NAME, float32)"
+                )
             rows = self.hash_buckets or self.table_capacity or vocabulary[name]
             columns = [None] if len(value.shape) == 1 else range(value.shape[1])
             fields += [Field(name, column, rows) for column in columns]
