@@ -1,6 +1,6 @@
-"""CSV files with a header, columns by name; their types are found, and they are indexed once.
+"""CSV files with a header, columns by name; types are found; made Parquet once, by `pyarrow`.
 
-Host code, NumPy only.
+Host code, NumPy and `pyarrow` only.
 """
 
 from __future__ import annotations
@@ -8,33 +8,30 @@ from __future__ import annotations
 import csv
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..engine.data.source import SourceError, Spec
+from ..engine.data.source import SourceError
 from .files import storage
-from .files.prepared import Writer, prepared, progress
+from .files.prepared import Prepared, Writer, prepared, progress
 from .files.storage import Files
 from .splits import InputError, Splits
-from .tables.columns import Choice, Group, Table, splits_of
+from .tables.columns import Choice, splits_of
+from .tables.csv_types import Converter, Finder, Unfit
+from .tables.parquet_table import Column, ParquetTable, first_line, library
 
 _PATTERNS = ("*.csv", "*.tsv")
 _EXPECTED = "CSV files (*.csv, else *.tsv)"
 _GROUP_ROWS = 1024
-_MOST_TEXTS = 4096  # different ones of a column, that the prepared file says
-_INDEX = np.dtype("<u8")
-_END = np.dtype("<u4")
-_CHECKSUM_BYTES = 4
+_LARGE_BYTES, _LARGE_GROUP_ROWS = 256 << 20, 8192  # of larger files: what is known of each group takes memory
+_BLOCK_BYTES = 4 << 20  # that are parsed at once
+_BLOCK_BYTES_A_COLUMN = 1 << 10  # or more, for as many records as make a call for each column worth it
+_MOST_RECORD_BYTES = 256 << 20
 _GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
 _SHOWN = 40  # characters of a field in a message
-# What a column may be, in the order in which it is tried, and how that is called.
-_KINDS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
-    "int": (int, np.dtype("<i8"), "an integer"),
-    "float": (float, np.dtype("<f4"), "a number"),
-    "text": (str, np.dtype(object), "text"),
-}
 
 
 def load(
@@ -44,17 +41,21 @@ def load(
     label: str = "label",
     features: tuple[str, ...] = (),
     numbers: tuple[str, ...] = (),
+    texts: tuple[str, ...] = (),
+    text: str = "category",
     array: bool = False,
     missing: str = "refuse",
     delimiter: str = ",",
     eval_data_dir: str = "",
     prepared_dir: str = "",
+    validation_split: float = 0.0,
 ) -> Splits:
     """Reads CSV in UTF-8 whose first record names the columns; fields may be quoted, and have line breaks then.
 
-    A column whose values are all integers is int64, one of numbers float32, any other text; an empty field has no
-    value, but in a column of text. A column of integers from 0 on is ids, for models with tables of embeddings, unless
-    `numbers` names it. The files are read twice, once, and kept in typed form, see `input.files.prepared`.
+    A column whose values are all integers is int64, one of numbers float32, one of dates or times as ISO 8601 has them
+    a date or timestamp, any other text, and one of integers with leading zeros or beyond int64; an empty field has no
+    value, but in a column of text. All else is as `input.parquet` has it: the files are read once and kept as Parquet,
+    see `input.files.prepared`.
 
     Args:
       data_dir: a folder, whose *.csv are read (*.tsv where there are none), files or globs, with commas between.
@@ -62,36 +63,43 @@ def load(
       label: the column of labels; text is numbered in its order; `none` where there is none.
       features: columns; all others by default.
       numbers: columns of integers that are read as float32.
+      texts: columns that are text, whatever they look like.
+      text: what is made of text: a `category`, ids by the words of training, 0 for others; ids by a `hash` of 64 bits,
+        for models that hash ids; or `keep`.
       array: whether features are one float32 array, [columns], in place of a dict by name.
-      missing: `refuse` records without a value, as bad ones; or read `zero`.
+      missing: `refuse` records without a value, as bad ones; or read `zero`, the `mean` of training, or a number; or
+        `column`, which reads 0 and says so in a feature NAME.missing. Of ids and text it is id 0 then.
       delimiter: between fields: a character, or `tab`.
       eval_data_dir: the files to evaluate on, as data_dir; their columns' types are those to train on.
-      prepared_dir: where the typed form is kept, in place of `.crankshaft` beside the files.
+      prepared_dir: where the Parquet file is kept, in place of `.crankshaft` beside the files.
+      validation_split: the share of the records that is not trained on, of which no words and means are learnt.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
 
     Raises:
-      InputError: there are no such files, a record is malformed, or the columns are not those.
+      InputError: the library is not installed, there are no such files, a record is malformed, or the columns are not
+        those.
     """
-    choice = Choice(label, features, numbers, array, missing)
+    choice = Choice(label, features, numbers, array, missing, text, validation_split)
     delimiter = "\t" if delimiter == "tab" else delimiter
-    if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise InputError(f"delimiter={delimiter} is no delimiter; give one character, or tab")
-    train = CsvTable(Files(storage.find(data_dir, _PATTERNS, _EXPECTED)), delimiter, prepared_dir)
+    if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
+        raise InputError(f"delimiter={delimiter} is not a delimiter; give one character of ASCII, or tab")
+    train = CsvTable(Files(storage.find(data_dir, _PATTERNS, _EXPECTED)), delimiter, texts, prepared_dir)
     evaluation = None
     if eval_data_dir:
         files = Files(storage.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir"))
-        evaluation = CsvTable(files, delimiter, prepared_dir, like=train)
+        evaluation = CsvTable(files, delimiter, texts, prepared_dir, like=train)
     return splits_of(train, evaluation, choice)
 
 
-class CsvTable(Table):
-    """Records of CSV files, of which each has the same header, from the typed form that is prepared of them.
+class CsvTable(ParquetTable):
+    """Records of CSV files, of which each has the same header, from the Parquet file that is prepared of them.
 
     Args:
       files: of them.
       delimiter: between fields.
+      texts: columns that are text.
       prepared_dir: see `prepared`.
       like: the table whose columns' types these have; None finds them.
 
@@ -100,217 +108,293 @@ class CsvTable(Table):
       SourceError: what was prepared is damaged.
     """
 
-    def __init__(self, files: Files, delimiter: str, prepared_dir: str | None, like: CsvTable | None = None):
-        self.where = files.paths[0]
-        self._paths = files.paths
+    cure = "remove the file, it is made again"
+
+    def __init__(
+        self,
+        files: Files,
+        delimiter: str,
+        texts: Sequence[str],
+        prepared_dir: str | None,
+        like: CsvTable | None = None,
+    ):
+        library("csv")
+        self._csv_paths = files.paths
         kinds = like.kinds if like else None
 
         def write(writer: Writer) -> None:
-            _write(writer, files, delimiter, kinds, like.where if like else None)
+            _write(writer, files, delimiter, texts, kinds, like.where if like else None)
 
-        found = prepared(files, "csv", {"delimiter": delimiter, "kinds": kinds}, write, prepared_dir)
-        self._prepared, self._about, self.paths = found, found.about, [found.path]
-        self.kinds: dict[str, str] = found.about["kinds"]
-        self.columns = {name: Spec((), _KINDS[kind][1].newbyteorder("=")) for name, kind in self.kinds.items()}
-        rows = sum(found.about["records"])
-        groups = -(-rows // _GROUP_ROWS)
-        self.group_rows = np.minimum(_GROUP_ROWS, rows - _GROUP_ROWS * np.arange(groups))
-        index = found.read(found.about["index"], (groups + 1) * _INDEX.itemsize)
-        self._offsets = np.frombuffer(index, _INDEX).astype(np.int64)
-        if self._offsets[0] or (np.diff(self._offsets) <= 0).any() or self._offsets[-1] != found.about["index"]:
-            raise SourceError(
-                f"{found.path}: its index is damaged (groups do not follow one another); remove the file, it is "
-                "made anew"
-            )
-        self.identity = f"{rows} records of {found.about['digest']}"
-
-    def read(self, group: int, names: list[str]) -> Group:
-        first, stop = self._offsets[group : group + 2].tolist()
-        data = self._prepared.read(first, stop - first)
-        body = data[:-_CHECKSUM_BYTES]
-        if zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little") != data[-_CHECKSUM_BYTES:]:
-            raise SourceError(str(self._prepared.damaged(f"group {group}")))
-        return _unpacked(body, int(self.group_rows[group]), self.kinds, {*names})
+        made_by = {"delimiter": delimiter, "kinds": kinds, "texts": [*texts]}
+        made = prepared(files, "csv", made_by, write, prepared_dir)
+        super().__init__(Files([made.path]), (), [_metadata(made)])
+        self.kinds: dict[str, str] = made.about["kinds"]
+        self._records: list[int] = made.about["records"]
+        self.where = files.paths[0]
+        for name, why in made.about["why"].items():
+            self.columns[name] = Column("text", why=why)
+        self.identity = f"{sum(self._records)} records of {made.about['files']}"
 
     def describe_row(self, group: int, row: int) -> str:
-        row += group * _GROUP_ROWS
-        for path, records in zip(self._paths, self._about["records"], strict=True):
+        row += int(self.group_rows[:group].sum())
+        for path, records in zip(self._csv_paths, self._records, strict=True):
             if row < records:
                 return f"{path}, record {row + 1}"
             row -= records
         raise IndexError(row)
 
-    def extremes(self, name: str) -> tuple[int, int] | None:
-        found = self._about["extremes"][name]
-        return (found[0], found[1]) if found else None
 
-    def texts(self, name: str) -> list[bytes]:
-        found = self._about["texts"][name]
-        return super().texts(name) if found is None else sorted(text.encode() for text in found)
+def _metadata(made: Prepared) -> Any:
+    """Reads the Parquet file's metadata, which stand before what the file says of itself."""
+    import pyarrow
+    import pyarrow.parquet
 
-
-def _packed(arrays: list[np.ndarray], missing: list[np.ndarray]) -> bytes:
-    """Packs columns: of each whether any value is missing, and which are; of text the ends, then the bytes."""
-    parts: list[bytes] = []
-    for array, gone in zip(arrays, missing, strict=True):
-        parts.append(gone.any().tobytes())
-        if gone.any():
-            parts.append(gone.tobytes())
-        if array.dtype == object:
-            parts += [np.cumsum([len(text) for text in array]).astype(_END).tobytes(), *array]
-        else:
-            parts.append(array.tobytes())
-    body = b"".join(parts)
-    return body + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")
+    offset, length, checksum = made.about["metadata"]
+    data = made.read(offset, length)
+    if zlib.crc32(data) != checksum:
+        raise SourceError(str(made.damaged("its index")))
+    return pyarrow.parquet.read_metadata(pyarrow.BufferReader(data))
 
 
-def _unpacked(body: bytes, rows: int, kinds: dict[str, str], names: set[str]) -> Group:
-    found, at = Group({}, {}, {}), 0
-    for name, kind in kinds.items():
-        dtype = _KINDS[kind][1]
-        any_missing, at = body[at], at + 1
-        if any_missing:
-            if name in names:
-                found.missing[name] = np.frombuffer(body, bool, rows, at)
-            at += rows
-        if kind != "text":
-            if name in names:
-                found.arrays[name] = np.frombuffer(body, dtype, rows, at).astype(dtype.newbyteorder("="))
-            at += rows * dtype.itemsize
-            continue
-        ends = np.frombuffer(body, _END, rows, at).tolist()
-        at += rows * _END.itemsize
-        if name in names:
-            texts = np.empty(rows, object)
-            texts[:] = [body[at + first : at + end] for first, end in zip([0, *ends[:-1]], ends, strict=True)]
-            found.arrays[name] = texts
-        at += ends[-1]
-    return found
+class _Sink:
+    """What `pyarrow` writes to: a `Writer`, of which the last bytes are kept."""
+
+    closed = False
+
+    def __init__(self, writer: Writer):
+        self._writer = writer
+        self._last: list[bytes] = []
+
+    def tell(self) -> int:
+        return self._writer.offset
+
+    def write(self, data) -> None:
+        self._last = [*self._last[-2:], bytes(data)]  # a footer is three: metadata, their length, a mark
+        self._writer.write(self._last[-1])
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def metadata(self) -> tuple[int, int, int]:
+        """Returns where the metadata of the file begin that was written, their bytes, and a checksum."""
+        last = b"".join(self._last)
+        return self._writer.offset - len(last), len(last), zlib.crc32(last)
 
 
-def _write(writer: Writer, files: Files, delimiter: str, kinds: dict[str, str] | None, like: str | None) -> None:
-    """Writes the records of all files: groups of typed columns, and where each begins."""
-    passes = 1 if kinds else 2
-    done = progress(f"preparing {files.paths[0]}", passes * sum(files.sizes))
-    header = _header(files, delimiter)
+def _write(
+    writer: Writer,
+    files: Files,
+    delimiter: str,
+    texts: Sequence[str],
+    kinds: dict[str, str] | None,
+    like: str | None,
+) -> None:
+    """Writes the records of all files as Parquet, and says what they are."""
+    reading = _Reading(files, delimiter, passes=1 if kinds else 2)
+    why: dict[str, str] = {}
     if kinds is None:
-        kinds = _kinds(header, _records(files, delimiter, header, done, 0))
-    elif [*kinds] != header:
-        raise InputError(f"{files.paths[0]} has the columns {', '.join(header)}, and {like} {', '.join(kinds)}")
-    packing = _Packing(writer, kinds, like)
-    for path, rows in _records(files, delimiter, header, done, (passes - 1) * sum(files.sizes)):
-        packing.add(path, rows)
-    packing.end(files)
+        finders = [Finder("text" if name in texts else None) for name in reading.names]
+        for _, batch in reading.batches():
+            for finder, column in zip(finders, batch.columns, strict=True):
+                finder.add(column)
+        ends = dict(zip(reading.names, (finder.end() for finder in finders), strict=True))
+        kinds = {name: kind for name, (kind, _) in ends.items()}
+        why = {name: reason for name, (_, reason) in ends.items() if reason}
+    elif [*kinds] != reading.names:
+        raise InputError(f"{files.paths[0]} has the columns {', '.join(reading.names)}, and {like} {', '.join(kinds)}")
+    records = _write_parquet(writer, reading, kinds, like)
+    writer.about.update(
+        kinds=kinds, why=why, records=[records.get(path, 0) for path in files.paths], files=reading.digest
+    )
 
 
-class _Packing:
-    """Gathers records to groups and writes these."""
+def _write_parquet(writer: Writer, reading: _Reading, kinds: dict[str, str], like: str | None) -> dict[str, int]:
+    """Writes row groups; returns how many records each file has."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    def __init__(self, writer: Writer, kinds: dict[str, str], like: str | None):
-        self._writer, self._kinds, self._like = writer, kinds, like
-        self._offsets: list[int] = []
-        self._rows: list[list[str]] = []  # of the group that is not full yet
-        self._records: dict[str, int] = {}
-        self._extremes: dict[str, list[int]] = {name: [] for name, kind in kinds.items() if kind == "int"}
-        self._texts: dict[str, set[str] | None] = {name: set() for name, kind in kinds.items() if kind == "text"}
-
-    def add(self, path: str, rows: list[list[str]]) -> None:
-        """Adds records of a file."""
-        before = self._records.get(path, 0)
-        for number, (name, fields) in enumerate(zip(self._kinds, zip(*rows, strict=True), strict=True)):
-            self._check(path, before, number, name, fields)
-        self._records[path] = before + len(rows)
-        self._rows += rows
-        while len(self._rows) >= _GROUP_ROWS:
-            self._write(self._rows[:_GROUP_ROWS])
-            self._rows = self._rows[_GROUP_ROWS:]
-
-    def end(self, files: Files) -> None:
-        """Writes what is left, and where groups begin."""
-        if self._rows:
-            self._write(self._rows)
-        writer = self._writer
-        writer.about.update(
-            kinds=self._kinds,
-            records=[self._records.get(path, 0) for path in files.paths],
-            index=writer.offset,
-            extremes=self._extremes,
-            texts={name: None if found is None else sorted(found) for name, found in self._texts.items()},
-        )
-        writer.write(np.array([*self._offsets, writer.offset], _INDEX).tobytes())
-
-    def _check(self, path: str, before: int, number: int, name: str, fields: tuple[str, ...]) -> None:
-        parse, _, wanted = _KINDS[self._kinds[name]]
-        if self._like is None or parse is str:
-            return  # the types were found in these files
-        for row, field in enumerate(fields):
-            if field and not _is(parse, field):
-                raise InputError(
-                    f"{path}, record {before + row + 1}: column {name!r}: expected {wanted}, as in {self._like}, found "
-                    f"{field[:_SHOWN]!r}; mend it"
-                )
-
-    def _write(self, rows: list[list[str]]) -> None:
-        arrays, missing = [], []
-        for (name, kind), fields in zip(self._kinds.items(), zip(*rows, strict=True), strict=True):
-            parse, dtype, _ = _KINDS[kind]
-            if kind == "text":
-                array = np.empty(len(fields), object)
-                array[:] = [field.encode() for field in fields]
-                gone = np.zeros(len(fields), bool)
-                texts = self._texts[name]
-                if texts is not None and len(texts) <= _MOST_TEXTS:
-                    texts |= {*fields}
-                    self._texts[name] = texts if len(texts) <= _MOST_TEXTS else None
-            else:
-                array = np.array([parse(field) if field else 0 for field in fields]).astype(dtype)
-                gone = np.array([not field for field in fields]) | (array != array)  # NaN counts as missing
-                array[gone] = 0
-            if kind == "int" and not gone.all():
-                there = [*self._extremes[name], int(array[~gone].min()), int(array[~gone].max())]
-                self._extremes[name] = [min(there), max(there)]
-            arrays.append(array)
-            missing.append(gone)
-        self._offsets.append(self._writer.offset)
-        self._writer.write(_packed(arrays, missing))
+    sink = _Sink(writer)
+    converters = [Converter(kind) for kind in kinds.values()]
+    schema = pa.schema([(name, converter.type) for name, converter in zip(kinds, converters, strict=True)])
+    records: dict[str, int] = {}
+    group_rows = _GROUP_ROWS if reading.nbytes < _LARGE_BYTES else _LARGE_GROUP_ROWS
+    rest = schema.empty_table()
+    # Plain pages are what NumPy reads; the checksums find flipped bits.
+    how: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    how["write_statistics"] = [name for name, kind in kinds.items() if kind == "int"]  # see `ParquetTable.extremes`
+    with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, **how) as parquet:
+        for path, batch in reading.batches():
+            columns = []
+            for name, converter, column in zip(kinds, converters, batch.columns, strict=True):
+                try:
+                    columns.append(converter.convert(column))
+                except Unfit as unfit:
+                    raise InputError(
+                        f"{path}, record {records.get(path, 0) + unfit.row + 1}: column {name!r}: expected "
+                        f"{converter.expects}, as in {like}, found {unfit.field[:_SHOWN]!r}; mend it"
+                    ) from None
+            records[path] = records.get(path, 0) + batch.num_rows
+            rest = pa.concat_tables([rest, pa.table(columns, schema=schema)])
+            whole = len(rest) - len(rest) % group_rows
+            if whole:
+                parquet.write_table(rest[:whole], row_group_size=group_rows)
+                rest = rest[whole:].combine_chunks()
+        if len(rest):
+            parquet.write_table(rest, row_group_size=group_rows)
+    writer.about["metadata"] = sink.metadata()
+    return records
 
 
-def _kinds(header: list[str], records: Iterator[tuple[str, list[list[str]]]]) -> dict[str, str]:
-    """Finds each column's type: the first in `_KINDS` that all of its values are."""
-    order = [*_KINDS]
-    ranks = [0] * len(header)
-    there = [False] * len(header)
-    for _, rows in records:
-        for column, fields in enumerate(zip(*rows, strict=True)):
-            values = {field for field in fields if field}
-            there[column] |= bool(values)
-            while ranks[column] < len(order) - 1 and not all(_is(_KINDS[order[ranks[column]]][0], x) for x in values):
-                ranks[column] += 1
-    return {name: order[rank] if any_ else "text" for name, rank, any_ in zip(header, ranks, there, strict=True)}
+class _Reading:
+    """Reads the records of CSV files, in order, as batches of text columns; each mistake is one line.
+
+    `pyarrow` parses; what it lets pass (a quote that is not closed, or is followed by text) is found by counting
+    quotes, and where something is wrong, a slow parser says what and in which line.
+
+    Args:
+      files: of them.
+      delimiter: between fields.
+      passes: how often they will be read, for lines of progress.
+
+    Attributes:
+      names: of the columns.
+      nbytes: of all files.
+      digest: of these bytes, once they were read.
+    """
+
+    def __init__(self, files: Files, delimiter: str, passes: int):
+        self._files, self._delimiter = files, delimiter
+        self._raw_names, self.names = _header(files, delimiter)
+        self._block_bytes = max(_BLOCK_BYTES, _BLOCK_BYTES_A_COLUMN * len(self.names))
+        self.nbytes = sum(files.sizes)
+        self._done = progress(f"preparing {files.paths[0]}", passes * self.nbytes)
+        self._bytes_before = 0  # in the passes that are over
+        self._is_checked = False
+        self.digest = 0
+
+    def batches(self) -> Iterator[tuple[str, Any]]:
+        """Yields (path, batch) with all records; may be called again."""
+        self.digest = 0
+        for number, path in enumerate(self._files.paths):
+            records, parses = 0, True
+            while parses:  # again, in larger blocks, where a record does not fit in one
+                stream, skip = _Stream(self._files.stream(number), self._delimiter), records
+                try:
+                    for batch in self._parsed(stream):
+                        new = batch.slice(min(skip, batch.num_rows))
+                        skip -= batch.num_rows - new.num_rows
+                        records += new.num_rows
+                        if new.num_rows:
+                            yield path, new
+                        self._done(self._bytes_before + stream.tell())
+                    parses = False
+                except _arrow_invalid() as error:
+                    self._refuse_mistakes()
+                    if "straddl" not in str(error) or self._block_bytes >= _MOST_RECORD_BYTES:
+                        raise InputError(f"{path} can't be read as CSV ({first_line(error)}); mend it") from None
+                    self._block_bytes *= 8
+            if not records or stream.ends_within_quotes():
+                self._refuse_mistakes()
+            self.digest = zlib.crc32(stream.digest.to_bytes(4, "little"), self.digest)
+            self._bytes_before += self._files.sizes[number]
+
+    def _parsed(self, stream: _Stream) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyarrow import csv as arrow
+
+        try:
+            yield from arrow.open_csv(
+                pa.PythonFile(stream, "r"),
+                read_options=arrow.ReadOptions(block_size=self._block_bytes),
+                parse_options=arrow.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                convert_options=arrow.ConvertOptions(column_types=dict.fromkeys(self._raw_names, pa.string())),
+            )
+        finally:
+            stream.close()
+
+    def _refuse_mistakes(self) -> None:
+        """Raises `InputError` for the first record that is malformed; returns if there is none."""
+        if not self._is_checked:
+            limit = csv.field_size_limit(_MOST_RECORD_BYTES)
+            try:
+                for number, path in enumerate(self._files.paths):
+                    _check_records(path, self._files.stream(number), self._delimiter, len(self.names))
+            finally:
+                csv.field_size_limit(limit)
+        self._is_checked = True
 
 
-def _is(parse: Callable[[str], Any], field: str) -> bool:
-    try:
-        value = parse(field)
-    except ValueError:
-        return False
-    return "_" not in field and (parse is not int or -(2**63) <= value < 2**63)
+def _arrow_invalid() -> type[Exception]:
+    import pyarrow as pa
+
+    return pa.ArrowInvalid
 
 
-def _header(files: Files, delimiter: str) -> list[str]:
-    """Returns the names of the columns, which are the same in each file."""
+class _Stream:
+    """A file's bytes from beginning to end, for `pyarrow`; looks whether quotes stand where they may.
+
+    The first, third, ... quote opens a field, the others close one (two that follow one another do both). So before
+    the former, and after the latter, stands a delimiter, a line's end, or a quote.
+
+    Attributes:
+      digest: of the bytes that were read.
+    """
+
+    closed = False
+
+    def __init__(self, stream: io.BufferedReader, delimiter: str):
+        self._stream, self._between = stream, np.frombuffer(f'{delimiter}\r\n"'.encode(), np.uint8)
+        self._is_regular, self._quotes = True, 0
+        self._last = b"\n"  # the byte before those not looked at yet, and these
+        self.digest = 0
+
+    def read(self, nbytes: int = -1) -> bytes:
+        data = self._stream.read(nbytes)
+        self.digest = zlib.crc32(data, self.digest)
+        if self._is_regular:
+            self._look_at(data.removeprefix(_BOM) if self._last == b"\n" else data)
+        return data
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def ends_within_quotes(self) -> bool:
+        """Returns whether a quote was not closed, or one stood where it may not."""
+        self._look_at(b"\n")
+        return not self._is_regular or self._quotes % 2 == 1
+
+    def _look_at(self, data: bytes) -> None:
+        data, self._last = self._last + data, (self._last + data)[-2:]
+        if b'"' not in data:
+            return
+        codes = np.frombuffer(data, np.uint8)
+        at = 1 + np.flatnonzero(codes[1:-1] == ord('"'))
+        opens = (self._quotes + np.arange(len(at))) % 2 == 0
+        beside = codes[np.where(opens, at - 1, at + 1)]
+        self._is_regular &= bool(np.isin(beside, self._between).all())
+        self._quotes += len(at)
+
+
+def _header(files: Files, delimiter: str) -> tuple[list[str], list[str]]:
+    """Returns the names of the columns, which are the same in each file: as they stand there, and without blanks."""
     first: list[str] | None = None
     for number, path in enumerate(files.paths):
         if files.pread(number, 0, min(len(_GZIP), files.sizes[number])) == _GZIP:
             raise InputError(f"{path} is gzip: expected CSV; unpack it")
-        names = next(_rows(path, files.stream(number), delimiter), (0, None))[1]
-        if names is None:
+        raw = next(_rows(path, files.stream(number), delimiter), (0, None))[1]
+        if raw is None:
             raise InputError(f"{path} is empty: expected a header and records, found nothing; remove it")
-        names = [name.strip() for name in names]
-        twice = sorted(name for name in {*names} if names.count(name) > 1 or not name)
-        if twice:
-            found = f"two columns {twice[0]!r}" if twice[0] else "a column without a name"
-            raise InputError(f"{path}:1: expected a header, a name for each column, found {found}; mend it")
+        names = [name.strip() for name in raw]
+        if len({*names}) < len(names) or "" in names:
+            twice = next((name for i, name in enumerate(sorted(names)) if i and sorted(names)[i - 1] == name), "")
+            wrong = "a column without a name" if "" in names else f"two columns {twice!r}"
+            raise InputError(f"{path}:1: expected a header, a name for each column, found {wrong}; mend it")
         if first is not None and names != first:
             raise InputError(
                 f"{path}:1: the header is {', '.join(names)}, and that of {files.paths[0]} {', '.join(first)}; give "
@@ -318,33 +402,19 @@ def _header(files: Files, delimiter: str) -> list[str]:
             )
         first = names
     assert first is not None  # there is a file
-    return first
+    return raw, first
 
 
-def _records(
-    files: Files, delimiter: str, header: list[str], done: Callable[[int], None], before: int
-) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yields (path, some records of the file)."""
-    for number, path in enumerate(files.paths):
-        rows: list[list[str]] = []
-        some = False
-        stream = files.stream(number)
-        records = _rows(path, stream, delimiter)
-        next(records)  # the header
-        for line, row in records:
-            if len(row) != len(header):
-                raise InputError(
-                    f"{path}:{line}: expected {len(header)} fields, as the header has, found {len(row)}; mend it"
-                )
-            rows.append(row)
-            if len(rows) == _GROUP_ROWS:
-                yield path, rows
-                done(before + sum(files.sizes[:number]) + stream.tell())
-                rows, some = [], True
-        if rows:
-            yield path, rows
-        elif not some:
-            raise InputError(f"{path} has a header and no records; remove it")
+def _check_records(path: str, stream: io.BufferedReader, delimiter: str, columns: int) -> None:
+    """Raises `InputError` for the first malformed record of a file, by its line."""
+    records = _rows(path, stream, delimiter)
+    next(records)  # the header
+    line = 0
+    for line, row in records:
+        if len(row) != columns:
+            raise InputError(f"{path}:{line}: expected {columns} fields, as the header has, found {len(row)}; mend it")
+    if not line:
+        raise InputError(f"{path} has a header and no records; remove it")
 
 
 def _rows(path: str, stream: io.BufferedReader, delimiter: str) -> Iterator[tuple[int, list[str]]]:

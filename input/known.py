@@ -1,4 +1,4 @@
-"""What is known of the data besides its examples, as files keep it: a run's, an exported model's, prepared shards'."""
+"""What is known of the data besides examples, as runs, exported models and prepared shards keep it."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ class Splits(NamedTuple):
 
     `words` says of each feature that was text what was looked up: id i+1 is `words[feature][i]`, and 0 stands for text
     that is empty or was not seen in training.
+
+    `columns` says how each column of a table is read, in lines for people.
     """
 
     train: Any
@@ -36,6 +38,7 @@ class Splits(NamedTuple):
     tokens: Any = None  # None: it is no text that was cut
     classes: tuple[str, ...] | None = None  # None: the classes have no names but their numbers
     words: dict[str, list[bytes]] | None = None  # None: no feature was text
+    columns: str | None = None  # None: it is not a table
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:

@@ -60,7 +60,7 @@ class Prepared:
         )
         about = self.read(size - _END.size - length, length) if mark == _MARK and length <= size - _END.size else b""
         if mark != _MARK or zlib.crc32(about) != checksum:
-            raise SourceError(f"{path} is not whole; remove it, and it is made anew")
+            raise SourceError(f"{path} is not whole; remove it, and it is made again")
         self.about: dict[str, Any] = json.loads(about)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -78,7 +78,7 @@ class Prepared:
     def damaged(self, what: str) -> SourceError:
         """Makes the error of bytes that are not what was written."""
         return SourceError(
-            f"{self.path}: {what} is damaged (its checksum is another); remove the file, it is made anew"
+            f"{self.path}: {what} is damaged (its checksum is another); remove the file, it is made again"
         )
 
 

@@ -5,11 +5,13 @@ Host code.
 
 from __future__ import annotations
 
-import abc
+import hashlib
+import itertools
+import math
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -17,66 +19,20 @@ import numpy as np
 
 from ...engine.data.source import BadRecordError, Source, Spec
 from ..splits import InputError, Splits
+from .parquet_table import Column, Group, ParquetTable, Texts
 
 NONE = "none"  # as the name of the label: there is none
-MISSING = ("refuse", "zero")
+MISSING = ("refuse", "zero", "mean", "column")
+TEXT = ("category", "hash", "keep")
 _KEPT_GROUPS = 4  # a chunk that is not a group ends in one in which the next begins
 _MOST_CLASSES = 1 << 20
-
-
-class Group(NamedTuple):
-    """Neighbouring rows of a table.
-
-    Attributes:
-      arrays: by column, [rows, ...]: int64, float32, bytes as objects, or the dtype of a column of several values.
-      missing: by column, where any are: [rows] bool, which have no value; the array has 0 or b"" there.
-      wrong: by column, where any are: [rows] bool, which have not as many values as the others; 0 likewise.
-    """
-
-    arrays: dict[str, np.ndarray]
-    missing: dict[str, np.ndarray]
-    wrong: dict[str, np.ndarray]
-
-
-class Table(abc.ABC):
-    """A table in files.
-
-    Attributes:
-      where: its first file, for messages.
-      paths: of what is read.
-      columns: what each column holds, by name, in order; those whose values are not numbers or text are None.
-      group_rows: rows of each group, [groups] int64.
-      identity: text that differs where the contents do.
-    """
-
-    where: str
-    paths: Sequence[str] = ()
-    columns: dict[str, Spec | None]
-    group_rows: np.ndarray
-    identity: str
-
-    @abc.abstractmethod
-    def read(self, group: int, names: list[str]) -> Group:
-        """Reads some columns of a group of rows; may be called by several threads. Raises `SourceError`."""
-
-    @abc.abstractmethod
-    def describe_row(self, group: int, row: int) -> str:
-        """Returns the file and the row in it of a group's row, for messages."""
-
-    @abc.abstractmethod
-    def extremes(self, name: str) -> tuple[int, int] | None:
-        """Returns the least and the most value of a column of integers; None where it has no values."""
-
-    def kind_of(self, name: str) -> str:
-        """Names what a column holds, for messages."""
-        return "text" if self.columns[name].dtype == object else str(self.columns[name].dtype)
-
-    def texts(self, name: str) -> list[bytes]:
-        """Returns the values of a column of text, each once, sorted."""
-        found: set[bytes] = set()
-        for group in range(len(self.group_rows)):
-            found |= {*self.read(group, [name]).arrays[name]}
-        return sorted(found)
+_MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
+_EXACT = 1 << 24  # up to here float32 tells integers apart
+_FEW_ROWS = 10  # of which all values may differ by chance
+_MOST_SHOWN = 40  # columns in the table of treatments
+_MISSING = ".missing"
+_HASH = "too many to be learnt; hash them, by --input_arg=text=hash --model_arg=hash_buckets=1000000"
+_LABEL = None  # the labels' key among a group's arrays
 
 
 class Choice(NamedTuple):
@@ -87,7 +43,9 @@ class Choice(NamedTuple):
       features: columns; none are all others.
       numbers: columns of integers that are numbers, not ids.
       array: whether features are one array.
-      missing: "refuse" or "zero".
+      missing: one of `MISSING`, or a number.
+      text: one of `TEXT`.
+      validation_split: the share of rows at the end that are not trained on.
     """
 
     label: str
@@ -95,36 +53,87 @@ class Choice(NamedTuple):
     numbers: tuple[str, ...]
     array: bool
     missing: str
+    text: str
+    validation_split: float
 
 
-def splits_of(train: Table, evaluation: Table | None, choice: Choice) -> Splits:
+class Feature(NamedTuple):
+    """How a column is read.
+
+    Attributes:
+      column: its name.
+      specs: of what is made of it, by the features' names.
+      convert: makes these arrays of (its values in a group, which of them are missing or None).
+      says: what is made of it, for people.
+    """
+
+    column: str
+    specs: dict[str, Spec]
+    convert: Callable[[Any, np.ndarray | None], dict[str, np.ndarray]]
+    says: str
+
+
+class Learnt(NamedTuple):
+    """What the rows to train on say of their columns.
+
+    Attributes:
+      words: by column of text, its different words, sorted, but the empty one.
+      means: by column of numbers, where means were asked for.
+      has_missing: columns in which a value is missing, where that was asked for.
+      differ: columns of which all values differ, as a row's number does.
+    """
+
+    words: dict[str, list[bytes]]
+    means: dict[str, np.ndarray]
+    has_missing: set[str]
+    differ: list[str]
+
+
+def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Splits:
     """Makes the splits of tables. Raises `InputError` where the choice does not fit them."""
-    if choice.missing not in MISSING:
-        raise InputError(f"missing={choice.missing} is unknown; use {' or '.join(MISSING)}")
-    choice = choice._replace(features=_features(train, choice))
+    choice = choice._replace(features=_checked(train, choice))
     tables = [table for table in (train, evaluation) if table]
     classes, num_classes = None, None
-    if choice.label != NONE:
-        if train.columns[choice.label].dtype == object:
-            classes = [text for text in train.texts(choice.label) if text]  # none is no class
-            num_classes = len(classes)
-        else:
-            num_classes = _num_classes(tables, choice.label)
-    vocabulary = {}
-    for name in choice.features:
-        spec = train.columns[name]
-        if spec.dtype == np.int64 and name not in choice.numbers and not choice.array:
-            least, most = train.extremes(name) or (0, 0)
-            if least >= 0:
-                vocabulary[name] = most + 1
-    ids = zlib.crc32(b"\0".join(classes)) if classes else None
-    sources = [Columns(table, choice, train, classes) for table in tables]
-    return Splits(sources[0], sources[1] if evaluation else None, num_classes, vocabulary or None, ids)
+    label = train.columns[choice.label] if choice.label != NONE else None
+    if label and label.kind == "text":
+        # None is not a class; validation_split leaves none unknown.
+        cure = "which are too many classes; choose another label"
+        classes = _words(train, [choice.label], sum(train.group_rows), cure)[choice.label]
+        num_classes = len(classes)
+    elif label:
+        num_classes = _num_classes(tables, choice.label)
+    integers = [name for name in choice.features if train.columns[name] == Column("int64")]
+    ends = train.extremes(integers)
+    is_id = {name: ends[name] is None or ends[name][0] >= 0 for name in integers}
+    ids = [] if choice.array else [name for name in integers if is_id[name] and name not in choice.numbers]
+    learnt = _learn(train, choice, ids)
+    features = [_feature(name, train.columns[name], ends.get(name), choice, learnt) for name in choice.features]
+    _check_names(train, features)
+    vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
+    vocabulary |= {name: len(words) + 1 for name, words in learnt.words.items()}
+    numbering = [*(classes or []), *(word for words in learnt.words.values() for word in (b"", *words))]
+    sources = [Columns(table, choice, features, train, classes) for table in tables]
+    return Splits(
+        sources[0],
+        sources[1] if evaluation else None,
+        num_classes,
+        {name: vocabulary[name] for name in choice.features if name in vocabulary} or None,
+        zlib.crc32(b"\0".join(numbering)) if numbering else None,
+        classes=None if classes is None else tuple(text.decode(errors="replace") for text in classes),
+        words=learnt.words or None,
+        columns=_treatments(train, choice, features, num_classes, learnt.differ),
+    )
 
 
-def _features(table: Table, choice: Choice) -> tuple[str, ...]:
-    """Checks the names of columns, and returns those of the features."""
-    shown = ", ".join(table.columns)
+def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
+    """Checks the choice, and returns the names of the features' columns."""
+    if choice.missing not in MISSING and _number(choice.missing) is None:
+        raise InputError(
+            f"missing={choice.missing} is unknown; use {', '.join(MISSING)} or a number to be read instead"
+        )
+    if choice.text not in TEXT:
+        raise InputError(f"text={choice.text} is unknown; use one of {', '.join(TEXT)}")
+    shown = _list(table.columns)
     if choice.label not in {NONE, *table.columns}:
         raise InputError(
             f"{table.where} has no column {choice.label!r}; name the label's by --input_arg=label=NAME, one of "
@@ -134,29 +143,220 @@ def _features(table: Table, choice: Choice) -> tuple[str, ...]:
         for name in getattr(choice, argument):
             if name not in table.columns:
                 raise InputError(f"{argument}={name}: {table.where} has no such column; its columns are {shown}")
-    found = choice.features or tuple(name for name in table.columns if name != choice.label)
-    readable = ",".join(name for name in found if table.columns[name])
-    for name in (*found, *([choice.label] if choice.label != NONE else [])):
-        if table.columns[name] is None:
+    names = choice.features or tuple(name for name in table.columns if name != choice.label)
+    for name in (*names, *([choice.label] if choice.label != NONE else [])):
+        if table.columns[name] is None or (name == choice.label and table.columns[name].kind == "timestamp"):
+            readable = _list((name for name in names if table.columns[name]), ",")
             raise InputError(
                 f"{table.where}: column {name!r} is neither of numbers nor of text; name those to be read by "
                 f"--input_arg=features={readable}"
+                if name != choice.label
+                else f"{table.where}: column {name!r} is not of numbers or text, which labels are; choose another label"
             )
-    if not found:
+    if not names:
         raise InputError(f"{table.where} has no column but the label {choice.label!r}; give it one of features")
-    if choice.array:
-        for name in found:
-            if table.columns[name].dtype == object:
-                raise InputError(f"array=true makes one array of numbers, and column {name!r} is text; leave it out")
-    return found
+    for name in names:
+        if table.columns[name].kind == "text" and (choice.array or name in choice.numbers):
+            argument = "array=true makes one array" if choice.array else f"numbers={name} makes a column"
+            raise InputError(f"{argument} of numbers, and column {name!r} is text; leave it out")
+    return names
 
 
-def _num_classes(tables: list[Table], label: str) -> int | None:
-    if tables[0].columns[label] != Spec((), np.int64):
+def _check_names(table: ParquetTable, features: list[Feature]) -> None:
+    names: dict[str, str] = {}
+    for feature in features:
+        for name in feature.specs:
+            if name in names:
+                raise InputError(
+                    f"{table.where}: {name!r} is made of column {names[name]!r}, and of {feature.column!r}; rename one"
+                )
+            names[name] = feature.column
+
+
+def _list(names, between: str = ", ") -> str:
+    names = [*names]
+    more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
+    return between.join(names[:_MOST_SHOWN]) + more
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
         return None
-    found = [extremes for table in tables if table.columns.get(label) and (extremes := table.extremes(label))]
-    least, most = min(each[0] for each in found), max(each[1] for each in found)
+
+
+def _num_classes(tables: list[ParquetTable], label: str) -> int | None:
+    if tables[0].columns[label] != Column("int64"):
+        return None
+    both = [ends for table in tables if table.columns.get(label) and (ends := table.extremes([label])[label])]
+    if not both:
+        return None
+    least, most = min(each[0] for each in both), max(each[1] for each in both)
     return most + 1 if least >= 0 and most < _MOST_CLASSES else None
+
+
+def _groups(table: ParquetTable, names: Sequence[str], rows: int):
+    """Yields (a group of some columns, how many of its rows are among the table's first `rows`)."""
+    for number, size in enumerate(table.group_rows.tolist()):
+        if rows <= 0:
+            return
+        yield table.read(number, names), min(size, rows)
+        rows -= size
+
+
+def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) -> dict[str, list[bytes]]:
+    """Returns the words of columns of text in a table's first rows, each once, sorted; the empty one is left out."""
+    words: dict[str, set[bytes]] = {name: set() for name in names}
+    for group, count in _groups(table, names, rows) if names else ():
+        for name in names:
+            codes, some = group.values[name]
+            words[name].update(some[np.unique(codes[:count])])
+            if len(words[name]) > _MOST_WORDS:
+                raise InputError(
+                    f"{table.where}: column {name!r} has more than {_MOST_WORDS:,} different words, {cure}"
+                )
+    return {name: sorted(each - {b""}) for name, each in words.items()}
+
+
+def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
+    rows = sum(table.group_rows.tolist())
+    if choice.validation_split:
+        rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run divides it
+    texts = [name for name in choice.features if table.columns[name].kind == "text"]
+    words = _words(table, texts if choice.text == "category" else [], rows)
+    sums: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
+    has_missing: set[str] = set()
+    numeric = [name for name in choice.features if name not in texts]
+    if choice.missing in ("mean", "column"):
+        for group, count in _groups(table, numeric, rows):
+            for name in numeric:
+                values = group.values[name][:count].astype(np.float64)  # 0 where one is missing
+                gone = group.missing[name][:count] if name in group.missing else np.zeros(1, bool)
+                sums[name] = sums.get(name, 0) + values.sum(0)
+                counts[name] = counts.get(name, 0) + count - gone.sum(0)
+                has_missing |= {name} if gone.any() else set()
+    means = {name: sums[name] / np.maximum(counts[name], 1) for name in numeric if name in sums}
+    differ = {name for name, each in words.items() if len(each) == rows} | _all_differ(table, ids, rows)
+    differ = differ if rows >= _FEW_ROWS else set()
+    return Learnt(words, means, has_missing, [name for name in choice.features if name in differ])
+
+
+def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
+    """Returns the columns of integers whose values all differ, as far as a million rows tell."""
+    left, seen = [*names], 0  # those that may still do
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    check_at = 1
+    for group, count in _groups(table, left, min(rows, _MOST_WORDS)) if names else ():
+        seen += count
+        for name in [*left]:
+            parts[name].append(group.values[name][:count])
+            if seen >= check_at or seen >= min(rows, _MOST_WORDS):
+                parts[name] = [np.concatenate(parts[name])]
+                if len(np.unique(parts[name][0])) < seen:
+                    left.remove(name)
+        if not left:
+            break
+        check_at = max(check_at, 2 * seen) if seen >= check_at else check_at
+    return {*left}
+
+
+def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Choice, learnt: Learnt) -> Feature:
+    """Decides how a column is read."""
+    if column.kind == "text":
+        return _text_feature(name, column, choice, learnt)
+    is_exact = ends is None or (ends[0] > -_EXACT and ends[1] < _EXACT)
+    dtype: np.dtype[Any]
+    as_numbers = name in choice.numbers or choice.array or (ends is not None and ends[0] < 0 and is_exact)
+    if column == Column("int64") and not as_numbers:
+        dtype, fill = np.dtype(np.int64), np.zeros((), np.int64)
+        small = ends is None or ends[0] >= 0
+        says = f"id of {(ends or (0, 0))[1] + 1:,}" if small else "id, any integer: for hash_buckets or table_capacity"
+    else:
+        is_float = as_numbers or column.kind in ("date", "timestamp")
+        dtype = np.dtype(np.float32 if is_float else column.kind)
+        fill = learnt.means[name] if choice.missing == "mean" else np.array(_number(choice.missing) or 0)
+        fill = fill if dtype.kind == "f" else np.zeros((), dtype)  # lists of integers are ids, likewise
+        says = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}.get(
+            column.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number"
+        )
+        says += f" ({fill.item():g} where missing)" if choice.missing == "mean" and not fill.shape else ""
+    flags = choice.missing == "column" and name in learnt.has_missing
+    parts = [name, f"{name}.seconds"] if column.kind == "timestamp" else [name]
+    shape = () if column.kind == "timestamp" else column.shape
+    specs = {part: Spec(shape, dtype) for part in parts} | ({name + _MISSING: Spec(shape, np.float32)} if flags else {})
+
+    def convert(values: np.ndarray, missing: np.ndarray | None) -> dict[str, np.ndarray]:
+        if missing is not None and fill.any():
+            values = np.where(missing, fill, values)
+        arrays = [values[:, 0], values[:, 1]] if len(parts) > 1 else [values]
+        made = {part: array.astype(dtype, copy=False) for part, array in zip(parts, arrays, strict=True)}
+        if flags:
+            gone = np.zeros(values.shape, bool) if missing is None else missing
+            made[name + _MISSING] = (gone[:, 0] if len(parts) > 1 else gone).astype(np.float32)
+        return made
+
+    return Feature(name, specs, convert, says + (f", and {name}{_MISSING}" if flags else ""))
+
+
+def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> Feature:
+    dtype = np.dtype(object if choice.text == "keep" else np.int64)
+    numbers = {word: number for number, word in enumerate(learnt.words.get(name, ()), 1)}
+    says = {
+        "keep": "text",
+        "hash": "category, hashed: for hash_buckets or table_capacity",
+        "category": f"category of {len(numbers):,} words",
+    }[choice.text]
+
+    def convert(texts: Texts, missing: np.ndarray | None) -> dict[str, np.ndarray]:
+        del missing  # which is the empty word
+        words = texts.words
+        if choice.text == "hash":
+            words = np.fromiter(map(hashed, words), dtype, len(words))
+        elif choice.text == "category":
+            words = np.fromiter(map(numbers.get, words, itertools.repeat(0)), dtype, len(words))
+        return {name: words[texts.codes]}
+
+    return Feature(name, {name: Spec((), dtype)}, convert, says)
+
+
+def hashed(word: bytes) -> int:
+    """Returns a hash of 64 bits, the same on any machine; 0 of the empty word."""
+    return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little", signed=True) if word else 0
+
+
+def _treatments(
+    table: ParquetTable, choice: Choice, features: list[Feature], num_classes: int | None, differ: list[str]
+) -> str:
+    """Returns a table of the columns: what each holds and how it is read, and which look like a row's number."""
+    says = {feature.column: feature.says for feature in features}
+    if choice.label != NONE:
+        says[choice.label] = f"label of {num_classes} classes" if num_classes else "label, a number"
+    rows = [("column", "holds", "read as")]
+    for name, column in [*table.columns.items()][:_MOST_SHOWN]:
+        holds = (
+            "neither numbers nor text" if column is None else f"{column}" + (f" ({column.why})" if column.why else "")
+        )
+        rows.append((name, holds, says.get(name, "left out")))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    lines = [f"{name:{widths[0]}}  {holds:{widths[1]}}  {read}" for name, holds, read in rows]
+    if len(table.columns) > _MOST_SHOWN:
+        lines.append(f"... and {len(table.columns) - _MOST_SHOWN:,} columns more")
+    if differ:
+        rest = _list((feature.column for feature in features if feature.column not in differ), ",")
+        lines.append(
+            f"all values of {_list(differ)} differ: as a row's number, they say nothing of other rows; leave out what "
+            f"is one by --input_arg=features={rest}"
+        )
+    return "\n".join(lines)
+
+
+class _Converted(NamedTuple):
+    """A group as it is read: arrays by feature, and what is wrong with its rows."""
+
+    arrays: dict[str | None, np.ndarray]
+    problems: dict[int, str]
 
 
 class Columns(Source):
@@ -165,6 +365,7 @@ class Columns(Source):
     Args:
       table: what is read.
       choice: which columns, in which form.
+      features: how each is read.
       like: the table to train on, whose columns' types these are.
       classes: the labels' texts, whose indices in this list are the labels; None where they are numbers.
 
@@ -172,29 +373,35 @@ class Columns(Source):
       InputError: the table has not those columns.
     """
 
-    def __init__(self, table: Table, choice: Choice, like: Table, classes: list[bytes] | None):
-        self._table, self._choice = table, choice
+    def __init__(
+        self,
+        table: ParquetTable,
+        choice: Choice,
+        features: list[Feature],
+        like: ParquetTable,
+        classes: list[bytes] | None,
+    ):
+        self._table, self._choice, self._features = table, choice, features
         self._label = None if choice.label == NONE else choice.label
         self._names = [*choice.features, *([self._label] if self._label else [])]
         for name in self._names:
             _check_alike(name, table, like)
         self._classes = None if classes is None else {text: number for number, text in enumerate(classes)}
         self._starts = np.concatenate([[0], np.cumsum(table.group_rows)]).astype(np.int64)
-        sizes = np.asarray(table.group_rows)
-        self.chunk_examples = int(np.max(sizes)) if len(sizes) else 1
-        specs = {name: self._spec(name, like) for name in self._names}
-        features: Any = {name: specs[name] for name in choice.features}
+        self.chunk_examples = int(np.max(table.group_rows))
+        specs: Any = {name: spec for feature in features for name, spec in feature.specs.items()}
         if choice.array:
-            features = Spec((sum(int(np.prod(spec.shape)) for spec in features.values()),), np.float32)
-        self.element_spec = (features, specs[self._label]) if self._label else features
+            specs = Spec((sum(math.prod(spec.shape) for spec in specs.values()),), np.float32)
+        self.element_spec = specs
+        if self._label:
+            column = like.columns[self._label]
+            is_number = classes is None and column.kind != "date"
+            label = (
+                Spec(column.shape, column.kind) if is_number else Spec((), np.float32 if classes is None else np.int64)
+            )
+            self.element_spec = (specs, label)
         self._kept: OrderedDict[int, Future] = OrderedDict()  # groups, the one used last at the end
         self._lock = threading.Lock()
-
-    def _spec(self, name: str, like: Table) -> Spec:
-        spec = like.columns[name]
-        if name == self._label:
-            return Spec((), np.int64) if self._classes is not None else spec
-        return Spec(spec.shape, np.float32) if name in self._choice.numbers or self._choice.array else spec
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -202,39 +409,24 @@ class Columns(Source):
     def read(self, indices: np.ndarray) -> Any:
         groups = np.searchsorted(self._starts, indices, side="right") - 1
         numbers = np.unique(groups)
-        found: dict[str, np.ndarray] = {}
+        arrays: dict[str | None, np.ndarray] = {}
         for number in numbers.tolist():
             at = np.flatnonzero(groups == number) if len(numbers) > 1 else slice(None)
             rows = indices[at] - self._starts[number]
             group = self._group(number)
-            self._check(group, number, rows)
-            for name in self._names:
-                part = group.arrays[name][rows]
-                if name not in found:
-                    found[name] = np.empty((len(indices), *part.shape[1:]), part.dtype)
-                found[name][at] = part
-        return self._in_form(found, indices)
-
-    def _in_form(self, found: dict[str, np.ndarray], indices: np.ndarray) -> Any:
-        features: Any = {name: found[name] for name in self._choice.features}
-        if self._choice.array:
-            features = np.concatenate([x.reshape(len(indices), -1).astype(np.float32) for x in features.values()], 1)
-        else:
-            features |= {name: features[name].astype(np.float32) for name in self._choice.numbers if name in features}
-        if not self._label:
-            return features
-        labels = found[self._label]
-        if self._classes is not None:
-            try:
-                labels = np.fromiter((self._classes[text] for text in labels), np.int64, len(labels))
-            except KeyError as error:
-                example = int(indices[[*labels].index(error.args[0])])
-                known = ", ".join(text.decode(errors="replace") for text in [*self._classes][:5])
-                raise self._bad(
-                    example,
-                    f"label {error.args[0].decode(errors='replace')!r} is not among those of training ({known})",
-                ) from None
-        return features, labels
+            if group.problems:
+                self._check(group, number, rows)
+            for name, array in group.arrays.items():
+                part = array[rows]
+                if len(numbers) == 1:
+                    arrays[name] = part
+                    continue
+                if name not in arrays:
+                    arrays[name] = np.empty((len(indices), *part.shape[1:]), part.dtype)
+                arrays[name][at] = part
+        labels = arrays.pop(_LABEL, None)
+        features: Any = arrays[""] if self._choice.array else arrays
+        return (features, labels) if self._label else features
 
     def files(self) -> Sequence[str]:
         return self._table.paths
@@ -242,55 +434,84 @@ class Columns(Source):
     def identity(self) -> str:
         return f"{self._names} {self._choice.missing} of {self._table.identity}"
 
-    def _group(self, number: int) -> Group:
+    def _group(self, number: int) -> _Converted:
         with self._lock:
-            found = self._kept.get(number)
-            mine = found is None
-            if found is None:
-                found = self._kept[number] = Future()
+            future = self._kept.get(number)
+            mine = future is None
+            if future is None:
+                future = self._kept[number] = Future()
             self._kept.move_to_end(number)
             if len(self._kept) > _KEPT_GROUPS:
                 self._kept.popitem(last=False)
         if mine:
             try:
-                found.set_result(self._table.read(number, self._names))
+                future.set_result(self._converted(self._table.read(number, self._names)))
             except BaseException as error:
                 with self._lock:
                     self._kept.pop(number, None)
-                found.set_exception(error)
-        return found.result()
+                future.set_exception(error)
+        return future.result()
 
-    def _check(self, group: Group, number: int, rows: np.ndarray) -> None:
-        """Raises `BadRecordError` for the first of these rows that lacks a value."""
-        for name in self._names:
-            if name in group.wrong and (bad := np.flatnonzero(group.wrong[name][rows])).size:
-                many = int(np.prod(self._table.columns[name].shape))
-                raise self._bad(
-                    int(self._starts[number] + rows[bad[0]]), f"column {name!r} has not {many} values, as others have"
-                )
-            if self._choice.missing != "refuse" or name not in group.missing:
-                continue
-            if (bad := np.flatnonzero(group.missing[name][rows])).size:
-                raise self._bad(
-                    int(self._starts[number] + rows[bad[0]]),
-                    f"column {name!r} has no value; fill it, or have 0 read by --input_arg=missing=zero",
-                )
+    def _converted(self, group: Group) -> _Converted:
+        arrays: dict[str | None, np.ndarray] = {}
+        problems: dict[int, str] = {}
+        for feature in self._features:
+            name = feature.column
+            missing = group.missing.get(name)
+            arrays |= feature.convert(group.values[name], missing)
+            for row, problem in group.wrong.get(name, {}).items():
+                problems.setdefault(row, f"column {name!r} {problem}")
+            lacks_flag = self._choice.missing == "column" and name + _MISSING not in feature.specs
+            lacks_flag &= not isinstance(group.values[name], Texts)
+            if missing is not None and (self._choice.missing == "refuse" or lacks_flag):
+                _add_missing(problems, name, missing, lacks_flag)
+        if self._choice.array:
+            arrays = {"": np.concatenate([x.reshape(len(x), -1) for x in arrays.values()], 1, dtype=np.float32)}
+        if self._label:
+            self._add_labels(group, arrays, problems)
+        return _Converted(arrays, problems)
 
-    def _bad(self, example: int, problem: str) -> BadRecordError:
-        group = int(np.searchsorted(self._starts, example, side="right")) - 1
-        return BadRecordError(
-            example, f"{self._table.describe_row(group, example - int(self._starts[group]))}: {problem}"
-        )
+    def _add_labels(self, group: Group, arrays: dict[str | None, np.ndarray], problems: dict[int, str]) -> None:
+        name = self._label
+        assert name is not None
+        missing, labels = group.missing.get(name), group.values[name]
+        for row, problem in group.wrong.get(name, {}).items():
+            problems.setdefault(row, f"column {name!r} {problem}")
+        if missing is not None and self._choice.missing != "zero":
+            _add_missing(problems, name, missing, lacks_flag=False)
+        if self._classes is not None:
+            numbers = np.array([self._classes.get(word, -1) for word in labels.words], np.int64)[labels.codes]
+            known = ", ".join(text.decode(errors="replace") for text in [*self._classes][:5])
+            for row in np.flatnonzero(numbers < 0).tolist():
+                word = labels.words[labels.codes[row]].decode(errors="replace")
+                problems.setdefault(row, f"label {word!r} is not among those of training ({known})")
+            labels = np.maximum(numbers, 0)
+        arrays[_LABEL] = labels
+
+    def _check(self, group: _Converted, number: int, rows: np.ndarray) -> None:
+        """Raises `BadRecordError` for the first of these rows that is bad."""
+        for row in rows.tolist():
+            if problem := group.problems.get(row):
+                where = self._table.describe_row(number, row)
+                raise BadRecordError(int(self._starts[number]) + row, f"{where}: {problem}")
 
 
-def _check_alike(name: str, table: Table, like: Table) -> None:
+def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_flag: bool) -> None:
+    cure = (
+        "and has one in each row to train on, so it has no column of its own; fill it"
+        if lacks_flag
+        else "fill it, or have another read by --input_arg=missing=zero, mean, column or a number"
+    )
+    for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
+        problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_flag else '; '}{cure}")
+
+
+def _check_alike(name: str, table: ParquetTable, like: ParquetTable) -> None:
     if name not in table.columns:
         raise InputError(f"{table.where} has no column {name!r}, and {like.where} has; give both the same columns")
-    found, wanted = table.columns[name], like.columns[name]
-    if found != wanted:
-        kinds = ("nothing that is read" if found is None else f"{table.kind_of(name)} {[*found.shape]}").replace(
-            " []", ""
-        )
+    column, wanted = table.columns[name], like.columns[name]
+    if column is None or column[:2] != wanted[:2]:
         raise InputError(
-            f"{table.where}: column {name!r} holds {kinds}, and {like.kind_of(name)} in {like.where}; write both alike"
+            f"{table.where}: column {name!r} holds {column or 'nothing that is read'}, and {wanted} in {like.where}; "
+            "write both alike"
         )

@@ -24,6 +24,7 @@ from .values import number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
 _MODELS = "crankshaft.models."
+_FROM_FLAGS = ("eval_data_dir", "validation_split")
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -40,7 +41,7 @@ class Entry:
       has_tables: whether its module, or one of models/ that it imports, imports `engine.layers.embeddings`.
       intervals: the interval in which an argument has to lie, by name, where there is one.
       path: of a file of the user's own; None for a module that comes with Crankshaft.
-      reads_eval_data: of an input, whether its `load` has the keyword `eval_data_dir`, which --eval_data_dir fills.
+      from_flags: of an input, those of its `load`'s keywords that flags of the same name fill.
     """
 
     name: str
@@ -51,7 +52,12 @@ class Entry:
     has_tables: bool = False
     intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
     path: str | None = None
-    reads_eval_data: bool = False
+    from_flags: tuple[str, ...] = ()
+
+    @property
+    def reads_eval_data(self) -> bool:
+        """Whether an input takes --eval_data_dir."""
+        return "eval_data_dir" in self.from_flags
 
 
 def models() -> dict[str, Entry]:
@@ -62,7 +68,7 @@ def models() -> dict[str, Entry]:
 
 def inputs() -> dict[str, Entry]:
     """Finds the modules of input/ that have a function `load`."""
-    return {name: _with_eval_data(entry) for name, entry in _entries(_ROOT / "input", _load_arguments).items()}
+    return {name: _apart_from_flags(entry) for name, entry in _entries(_ROOT / "input", _load_arguments).items()}
 
 
 def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
@@ -89,13 +95,13 @@ def of_file(kind: str, path: str) -> Entry:
     summary = (ast.get_docstring(tree) or "").split("\n")[0]
     has_tables = _has_tables(tree, _ROOT / "models")
     entry = Entry(own_files.name_of(path), summary, *_signature(arguments), has_tables=has_tables, path=path)
-    return _with_eval_data(entry) if kind == "input" else entry
+    return _apart_from_flags(entry) if kind == "input" else entry
 
 
-def _with_eval_data(entry: Entry) -> Entry:
-    """Takes `eval_data_dir`, which has a flag of its own, from an input's arguments."""
-    defaults = {name: default for name, default in entry.defaults.items() if name != "eval_data_dir"}
-    return dataclasses.replace(entry, defaults=defaults, reads_eval_data=len(defaults) < len(entry.defaults))
+def _apart_from_flags(entry: Entry) -> Entry:
+    """Takes what flags of their own fill from an input's arguments."""
+    defaults = {name: default for name, default in entry.defaults.items() if name not in _FROM_FLAGS}
+    return dataclasses.replace(entry, defaults=defaults, from_flags=tuple(entry.defaults.keys() - defaults.keys()))
 
 
 def of_class(trainer_class: type) -> Entry:

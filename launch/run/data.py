@@ -20,9 +20,7 @@ from ..errors import UsageError
 def load(config: Config) -> Splits:
     """Loads the splits of --input."""
     found = own_files.module("input", config.input)
-    arguments = dict(config.input_arg)
-    if config.input_entry.reads_eval_data:
-        arguments["eval_data_dir"] = config.eval_data_dir
+    arguments = {**config.input_arg, **{name: getattr(config, name) for name in config.input_entry.from_flags}}
     return call(functools.partial(found.load, config.data_dir, config.seed, **arguments))
 
 

@@ -183,7 +183,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits: Splits, 
         {name: split for name, split in found.items() if isinstance(split, WithoutBadRecords)},
         train.files() if isinstance(train, Source) and not isinstance(train_feed, ResidentFeed) else (),
     )
-    for line in said:
+    for line in [*said, *([known.columns] if known.columns else [])]:
         session.say(line)
     return session
 

@@ -46,14 +46,15 @@ def test_columns_are_read_by_name_in_the_order_of_rows(tmp_path):
     folder = written(tmp_path, table(20), table(11, 20))
     splits = parquet.load(folder, 0, numbers=("age",))
     assert splits.num_classes == 2
-    assert splits.vocabulary == {"id": 31}
+    assert splits.vocabulary == {"id": 31, "city": 4}
+    assert splits.words == {"city": [b"city 0", b"city 1", b"city 2"]}
     source = splits.train
     assert source.element_spec == (
         {
             "id": Spec((), np.int64),
             "age": Spec((), np.float32),
             "price": Spec((), np.float32),
-            "city": Spec((), object),
+            "city": Spec((), np.int64),
             "vector": Spec((2,), np.float32),
         },
         Spec((), np.int64),
@@ -64,7 +65,7 @@ def test_columns_are_read_by_name_in_the_order_of_rows(tmp_path):
     np.testing.assert_array_equal(features["age"], indices % 90)
     np.testing.assert_array_equal(features["price"], indices / 4)
     np.testing.assert_array_equal(features["vector"], np.stack([indices, indices + 0.5], 1))
-    assert features["city"].tolist() == [b"city %d" % (n % 3) for n in indices]
+    np.testing.assert_array_equal(features["city"], indices % 3 + 1)
     np.testing.assert_array_equal(labels, indices % 2 == 0)
     dtypes = {name: array.dtype for name, array in features.items()}
     assert dtypes == {name: spec.dtype for name, spec in source.element_spec[0].items()}
@@ -82,7 +83,7 @@ def test_labels_of_text_are_numbered_by_the_data_to_train_on(tmp_path):
     folder = written(tmp_path / "train", table(6))
     other = written(tmp_path / "eval", table(2, 2))
     splits = parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=other)
-    assert splits.num_classes == 3
+    assert (splits.num_classes, splits.classes) == (3, ("city 0", "city 1", "city 2"))
     assert all_of(splits.train)[1].tolist() == [0, 1, 2, 0, 1, 2]
     assert all_of(splits.eval)[1].tolist() == [2, 0]
     assert parquet.load(other, 0, label="city", features=("id",)).ids != splits.ids
@@ -110,14 +111,16 @@ def test_labels_of_floats_and_negative_ones_are_no_classes(tmp_path):
     assert parquet.load(folder, 0, label="price", features=("id",)).num_classes is None
     splits = parquet.load(folder, 0, label="debt")
     assert splits.num_classes is None
-    assert set(parquet.load(folder, 0).vocabulary) == {"id", "age"}
+    splits = parquet.load(folder, 0, text="keep")
+    assert set(splits.vocabulary) == {"id", "age"}
+    assert splits.train.element_spec[0]["debt"] == Spec((), np.float32)
 
 
 @pytest.mark.parametrize("statistics", [True, False])
 def test_vocabulary_is_found_with_and_without_statistics(tmp_path, statistics):
     folder = written(tmp_path, table(20), table(3, 40), write_statistics=statistics)
     splits = parquet.load(folder, 0)
-    assert splits.vocabulary == {"id": 43, "age": 43}
+    assert splits.vocabulary == {"id": 43, "age": 43, "city": 4}
     assert splits.num_classes == 2
 
 
@@ -171,11 +174,114 @@ def test_missing_values_are_bad_records_or_zero(tmp_path):
         source.read(np.array([n for n in range(3) if n != row]))
         with pytest.raises(BadRecordError, match=rf"part-0.parquet, row {row}: column '{name}' has no value; fill it"):
             all_of(source)
-    features, _ = all_of(parquet.load(folder, 0, features=tuple(holes), missing="zero").train)
+    features, _ = all_of(parquet.load(folder, 0, features=tuple(holes), missing="zero", text="keep").train)
     assert features["age"].tolist() == [1, 0, 3]
     assert features["price"].tolist() == [0, 0.5, 1]
     assert features["city"].tolist() == [b"a", b"b", b""]
     assert features["vector"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    features, _ = all_of(parquet.load(folder, 0, features=tuple(holes), missing="mean").train)
+    assert features["price"].tolist() == [0.75, 0.5, 1]
+    assert features["vector"].tolist() == [[1, 2], [2, 3], [3, 4]]
+    assert features["city"].tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("dtype", [pa.float16(), pa.float32(), pa.float64()])
+def test_nan_has_no_value(tmp_path, dtype):
+    nan = float("nan")
+    holes = {
+        "price": pa.array(np.array([0.5, nan, 2]), pa.float64()).cast(dtype, safe=False),
+        "vector": pa.array([[1.0, nan], [3.0, 4.0], [nan, nan]], pa.list_(pa.float32())),
+    }
+    folder = written(tmp_path, table(3, **holes))
+    for name, row in (("price", 1), ("vector", 0)):
+        with pytest.raises(BadRecordError, match=rf"part-0.parquet, row {row}: column '{name}' has no value"):
+            all_of(parquet.load(folder, 0, features=(name,)).train)
+    features, _ = all_of(parquet.load(folder, 0, features=tuple(holes), missing="zero").train)
+    assert features["price"].tolist() == [0.5, 0, 2]
+    assert features["vector"].tolist() == [[1, 0], [3, 4], [0, 0]]
+    features, _ = all_of(parquet.load(folder, 0, features=tuple(holes), missing="column").train)
+    assert features["price.missing"].tolist() == [0, 1, 0]
+    assert features["vector.missing"].tolist() == [[0, 1], [0, 0], [1, 1]]
+
+
+def test_integers_beyond_int64_are_text_and_never_wrap(tmp_path):
+    small, large = pa.array([0, 2**63 - 1, 5], pa.uint64()), pa.array([0, 2**63, 2**64 - 1], pa.uint64())
+    for statistics in (True, False):
+        folder = written(tmp_path, table(3, small=small, large=large), write_statistics=statistics)
+        splits = parquet.load(folder, 0, features=("small", "large"))
+        features, _ = all_of(splits.train)
+        assert features["small"].tolist() == [0, 2**63 - 1, 5]
+        assert splits.words == {"large": [b"0", b"18446744073709551615", b"9223372036854775808"]}
+        assert features["large"].tolist() == [1, 3, 2]
+        with pytest.raises(InputError, match="numbers=large makes a column of numbers, and column 'large' is text"):
+            parquet.load(folder, 0, features=("large",), numbers=("large",))
+
+
+@pytest.mark.parametrize("value", [1e39, -3.5e38])
+def test_a_number_beyond_float32_is_a_bad_record(tmp_path, value):
+    folder = written(tmp_path, table(2, price=pa.array([1, value]), vector=pa.array([[1.0, 2.0], [1.0, float(value)]])))
+    for name in ("price", "vector"):
+        source = parquet.load(folder, 0, features=(name,)).train
+        with pytest.raises(BadRecordError, match=rf"row 1: column '{name}' has .*, more than float32 can hold"):
+            all_of(source)
+
+
+def test_a_list_column_may_begin_with_rows_without_a_value(tmp_path):
+    vectors = [*[None] * 20, [1.0, 2.0], [3.0, 4.0]]
+    folder = written(tmp_path, table(22, vector=pa.array(vectors)))
+    source = parquet.load(folder, 0, features=("vector",)).train
+    assert source.element_spec[0]["vector"] == Spec((2,), np.float32)
+    assert source.read(np.array([21, 20]))[0]["vector"].tolist() == [[3, 4], [1, 2]]
+
+
+TEXTS = ["b", None, "a", ""]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *(pa.array(TEXTS, kind) for kind in (pa.string(), pa.large_string(), pa.string_view())),
+        *(pa.array([x and x.encode() for x in TEXTS], kind) for kind in (pa.binary(), pa.large_binary())),
+        pa.array([x and x.encode() for x in TEXTS], pa.binary_view()),
+        pa.array(TEXTS).dictionary_encode(),
+        pa.array(TEXTS, pa.large_string()).dictionary_encode(),
+        # What a dictionary has besides is no word of the table.
+        pa.DictionaryArray.from_arrays(pa.array([2, None, 0, 3]), pa.array(["a", "unused", "b", ""])),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_any_form_of_text_is_ids_by_its_words(tmp_path, column):
+    splits = parquet.load(written(tmp_path, table(4, city=column)), 0, features=("city",), missing="zero")
+    assert splits.words == {"city": [b"a", b"b"]}
+    assert all_of(splits.train)[0]["city"].tolist() == [2, 0, 1, 0]
+
+
+def test_dates_and_times_are_days_and_seconds(tmp_path):
+    moments = {
+        "date": pa.array([0, -1, None], pa.date32()),
+        "long_date": pa.array([86_400_000, 0, 0], pa.date64()),
+        "time": pa.array([86_400 * 10**9 * 2 + 1_500_000_000, -1_000_000, 0], pa.timestamp("ns")),
+        "zoned": pa.array([3600, 86_399, 0], pa.timestamp("s", "Europe/Berlin")),
+    }
+    splits = parquet.load(written(tmp_path, table(3, **moments)), 0, features=tuple(moments), missing="zero")
+    features, _ = all_of(splits.train)
+    assert {name: array.tolist() for name, array in features.items()} == {
+        "date": [0, -1, 0],
+        "long_date": [1, 0, 0],
+        "time": [2, -1, 0],
+        "time.seconds": [1.5, 86_400, 0],  # the last millisecond of a day
+        "zoned": [0, 0, 0],
+        "zoned.seconds": [3600, 86_399, 0],
+    }
+    assert {array.dtype for array in features.values()} == {np.dtype(np.float32)}
+    assert splits.vocabulary is None
+
+
+def test_columns_named_by_texts_are_text(tmp_path):
+    folder = written(tmp_path, table(3, zip=pa.array([123, 22, None])))
+    splits = parquet.load(folder, 0, features=("zip",), texts=("zip",), missing="zero")
+    assert splits.words == {"zip": [b"123", b"22"]}
+    assert all_of(splits.train)[0]["zip"].tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("strange", [[1.0], [1.0, 2.0, 3.0], [1.0, None]])
@@ -196,14 +302,14 @@ def test_a_list_of_another_length_is_a_bad_record(tmp_path, strange):
         ),
         ({"features": ("size",)}, "features=size: "),
         ({"numbers": ("size",)}, "numbers=size: "),
-        ({"missing": "drop"}, "missing=drop is unknown; use refuse or zero"),
+        ({"missing": "drop"}, "missing=drop is unknown; use refuse, zero, mean"),
         ({"array": True}, "column 'city' is text; leave it out"),
         ({"features": ("when",)}, "column 'when' is neither of numbers nor of text; name those to be read"),
         ({}, "column 'when' is neither of numbers nor of text; name those to be read by --input_arg=features=id,age"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, arguments, line):
-    when = {"when": pa.array([0, 1, 2], pa.timestamp("s"))} if "when" in line else {}
+    when = {"when": pa.array([0, 1, 2], pa.duration("s"))} if "when" in line else {}
     with pytest.raises(InputError) as caught:
         parquet.load(written(tmp_path, table(3, **when)), 0, **arguments)
     assert line in str(caught.value)
@@ -252,12 +358,12 @@ def test_a_file_that_changes_while_it_is_read_is_one_line(tmp_path, change, line
 def test_flipped_bits_are_found_where_pages_have_checksums(tmp_path):
     folder = written(tmp_path, table(100), write_page_checksum=True, compression="none", use_dictionary=False)
     path = os.path.join(folder, "part-0.parquet")
-    column = pq.read_metadata(path).row_group(3).column(0)
+    column = pq.read_metadata(path).row_group(3).column(2)
     whole = bytearray(open(path, "rb").read())  # noqa: SIM115
     whole[column.data_page_offset + column.total_compressed_size - 3] ^= 4
     with open(path, "wb") as file:
         file.write(whole)
-    source = parquet.load(folder, 0).train
+    source = parquet.load(folder, 0, features=("price",)).train
     source.read(np.arange(24))
     with pytest.raises(SourceError, match=r"part-0.parquet: row group 3 can't be read \(.*\); restore the file"):
         all_of(source)
@@ -293,7 +399,7 @@ def test_of_a_hundred_flipped_bits_none_gives_another_value_where_pages_have_che
 def test_without_the_library_one_line_says_what_to_install(tmp_path, monkeypatch):
     folder = written(tmp_path, table(3))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"needs the library pyarrow; pip install 'crankshaft\[parquet\]'"):
+    with pytest.raises(InputError, match=r"=parquet needs the library pyarrow; pip install 'crankshaft\[parquet\]'"):
         parquet.load(folder, 0)
 
 

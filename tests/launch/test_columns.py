@@ -22,6 +22,19 @@ def parquet(folder):
     pq.write_table(pa.table(columns()), folder / "a.parquet", row_group_size=32)
 
 
+def texts(rows):
+    """Text, of which one column decides the label, and numbers that say nothing."""
+    draws = np.random.default_rng(0)
+    city, street = draws.integers(0, 20, rows), draws.integers(0, 300, rows)
+    price = np.where(draws.random(rows) < 0.1, np.nan, draws.random(rows))
+    return {
+        "city": [f"city {n}" for n in city],
+        "street": [f"{n} street" for n in street],
+        "price": price,
+        "label": np.where(city % 3 == 1, "yes", "no"),
+    }
+
+
 def csv(folder):
     folder.mkdir()
     made = columns()
@@ -52,3 +65,27 @@ def test_one_array_of_numbers_is_for_any_model(inside, tmp_path, data):
     columns = ("--input_arg=array=true", "--input_arg=features=user,age")
     inside(*RUN, *data, *columns, "--model=logistic", "--train_steps=5", f"--run_dir={tmp_path}/run").ok()
     assert set(result(tmp_path / "run")["eval"]) >= {"accuracy", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("csv", ("--model=wide_deep", "--model_arg=hidden_units=8")),
+        ("parquet", ("--model=wide_deep", "--model_arg=hidden_units=8", "--model_arg=hash_buckets=5000")),
+        ("parquet", ("--model=dlrm", "--input_arg=text=hash", "--model_arg=hash_buckets=5000")),
+    ],
+    ids=["words", "words hashed", "hashed"],
+)
+def test_a_label_that_text_decides_is_learnt(inside, tmp_path, kind, flags):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table(texts(1500))
+    if kind == "csv":
+        pytest.importorskip("pyarrow.csv").write_csv(table, tmp_path / "a.csv")
+    else:
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=128)
+    data = (f"--input={kind}", f"--data_dir={tmp_path}", "--validation_split=0.2", "--input_arg=missing=column")
+    outcome = inside(*RUN, *data, *flags, "--learning_rate=0.05", "--train_epochs=4", f"--run_dir={tmp_path}/run").ok()
+    assert result(tmp_path / "run")["eval"]["auc"] > 0.95
+    lines = [line.split() for line in outcome.out.splitlines()]
+    assert ["price", "float32", "number,", "and", "price.missing"] in lines
+    assert ["label", "text", "label", "of", "2", "classes"] in lines
