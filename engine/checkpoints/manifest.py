@@ -24,6 +24,9 @@ _READ_BYTES = 1 << 21
 _FILE = re.compile(r"(?P<stem>ckpt-\d+)\.(index|data-\d{5}-of-\d{5})")
 _FILE_OF_ANY = re.compile(r"(?P<stem>.+)\.(index|data-\d{5}-of-\d{5})")  # by TensorFlow, whatever its name is
 _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
+# Parts of a manifest's fields that are objects, where there are such parts.
+_OBJECTS = [("about", part) for part in ("data", "input", "cpu", "flags", "deciding")]
+_OBJECTS += [("host_state", part) for part in ("state", "hooks")]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -196,8 +199,12 @@ def _check_fields(name: str, record: dict) -> None:
         if type(record.get(field)) is not kinds[field]:
             what = _shown(record[field]) if field in record else "none"
             raise CheckpointError(f"{name}: expected {field} to be of type {kinds[field].__name__}, found {what}")
-    if not isinstance(data := record["about"].get("data", {}), dict):
-        raise CheckpointError(f"{name}: expected about.data of splits, found {_shown(data)}")
+    objects = {f"{field}.{part}": record[field].get(part, {}) for field, part in _OBJECTS}
+    hooks = objects["host_state.hooks"]
+    objects |= {f"host_state.hooks.{each}": hooks[each] for each in (hooks if isinstance(hooks, dict) else ())}
+    for part, value in objects.items():
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{name}: expected {_shown(part)} to be an object, found {_shown(value)}")
     for key, form in record["variables"].items():
         if not isinstance(form, list) or [type(part) for part in form] != [list, str]:
             raise CheckpointError(f"{name}: expected shape and dtype of {key}, found {_shown(form)}")

@@ -134,6 +134,7 @@ class BestCheckpoint(Monitor):
             manifest = None
         kept = manifest.host_state.get("hooks", {}) if manifest else {}
         values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
+        values = [v for v in values if isinstance(v.get("best"), (int, float))]
         self.best, self.best_step = (values[0]["best"], manifest.step) if values else (None, None)
 
     def observe(self, status: Status, value: float, improved: bool) -> None:

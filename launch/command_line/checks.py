@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from ..cluster import tf_config
 from ..errors import UsageError
@@ -11,6 +13,8 @@ from . import config as configs
 from . import paths, rules
 from .config import KERAS_FILES, Config
 from .values import differences
+
+_WRITTEN = ("model.json", "history.jsonl", "history.csv", "result.json")  # by a run that trains, beside config.json
 
 
 def check(config: Config) -> None:
@@ -328,8 +332,25 @@ def _check_run_dir(config: Config) -> None:
                 )
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
-    before = configs.read(config.run_dir)
-    if before is None or config.allow_changed_config or config.mode == "benchmark":
+    if before := configs.read(config.run_dir):
+        check_same_run(config, f"--run_dir={config.run_dir}", before)
+    for path in (os.path.join(config.run_dir, name) for name in _WRITTEN if config.trains):
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UsageError(
+                f"--run_dir: {path} is no regular file, and the run is to write one there; move it elsewhere, or use "
+                "another --run_dir"
+            )
+
+
+def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> None:
+    """Raises `UsageError` where a run was begun with other values of flags that decide its numbers.
+
+    Args:
+      config: what was asked.
+      where: what the run's own configuration was read from.
+      before: as `config.of_run` returns it.
+    """
+    if config.allow_changed_config or config.mode == "benchmark":
         return
     now = config.deciding()
     if "script_flags" not in before["deciding"]:
@@ -338,6 +359,6 @@ def _check_run_dir(config: Config) -> None:
         now["seed"] = before["deciding"]["seed"]  # here it decides what is drawn, and nothing that is the run's
     if changed := differences(before["deciding"], now):
         raise UsageError(
-            f"--run_dir={config.run_dir} is a run of another configuration ({'; '.join(changed)}); "
+            f"{where} is a run of another configuration ({'; '.join(changed)}); "
             "use another --run_dir, the same flags, or --allow_changed_config"
         )

@@ -47,7 +47,7 @@ PERIODS = (
 # Flags that a call that reads a run does not take over from it.
 OF_THIS_CALL = (
     "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
-    "allow_changed_config gpus gpu_memory_growth"
+    "allow_changed_config tpu_address gpus gpu_memory_growth"
 ).split()
 OF_THIS_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 # Flags that mean nothing with another input, model, optimizer, schedule or strategy.
@@ -316,6 +316,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
         given |= length
     taken = {name: value for name, value in run["flags"].items() if name in values and name not in given}
     path = os.path.join(values["run_dir"], FILE_NAME)
+    own_files.refuse_of_file(path, taken)
     for name, value in taken.items():
         _check_of_run(path, name, value)
     values.update(taken)
@@ -341,14 +342,23 @@ def read(run_dir: str) -> dict[str, Any] | None:
         raise UsageError(f"{path} is no JSON ({error}); {_CURE}") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds {shown(found)}, which is no object; {_CURE}")
+    return of_run(path, found)
+
+
+def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
+
+    Raises:
+      UsageError: one of both is no object; `where` is what they were read from.
+    """
     for part in ("flags", "deciding"):
-        if not isinstance(found.get(part), dict):
-            what = f"has {part}={shown(found[part])}, which is no object" if part in found else f"has no {part}"
-            raise UsageError(f"{path} {what}; {_CURE}")
-    given = found["flags"]
+        if not isinstance(about.get(part), dict):
+            what = f"has {part}={shown(about[part])}, which is no object" if part in about else f"has no {part}"
+            raise UsageError(f"{where} {what}; {_CURE}")
+    given = about["flags"]
     # For a flag that did not decide when the run began, the value it had; for one that did not exist, its default.
     before = {name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}
-    return {"flags": given, "deciding": {**before, **found["deciding"]}}
+    return {"flags": given, "deciding": {**before, **about["deciding"]}}
 
 
 def _check_of_run(path: str, name: str, value) -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 import json
 import numbers
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from ..errors import UsageError
-from . import paths, rules
+from . import own_files, paths, rules
 from .flags import GROUPS, USES
+from .groups import HELP
 
 # Flags of NAME=VALUE, which Python, a file and a run's configuration give as objects.
 ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
-_OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config".split()
+_OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config flagfile".split()
 _OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 _OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
 _MOST_FLAGFILES = 100
@@ -67,9 +68,9 @@ def expanded(arguments: Sequence[str]) -> list[str]:
 def files(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns (path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does."""
     _check_once("", arguments)
-    found = []
+    found, names = [], {word.lstrip("-").partition("=")[0] for word in arguments if word.startswith("-")}
     for path in _values(arguments, "config"):
-        found.append((path, list(words(_read(path, has_folder=bool(_values(arguments, "run_dir")))))))
+        found.append((path, list(words(_read(path, names)))))
         _check_once(f"--config={path}: ", found[-1][1])
     return found
 
@@ -115,19 +116,22 @@ def _check_once(where: str, arguments: Sequence[str]) -> None:
             values[name] = value
 
 
-def _read(path: str, has_folder: bool) -> dict[str, Any]:
+def _read(path: str, names: Collection[str]) -> dict[str, Any]:
     """Reads flags by name from a YAML file, a JSON file, or the config.json that a run has left.
 
-    Numbers are text, as they were written. A run's flags that are for a run_dir are left out unless there is one again.
+    Numbers are text, as they were written. A run's flags that are for a run_dir are left out unless it is among the
+    `names` that the caller gives.
     """
     text = paths.read_text("config", path, "give a YAML or JSON file of flags")
     try:
         values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
         if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
-            script = _mapping("deciding", values["deciding"]).get("script_flags", {})
-            left_out = {*_OF_THAT_CALL, *(() if has_folder else _OF_A_FOLDER)}
-            of_run = {name: value for name, value in _mapping("flags", values["flags"]).items() if name not in left_out}
-            return of_run | _mapping("script_flags", script)
+            of_run = _mapping("flags", values["flags"])
+            own_files.refuse_of_file(f"--config={path}", of_run, names)
+            script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
+            of_run = {name: value for name, value in script.items() if name not in HELP} | of_run
+            left_out = {*_OF_THAT_CALL, *(() if "run_dir" in names else _OF_A_FOLDER)}
+            return {name: value for name, value in of_run.items() if name not in left_out}
     except RecursionError:
         raise UsageError(f"--config={path} is not readable as such (it is nested too deep); mend it") from None
     except ValueError as error:

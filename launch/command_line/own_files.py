@@ -7,7 +7,9 @@ import hashlib
 import importlib
 import os
 import sys
+from collections.abc import Collection, Mapping
 from types import ModuleType
+from typing import Any
 
 from ..errors import UsageError
 from . import paths
@@ -28,6 +30,22 @@ def is_path(name: str | None) -> bool:
 def absolute(name: str | None) -> str | None:
     """Returns a path from the root, so that a later call in another folder finds the file too; a name as it is."""
     return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
+
+
+def refuse_of_file(where: str, values: Mapping[str, Any], given: Collection[str] = (), cure: str = "") -> None:
+    """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
+
+    Args:
+      where: the file.
+      values: of flags by name, as read from it.
+      given: names of the flags that the caller gave.
+      cure: how to name it, where there are no flags.
+    """
+    for kind in NEEDED:
+        if kind not in given and is_path(path := values.get(kind)):
+            raise UsageError(
+                f"{where} names {path}, which does not run on that file's word alone; give {cure or f'--{kind}={path}'}"
+            )
 
 
 def name_of(given: str | None) -> str | None:

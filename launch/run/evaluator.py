@@ -16,6 +16,7 @@ from ...engine.hooks.tensorboard.event_files import EventFiles
 from ..cluster import tf_config
 from ..command_line import checks
 from ..host.process import EXIT_CODES, Signals
+from . import reading
 from .modes import as_line
 from .session import Session
 
@@ -61,6 +62,7 @@ def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
     if not steps or steps[-1] <= newer_than:
         return
     for manifest in session.checkpoints.all(lambda each: each.step > newer_than):
+        reading.check_same_run(session, manifest)
         try:
             saving.restore(session.checkpoints, session.state, manifest=manifest)
         except (CheckpointError, tf.errors.OpError):

@@ -246,12 +246,12 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
             _check_beginning(session)
         else:
             _check_rules(session.config, newest)
+            reading.check_same_run(session, newest)
             fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
             replicas = session.strategy.num_replicas
             fingerprints.check_division(session.config, newest, session.checkpoints.about, replicas)
             if session.config.is_chief:
                 threads.warn_of_others(newest, session.checkpoints.about)
-        if newest:
             manifest = saving.restore(session.checkpoints, session.state, hooks, newest)
     if manifest is None:
         weights.start(session)

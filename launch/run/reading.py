@@ -9,6 +9,8 @@ from absl import logging
 
 from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest
 from ...engine.hooks import saving
+from ..command_line import checks
+from ..command_line import config as configs
 from ..errors import UsageError
 from . import fingerprints
 from .session import Session
@@ -54,7 +56,14 @@ def restored(session: Session) -> Iterator[Manifest]:
         raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); {cure}")
 
 
+def check_same_run(session: Session, manifest: Manifest) -> None:
+    """Raises `UsageError` where a checkpoint is of a run of another configuration, as its manifest has it."""
+    where = f"{manifest.prefix}.manifest.json"
+    checks.check_same_run(session.config, where, configs.of_run(where, manifest.about))
+
+
 def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
+    check_same_run(session, manifest)
     if session.config.mode == "eval":
         fingerprints.check_evaluated(session.config, manifest, checkpoints.about)
     try:

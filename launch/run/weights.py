@@ -24,7 +24,7 @@ from ...engine.step import batches
 from ...input import known
 from ...input.splits import Splits
 from ..command_line import config as configs
-from ..command_line import own_files
+from ..command_line import own_files, registry
 from ..command_line.config import KERAS_FILES
 from ..errors import UsageError
 from ..host import isolation
@@ -72,6 +72,8 @@ def about(run_dir: str) -> About:
     """Reads what a run has written of its model. Raises `UsageError`."""
     try:
         found = read_json(os.path.join(run_dir, FILE_NAME))
+        if not isinstance(found["keras"], (dict, type(None))):
+            raise ValueError(f"keras is {found['keras']!r:.60}, which is no object")
         return About(found["keras"], _zeros(found["features"]), known.of_json(found, FILE_NAME))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
@@ -215,11 +217,18 @@ def _of_architecture(architecture: dict[str, Any], manifest: Manifest) -> tf.ker
 
 
 def _of_trainer(trainer_class: type[Trainer] | None, manifest: Manifest, found: About) -> tf.keras.Model:
-    flags, name = manifest.about.get("flags", {}), manifest.about.get("deciding", {}).get("model")
-    if trainer_class is None and not flags.get("model"):
-        raise UsageError(f"this run's model is {name}'s; give load_model(..., trainer_class={name})")
-    trainer_class = trainer_class or own_files.model_class(flags["model"])
-    trainer = trainer_class(**manifest.about["deciding"]["model_arg"])
+    where = f"{manifest.prefix}.manifest.json"
+    flags, deciding = (configs.of_run(where, manifest.about)[part] for part in ("flags", "deciding"))
+    if trainer_class is None:
+        own_files.refuse_of_file(where, {"model": flags.get("model")}, cure="load_model its trainer_class")
+        if not flags.get("model"):
+            name = deciding["model"]
+            raise UsageError(f"this run's model is {name}'s; give load_model(..., trainer_class={name})")
+        entry = registry.find("model", str(flags["model"]), registry.models())
+        if wrong := registry.wrong_argument(deciding["model_arg"], entry):
+            raise UsageError(f"{where}: model_arg {wrong}; restore it from a copy")
+        trainer_class = own_files.model_class(entry.name)
+    trainer = trainer_class(**deciding["model_arg"])
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
     prepare(trainer, options, Reduction(), (found.features, None), found.known.num_classes, found.known.vocabulary)
     _take(trainer, manifest.prefix)

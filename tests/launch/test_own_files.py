@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import crankshaft
+from crankshaft.launch.command_line import given
+from crankshaft.launch.errors import UsageError
+from tests.launch.command_line.test_config import asked
 from tests.launch.line import RUN
 
 MODEL = '''"""A line."""
@@ -64,13 +67,17 @@ def test_a_model_and_an_input_from_files_train_resume_evaluate_and_export_from_a
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    run = f"--run_dir={folder}/run"
-    inside("--mode=eval", run, f"--result_json={elsewhere}/eval.json").ok()
+    run, named = f"--run_dir={folder}/run", [f"--{kind}={about['flags'][kind]}" for kind in ("model", "input")]
+    inside("--mode=eval", run, *named, f"--result_json={elsewhere}/eval.json").ok()
     loss = json.loads((elsewhere / "eval.json").read_text())["eval"]["loss"]
     points = np.random.default_rng(0).normal(size=(24, 1))
     assert loss == pytest.approx(np.mean((2 * points - 1.5 * points) ** 2), rel=1e-5)  # float32's
-    inside("--mode=export", run).ok()
+    inside("--mode=export", run, *named).ok()
     assert crankshaft.load_model(folder / "run").predict(np.ones([1, 1]), verbose=0) == pytest.approx(1.5)
+    described = json.loads((folder / "run" / "model.json").read_text())
+    (folder / "run" / "model.json").write_text(json.dumps(described | {"keras": None}))  # as of a subclassed model
+    with pytest.raises(UsageError, match=r"ckpt-4.manifest.json names .*line.py, .*; give load_model its trainer"):
+        crankshaft.load_model(folder / "run")
 
     monkeypatch.setenv("HOME", str(folder))
     again = ("--model=~/my model/line.py", "--input=../my model/points.py", "--learning_rate=0", *RUN[1:], run)
@@ -81,6 +88,37 @@ def test_a_model_and_an_input_from_files_train_resume_evaluate_and_export_from_a
     outcome = inside(*again, "--model_arg=start=2", "--input_arg=examples=24", "--train_steps=8")
     assert outcome.code == 2
     assert "model_arg start: 1.5 -> 2" in outcome.error
+
+
+def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too(folder):
+    """Whoever made the run_dir chose the name; and their file may lie beside it."""
+    inside = folder / "run" / "checkpoints"
+    inside.mkdir(parents=True)
+    (inside / "ckpt-4.manifest.json").touch()
+    (folder / "run" / "config.json").write_text(json.dumps(asked(*FILES).about()))
+    model, points = folder / "my model" / "line.py", folder / "my model" / "points.py"
+    on_its_word = "which does not run on that file's word alone; give"
+    for mode in ("eval", "export", "generate"):
+        call = (f"--mode={mode}", "--run_dir=run")
+        with pytest.raises(UsageError, match=f"run/config.json names {model}, {on_its_word} --model={model}"):
+            asked(*call)
+        with pytest.raises(UsageError, match=f"run/config.json names {points}, {on_its_word} --input={points}"):
+            asked(*call, f"--model={model}")
+        assert asked(*call, f"--model={model}", f"--input={points}").model == str(model)
+    with pytest.raises(UsageError, match=f"--config=run/config.json names {model}, {on_its_word} --model={model}"):
+        given.expanded(["--config=run/config.json"])
+    given.expanded(["--config=run/config.json", f"--model={model}", "--input", str(points)])
+
+
+def test_a_config_that_a_run_has_left_gives_no_flag_of_another_call_by_its_scripts_flags(folder):
+    about = asked("--model=mlp", "--input=synthetic").about()
+    about["flags"]["flagfile"] = "flags.txt"
+    about["deciding"]["script_flags"] = {"model": "evil.py", "baseline_cmd": "evil", "flagfile": "x", "slope": "up"}
+    (folder / "config.json").write_text(json.dumps(about))
+    words = given.expanded(["--config=config.json"])
+    assert "--slope=" in words
+    assert "--model=mlp" in words
+    assert not [word for word in words if "evil" in word or "flagfile" in word]
 
 
 def test_a_file_that_was_changed_runs_as_it_is_now(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -11,7 +12,7 @@ from crankshaft.launch.command_line import checks, config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_of_run
-from crankshaft.launch.run import results
+from crankshaft.launch.run import results, weights
 from tests.launch.command_line.test_config import asked
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
@@ -111,6 +112,40 @@ def test_what_is_no_regular_file_is_not_waited_for(run_dir, make):
         *RUN, f"--run_dir={run_dir}"
     )
     assert results.step_of(run_dir / "result.json") == 0
+
+
+@pytest.mark.parametrize("name", ["model.json", "history.jsonl", "history.csv", "result.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_stands_where_a_run_writes_its_files_is_named_before_it_trains(run_dir, name, make):
+    make(run_dir / name)
+    line = problem(*RUN, f"--run_dir={run_dir}")
+    assert line.startswith(f"--run_dir: {run_dir}/{name} is no regular file, and the run is to write one")
+    assert problem("--mode=eval", f"--run_dir={run_dir}") is None
+
+
+@pytest.mark.parametrize("value", [3, "x", [1], True])
+def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
+    described = {"keras": value, "features": {"shape": [1], "dtype": "float32"}, "num_classes": 2, "vocabulary": None}
+    (tmp_path / "model.json").write_text(json.dumps(described))
+    with pytest.raises(UsageError, match=r"model.json does not say .* \(keras is .*, which is no object\)"):
+        weights.about(str(tmp_path))
+
+
+def test_another_runs_checkpoint_is_not_gone_on_with(inside, tmp_path):
+    """Its manifest says which run it is of, as config.json does."""
+    run = (*RUN, "--jit=off", "--progress=off", "--mode=train")
+    for seed in ("0", "5"):
+        inside(*run, f"--seed={seed}", f"--run_dir={tmp_path}/{seed}").ok()
+    for path in (tmp_path / "5" / "checkpoints").glob("ckpt-4.*"):
+        shutil.copy(path, tmp_path / "0" / "checkpoints")
+    own = ("--mode=eval", f"--run_dir={tmp_path}/0")
+    for call in ((*run, f"--run_dir={tmp_path}/0", "--train_steps=6"), own, ("--mode=export", *own[1:])):
+        outcome = inside(*call)
+        assert outcome.code == 2
+        assert f"{tmp_path}/0/checkpoints/ckpt-4.manifest.json is a run of another configuration (seed: 5 -> 0);" in (
+            outcome.error
+        )
+    inside(*own, "--allow_changed_config").ok()
 
 
 @pytest.mark.parametrize(

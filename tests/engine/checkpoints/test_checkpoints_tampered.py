@@ -158,3 +158,19 @@ def test_a_manifest_of_before_there_was_a_digest_is_read(written):
     del record["sha256"]
     path.write_text(json.dumps(record | {"format": 1}))
     assert manifests.read(str(path)).step == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("host_state", {"state": [1]}),
+        ("host_state", {"hooks": "x"}),
+        ("host_state", {"hooks": {"log": 3}}),
+        ("about", {"deciding": 3}),
+    ],
+)
+def test_parts_of_another_type_are_told_in_one_line(written, field, value):
+    path, record = written
+    path.write_text(json.dumps(manifests.sealed(record | {field: value})))
+    with pytest.raises(CheckpointError, match=rf"expected '{field}\.[a-z_.]+' to be an object, found "):
+        manifests.read(str(path))
