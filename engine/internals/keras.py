@@ -25,6 +25,12 @@ def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.kera
     return list(layer._flatten_layers(include_self=itself))
 
 
+def inputs_of(model: tf.keras.layers.Layer) -> Any:
+    """Returns the symbolic inputs that a model was made for, in its own form; None where it does not say."""
+    own = model.inputs if isinstance(model, tf.keras.Sequential) and model.built else [getattr(model, "input", None)]
+    return tf.keras.tree.lists_to_tuples(own[0] if len(own) == 1 else own)
+
+
 def own_generators(layer: tf.keras.layers.Layer) -> list[tf.keras.random.SeedGenerator]:
     """Returns the seed generators that a layer holds itself, not those of layers in it."""
     return list(getattr(layer, "_seed_generators", ()))

@@ -12,14 +12,15 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine import Trainer
+from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.machine import files
-from ...engine.step import batches
 from ...input import known
 from ..errors import UsageError
 from ..host.files import write_json
-from . import weights
+from . import splits, weights
+from .predictions import features_taken
 from .session import Session
 
 _DEFAULT = "serving_default"
@@ -82,11 +83,12 @@ def _save_serving(session: Session, path: str) -> None:
     input signature of named specs, and dicts of tensors as outputs.
     """
     trainer, names = weights.alone(session), session.names
-    features = names.raw(batches.features(session.example))
-    inputs = _named(features)
-    specs = {
-        name: tf.TensorSpec([None, *np.shape(value)[1:]], tf.as_dtype(value.dtype), name=name)
-        for name, value in inputs.items()
+    features = names.raw(features_taken(trainer, session.example))
+    specs = {name: tf.TensorSpec(x.shape, x.dtype, name=name) for name, x in _named(features).items()}
+    # A batch of one example; an axis of any size has one.
+    inputs = {
+        name: splits.zeros(Spec(tuple(size or 1 for size in spec.shape[1:]), spec.dtype.as_numpy_dtype))
+        for name, spec in specs.items()
     }
     if wrong := [name for name in inputs if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)]:
         raise UsageError(

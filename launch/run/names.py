@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ...engine.step import batches
@@ -32,13 +31,12 @@ class Names:
             return features
         return {name: self._ids(name, array) if name in self.words else array for name, array in features.items()}
 
-    def raw(self, example: Any) -> Any:
-        """Returns an example's features as they were before text was looked up."""
-        if not isinstance(example, dict):
-            return example
+    def raw(self, specs: Any) -> Any:
+        """Returns specs of features as they were before text was looked up."""
+        if not isinstance(specs, dict):
+            return specs
         return {
-            name: np.full(np.shape(array), b"", object) if name in self.words else array
-            for name, array in example.items()
+            name: tf.TensorSpec(spec.shape, tf.string) if name in self.words else spec for name, spec in specs.items()
         }
 
     def _ids(self, name: str, array: Any) -> Any:

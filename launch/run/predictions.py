@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...engine import Trainer
+from ...engine.data.source import Source
+from ...engine.data.split import spec_of
 from ...engine.data.streamed import is_stream
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
+from ...engine.internals import keras
 from ...engine.step import batches
 from ...engine.strategies.base import closing_feeds
 from ..errors import UsageError
@@ -21,17 +25,22 @@ from .session import Session
 def forward(session: Session) -> Callable[[Any], Any]:
     """Returns a function from features of any number of examples to NumPy outputs, with evaluation's weights."""
     trainer, size = weights.alone(session), session.config.eval_batch_size
-    example = batches.features(session.example)
-    signature = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
+    taken = features_taken(trainer, session.example)
+    wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
 
-    @tf.function(input_signature=[signature], autograph=False)
+    @tf.function(input_signature=[taken], autograph=False)
     def compute(features):
         outputs = trainer.forward(features, training=False)
         return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
 
     def predict(features):
+        if isinstance(features, Source) or is_stream(features):
+            raise UsageError(
+                f"predict was given a {type(features).__name__}; give features alone, as arrays: of a tf.data.Dataset "
+                "np.stack([features for features, *_ in dataset]), of a Source what its read returns"
+            )
         features = splits.as_arrays(session.names.ids(features))
-        _check_like("features", example, features)
+        _check_like("features", wanted, spec_of(features))
         count = len(tf.nest.flatten(features)[0])
         with averaged_weights(trainer):
             parts = [
@@ -43,11 +52,32 @@ def forward(session: Session) -> Callable[[Any], Any]:
     return predict
 
 
+def features_taken(trainer: Trainer, example) -> Any:
+    """Returns specs of the features that `forward` takes, of batches of any size.
+
+    They are the data's, or those of the model's own inputs where it takes no others, as of a GAN's noise.
+    """
+
+    def specs(features):
+        return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), features)
+
+    of_data, own = specs(batches.features(example)), keras.inputs_of(trainer.model)
+    if own is None or type(trainer).forward is not Trainer.forward:
+        return of_data
+    shapes, own_shapes = ([tuple(each.shape) for each in tf.nest.flatten(x)] for x in (of_data, own))
+    if shapes == own_shapes:
+        return of_data
+    try:
+        tf.function(trainer.forward, autograph=False).get_concrete_function(of_data, training=False)
+    except (TypeError, ValueError):  # as Keras has it of other features
+        return specs(own)
+    return of_data
+
+
 def evaluate(session: Session, split) -> dict[str, float]:
     """Computes the metrics' means over a split. Training can't go on afterwards: the strategy is bound to this data."""
     split = splits.checked("evaluate", split, [])
-    if not is_stream(split):
-        _check_like("data", *(batches.without_weights(each) for each in (session.example, split)))
+    _check_like("data", *(batches.without_weights(spec_of(each)) for each in (session.example, split)))
     strategy = session.strategy
     with strategy.watch():
         feed = strategy.feed(split, session.config.eval_batch_size, None)
@@ -56,16 +86,21 @@ def evaluate(session: Session, split) -> dict[str, float]:
             return evaluation.evaluate(strategy, session.trainer)
 
 
-def _check_like(name: str, example, given) -> None:
-    """Raises `UsageError` where arrays differ in shape or type from those that the run was trained on."""
+def _check_like(name: str, wanted, found) -> None:
+    """Raises `UsageError` where one example, a nest of specs, is not what the run takes."""
 
-    def described(arrays) -> str:
-        return str(
-            tf.nest.map_structure(lambda x: f"{tf.as_dtype(np.asarray(x).dtype).name}{list(np.shape(x)[1:])}", arrays)
-        )
+    def described(specs) -> str:
+        return str(tf.nest.map_structure(lambda x: f"{tf.as_dtype(x.dtype).name}{[*x.shape]}", specs))
 
-    if described(example) != described(given):
-        line = f"{name} are {described(given)} an example; this run's are {described(example)}"
-        if isinstance(given, tuple) and not isinstance(example, (tuple, dict)):
+    def fits(x, y) -> bool:
+        return tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype) and tf.TensorShape(x.shape).is_compatible_with(y.shape)
+
+    try:
+        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, found)))
+    except (TypeError, ValueError):  # other structures
+        alike = False
+    if not alike:
+        line = f"{name} are {described(found)} an example; this run's are {described(wanted)}"
+        if isinstance(found, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
         raise UsageError(line)

@@ -47,6 +47,16 @@ def data():
     return (points[:200], heights[:200]), (points[200:], heights[200:])
 
 
+class EvalSource(crankshaft.Source):
+    element_spec = (crankshaft.Spec((3,), np.float32), crankshaft.Spec((1,), np.float32))
+
+    def __len__(self):
+        return len(EVAL_POINTS)
+
+    def read(self, indices):
+        return EVAL_POINTS[indices], EVAL_HEIGHTS[indices]
+
+
 QUIET = {"jit": "off", "progress": "off"}
 EVAL_POINTS, EVAL_HEIGHTS = data()[1]
 
@@ -82,6 +92,48 @@ def test_a_run_predicts_and_evaluates(plane_run):
 def test_other_features_than_the_runs_are_told(plane_run, features):
     with pytest.raises(UsageError, match=r"^features are .* an example; this run's are float32\[3\]$"):
         plane_run.predict(features)
+
+
+def test_a_split_is_no_features(plane_run):
+    for split in (tf.data.Dataset.from_tensor_slices(EVAL_POINTS), EvalSource()):
+        with pytest.raises(UsageError, match=rf"^predict was given a {type(split).__name__}; give features alone"):
+            plane_run.predict(split)
+
+
+def test_a_source_is_evaluated_if_it_is_of_the_same_form(plane_run):
+    arrays = plane_run.evaluate((EVAL_POINTS, EVAL_HEIGHTS))
+    assert plane_run.evaluate(EvalSource()) == arrays
+    source = EvalSource()
+    source.element_spec = source.element_spec[:1]
+    with pytest.raises(UsageError, match=r"^data are float32\[3\] an example; this run's are \('float32\[3\]', "):
+        plane_run.evaluate(source)
+
+
+class FromNoise(Trainer):
+    """Makes points of noise, which is of another shape than the data."""
+
+    def build(self):
+        doubled = tf.keras.layers.Lambda(lambda x: 2 * x[:, :2])
+        self.model = tf.keras.Sequential([tf.keras.layers.Input([None]), doubled])
+        self.weight = tf.Variable(0.0)
+        self.optimizer = crankshaft.make_optimizer(self, [self.weight])
+
+    def train_step(self, batch):
+        return self.eval_step(batch)
+
+    def eval_step(self, batch):
+        return {"loss": mean(batch - tf.reduce_sum(self.model(tf.zeros([1, 5]))))}
+
+
+def test_a_model_of_other_inputs_than_the_data_predicts_and_is_exported_by_its_own(tmp_path):
+    points, noise = EVAL_POINTS[:, 0], np.ones((3, 4), np.float32)
+    how = {"data": (points,), "run_dir": tmp_path / "run", "train_steps": 1, **QUIET}
+    made = run(FromNoise, **how)
+    assert made.predict(noise).tolist() == [[2.0, 2.0]] * 3
+    with pytest.raises(UsageError, match=r"^features are float32\[\] an example; this run's are float32\[None\]$"):
+        made.predict(points)
+    serve = tf.saved_model.load(run(FromNoise, **how, mode="export").result["export"]).signatures["serving_default"]
+    assert serve(features=tf.constant(noise))["outputs"].numpy().tolist() == [[2.0, 2.0]] * 3
 
 
 def test_a_list_of_examples_is_told_to_be_made_an_array(plane_run):

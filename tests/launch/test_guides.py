@@ -42,6 +42,7 @@ HOLDS = {
     "docs/resume.md": "model(tf.zeros([1, 28, 28, 1])).shape == (1, 10)",
     "From Keras `fit`": "done.history[-1]['eval_accuracy'] > 0.85",
     "Pretrained weights": "again.history[0]['eval_loss'] < 1.1 * first.result['eval']['loss']",
+    "A GAN": "made.predict(np.zeros([2, 3], np.float32)).shape == (2, 2)",
     "A hook that stops": "stopped.result['stop'] == 'good enough' and stopped.result['step'] < 400",
     "The model afterwards": "np.allclose(tf.keras.models.load_model(served)(points), kept.predict(points), atol=1e-5)",
 }
