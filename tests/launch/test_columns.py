@@ -84,7 +84,8 @@ def test_a_label_that_text_decides_is_learnt(inside, tmp_path, kind, flags):
     else:
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=128)
     data = (f"--input={kind}", f"--data_dir={tmp_path}", "--validation_split=0.2", "--input_arg=missing=column")
-    outcome = inside(*RUN, *data, *flags, "--learning_rate=0.05", "--train_epochs=4", f"--run_dir={tmp_path}/run").ok()
+    run = ("--progress=plain", "--learning_rate=0.05", "--train_epochs=4", f"--run_dir={tmp_path}/run")
+    outcome = inside(*RUN, *data, *flags, *run).ok()
     assert result(tmp_path / "run")["eval"]["auc"] > 0.95
     lines = [line.split() for line in outcome.out.splitlines()]
     assert ["price", "float32", "number,", "and", "price.missing"] in lines
