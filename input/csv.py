@@ -81,7 +81,7 @@ def load(
       InputError: the library is not installed, there are no such files, a record is malformed, or the columns are not
         those.
     """
-    choice = Choice(label, features, numbers, array, missing, text, validation_split)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise InputError(f"delimiter={delimiter} is not a delimiter; give one character of ASCII, or tab")

@@ -56,7 +56,7 @@ def load(
     Raises:
       InputError: the library is not installed, there are no such files, or their columns are not those.
     """
-    choice = Choice(label, features, numbers, array, missing, text, validation_split)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
     train = ParquetTable(Files(storage.find(data_dir, _PATTERNS, _EXPECTED)), texts)
     evaluation = None
     if eval_data_dir:

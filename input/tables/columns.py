@@ -42,6 +42,7 @@ class Choice(NamedTuple):
       label: the column of labels, or "none".
       features: columns; none are all others.
       numbers: columns of integers that are numbers, not ids.
+      texts: columns that are text, whatever they hold, which the tables know.
       array: whether features are one array.
       missing: one of `MISSING`, or a number.
       text: one of `TEXT`.
@@ -51,6 +52,7 @@ class Choice(NamedTuple):
     label: str
     features: tuple[str, ...]
     numbers: tuple[str, ...]
+    texts: tuple[str, ...]
     array: bool
     missing: str
     text: str
@@ -139,7 +141,7 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
             f"{table.where} has no column {choice.label!r}; name the label's by --input_arg=label=NAME, one of "
             f"{shown}, or {NONE}"
         )
-    for argument in ("features", "numbers"):
+    for argument in ("features", "numbers", "texts"):
         for name in getattr(choice, argument):
             if name not in table.columns:
                 raise InputError(f"{argument}={name}: {table.where} has no such column; its columns are {shown}")

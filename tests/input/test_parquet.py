@@ -302,6 +302,8 @@ def test_a_list_of_another_length_is_a_bad_record(tmp_path, strange):
         ),
         ({"features": ("size",)}, "features=size: "),
         ({"numbers": ("size",)}, "numbers=size: "),
+        ({"texts": ("size",)}, "texts=size: "),
+        ({"text": "hashed"}, "text=hashed is unknown; use one of category, hash, keep"),
         ({"missing": "drop"}, "missing=drop is unknown; use refuse, zero, mean"),
         ({"array": True}, "column 'city' is text; leave it out"),
         ({"features": ("when",)}, "column 'when' is neither of numbers nor of text; name those to be read"),
