@@ -146,8 +146,9 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and (label := _LABEL.search(str(error))):
         return EXIT_USAGE, (
-            f"the data has a label of {label[1]}, and the loss takes labels from 0 to below {label[2]}, as many as the "
-            "model has outputs; number labels from 0, and end the model in a layer of one unit for each class"
+            f"the loss was given a label of {label[1]} and takes labels from 0 to below {label[2]}, as many as the "
+            "model has outputs; number labels from 0, those that the loss computes too, and end the model in a layer "
+            "of one unit for each class"
         )
     if isinstance(error, tf.errors.FailedPreconditionError) and (length := _LENGTH.search(str(error))):
         return EXIT_USAGE, (

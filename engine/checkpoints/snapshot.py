@@ -198,15 +198,15 @@ class Comparison:
     matched_nodes: list[tuple[Any, str]]
 
     def message(self) -> str:
-        """Formats the lists that are not empty, a line each."""
+        """Formats the lists that are not empty, on one line."""
         lists = [
             ("missing in the checkpoint", self.missing),
             ("only in the checkpoint", self.extra),
             ("of another shape or type", self.reshaped),
         ]
-        return "\n".join(
-            f"  {title} ({len(lines)}): {'; '.join(lines[:_LISTED])}"
-            + (f"; and {len(lines) - _LISTED} more" if len(lines) > _LISTED else "")
+        return "; ".join(
+            f"{title} ({len(lines)}): {'; '.join(lines[:_LISTED])}"
+            + (f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else "")
             for title, lines in lists
             if lines
         )

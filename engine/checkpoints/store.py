@@ -227,7 +227,7 @@ class Checkpoints:
         if comparison.missing or comparison.extra or comparison.reshaped:
             raise CheckpointError(
                 f"{manifest.name} in {self.directory} is of another model or optimizer; "
-                "use another `run_dir`, or take its weights only with `init_from`\n" + comparison.message()
+                "use another `run_dir`, or take its weights only with `init_from`: " + comparison.message()
             )
         snapshot.restore(manifest.prefix, self.state, comparison)
         self._current_step = manifest.step

@@ -37,7 +37,7 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     if comparison.missing or comparison.extra or comparison.reshaped or not comparison.matched:
         raise CheckpointError(
-            f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run\n"
+            f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run: "
             + comparison.message()
         )
     snapshot.restore(prefix, target, comparison, at)

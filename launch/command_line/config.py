@@ -223,8 +223,8 @@ def from_flags(
     values |= {kind: own_files.absolute(values[kind]) for kind in own_files.NEEDED}
     if values["mode"] in READING:
         _fill_from_run(values, environment, script_flags)
-        if trainer_class is None and values["model"] is None and not read(values["run_dir"]):
-            raise UsageError(f"--run_dir={values['run_dir']} holds no run (no {FILE_NAME}); give the folder of a run")
+        if trainer_class is None and values["model"] is None:
+            _refuse_without_model(values["run_dir"], values["mode"])
     uses.check(USES, values)
     cluster = None
     if values["strategy"] in _CLUSTERED:
@@ -250,6 +250,16 @@ def from_flags(
             values[name] = whole_periods(values[name], values["sync_every_steps"])
     own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
     return Config(values, model, data, cluster, own, owns_process, remote)
+
+
+def _refuse_without_model(run_dir: str, mode: str) -> None:
+    """Raises `UsageError` for a folder whose run names no model: it holds none, or one of a script."""
+    if not (run := read(run_dir)):
+        raise UsageError(f"--run_dir={run_dir} holds no run (no {FILE_NAME}); give the folder of a run")
+    trainer = run["deciding"].get("model")
+    raise UsageError(
+        f"--run_dir={run_dir} is a run of {trainer}, which its script brings; start that script with --mode={mode}"
+    )
 
 
 def _model(name: str | None, trainer_class: type | None) -> registry.Entry:

@@ -74,7 +74,7 @@ def test_a_label_out_of_range_is_named_with_the_range(inside, label):
     labels = np.where(LABELS > 0, label, 1).astype(np.int64)
     outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, labels), None))
     assert outcome.code == 2
-    assert f"the data has a label of {label}, and the loss takes labels from 0 to below 2, as many as" in outcome.error
+    assert f"the loss was given a label of {label} and takes labels from 0 to below 2, as many as" in outcome.error
     outcome = inside(*RUN, "--jit=on", trainer=Classes, data=lambda: ((FEATURES, labels), None))  # where it is a nan
     assert outcome.code == 1
     assert "look in the data for nan and for labels out of range" in outcome.error

@@ -96,6 +96,15 @@ def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
         assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).model_arg == {"units": 5}
 
 
+def test_a_scripts_run_is_told_to_be_started_by_its_script(tmp_path):
+    class Line:
+        pass
+
+    write_json(tmp_path / config.FILE_NAME, asked("--input=digits", script=Line).about())
+    with pytest.raises(UsageError, match=r"is a run of Line, which its script brings; start that script with"):
+        asked("--mode=eval", f"--run_dir={tmp_path}")
+
+
 def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
     class Line:
         def __init__(self, most=1.0, least=(0.0,)):
