@@ -11,6 +11,8 @@ import mmap
 import numpy as np
 import tensorflow as tf
 
+from ..internals.tensorflow import weakly
+
 _PIECE_BYTES = 64 << 20
 _AROUND_BYTES = 2 << 20  # Linux may map as much around a requested page, where it is cached in one piece
 
@@ -103,7 +105,8 @@ def gather(array, indices: tf.Tensor) -> tf.Tensor:
     """Gathers examples of an array by their indices, in a graph."""
     with tf.device("CPU:0"):
         if isinstance(array, Mapped):
-            found = tf.numpy_function(array.__getitem__, [indices], array.dtype, stateful=False)
+            nothing = np.zeros((0, *array.shape[1:]), array.dtype)
+            found = tf.numpy_function(weakly(array.__getitem__, lambda: nothing), [indices], array.dtype, stateful=False)
             return tf.ensure_shape(found, [*indices.shape, *array.shape[1:]])
         return tf.gather(array, indices)
 

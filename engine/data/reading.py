@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..internals.tensorflow import weakly
 from . import host_arrays
 from .order import ChunkedOrder, Order
 from .reads import Reads
@@ -119,7 +120,7 @@ class SourceReader:
         except Exception as error:
             # TensorFlow would print the traceback of what is raised here. No rows at all are noticed in the graph.
             self.failure = self.failure or error
-            return tf.nest.map_structure(lambda spec: np.zeros((0, *spec.shape), spec.dtype), self.source.stored_spec)
+            return _no_rows(self.source.stored_spec)
         with self._lock:
             self.shares_read += 1
         return found
@@ -177,7 +178,11 @@ def reader_of(split, order: Order, timeout_seconds: float = 0.0) -> ArraysReader
 
 
 def read_in_graph(read: Callable, stored_spec: Any, *arguments: tf.Tensor):
-    """Calls `read` with arrays, in a graph on the host; returns a nest of tensors [n, ...] as `stored_spec` says."""
+    """Calls `read` with arrays, in a graph on the host; returns a nest of tensors [n, ...] as `stored_spec` says.
+
+    `read` is a method, whose object is not kept, with its threads and open files; where it is gone there are no rows.
+    """
+    read = weakly(read, lambda: _no_rows(stored_spec))
 
     def flat(*arrays):
         return as_stored(read(*arrays), stored_spec)
@@ -185,6 +190,10 @@ def read_in_graph(read: Callable, stored_spec: Any, *arguments: tf.Tensor):
     with tf.device("CPU:0"):
         tensors = tf.numpy_function(flat, arguments, stored_dtypes(stored_spec), stateful=False)
     return packed(tensors, stored_spec)
+
+
+def _no_rows(stored_spec: Any) -> Any:
+    return tf.nest.map_structure(lambda spec: np.zeros((0, *spec.shape), spec.dtype), stored_spec)
 
 
 def as_stored(found: Any, stored_spec: Any) -> list[np.ndarray]:

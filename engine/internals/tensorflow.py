@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import linecache
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -57,6 +58,11 @@ class _Generated(importlib.abc.ExecutionLoader):
 
 
 loader.load_source = _Generated.load
+
+
+def has_started() -> bool:
+    """Returns whether TensorFlow has found its devices, and started its threads."""
+    return context.context()._initialized
 
 
 def session_config() -> tf.compat.v1.ConfigProto:
@@ -247,6 +253,20 @@ def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, ma
     for value in made._values:
         value._type_spec = specs  # which TensorFlow knows of compiled functions only
     return made
+
+
+def weakly(method: Callable, otherwise: Callable[[], Any]) -> Callable:
+    """Returns a function that calls a method, whose object it does not keep, and `otherwise` where that is gone.
+
+    For `tf.numpy_function`: TensorFlow keeps what is called in a graph for as long as the process (its script_ops.py).
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments):
+        found = reference()
+        return found(*arguments) if found else otherwise()
+
+    return call
 
 
 def answer_to(name: str, function: Callable) -> None:

@@ -24,6 +24,7 @@ from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch
 from tests.waiting import PATIENCE
 
+OPEN = pathlib.Path(__file__).with_name("open_runs.py")
 SCRIPT = pathlib.Path(__file__).with_name("several_runs.py")
 
 
@@ -324,6 +325,13 @@ def test_runs_of_one_process_are_each_as_if_alone():
     order = ["mirrored", "draws", "cnn", "halves", "draws", "mirrored"]
     assert digests(*order) == [alone[name] for name in order]
     assert len(set(alone.values())) == 4
+
+
+def test_runs_on_files_leave_no_thread_and_no_file_open(tmp_path):
+    done = subprocess.run([sys.executable, OPEN, tmp_path], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, after in json.loads(done.stdout.splitlines()[-1]).items():
+        assert after[-1] == after[1], (name, after)  # a run's are freed with it, or by the next
 
 
 def test_ctrl_c_stops_saves_and_returns(tmp_path):

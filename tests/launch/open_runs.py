@@ -1,0 +1,47 @@
+"""Runs on each kind of files, again and again, in one process: python open_runs.py FOLDER; prints what each left open."""
+
+import gc
+import json
+import os
+import pathlib
+import sys
+import threading
+
+import numpy as np
+
+from crankshaft import run
+
+RUN = {"model": "logistic", "train_steps": 2, "global_batch_size": 16, "resident_data_mb": 0, "jit": "off"}
+
+
+def kinds(folder: pathlib.Path):
+    """Writes files, and returns the arguments of a run on each kind."""
+    rows = "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(64))
+    (folder / "train.csv").write_text(f"a,b,label\n{rows}")
+    np.save(folder / "x.npy", np.zeros((64, 3), np.float32))
+    mapped = np.load(folder / "x.npy", mmap_mode="r")
+    csv = {"input": "csv", "data_dir": str(folder / "train.csv"), "input_arg": {"array": True}}
+    return {"csv": csv, "mapped": {"data": lambda: ((mapped, np.zeros(64, np.int32)), None, 2)}}
+
+
+def left_open() -> tuple[int, int]:
+    """Threads and descriptors that are open, once what is freed by threads is free."""
+    for thread in threading.enumerate():
+        if thread.name == "frees an iterator":
+            thread.join()
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def main(folder: pathlib.Path) -> None:
+    """Runs each kind four times, and prints what is open after each run as JSON."""
+    found: dict[str, list] = {}
+    for name, arguments in kinds(folder).items():
+        for _ in range(4):
+            run(**RUN, **arguments, progress="off")
+            found.setdefault(name, []).append(left_open())
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
