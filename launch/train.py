@@ -203,36 +203,55 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
 
 def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
     """Starts TensorFlow, meets the other processes if any, and returns the strategy. `run` ends with it."""
-    if asked.cluster and not asked.is_evaluator:
-        tf_config.wait_for_peers(asked.cluster, asked.cluster_timeout_seconds)
-        if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
-            logging.warning(
-                "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
-                "text for all of them",
-                tf_config.SECRET,
-            )
-    with contextlib.ExitStack() as stack:
-        if asked.cluster:
-            stack.enter_context(tf_config.limited(asked.cluster_timeout_seconds + _START_SECONDS))
-        stack.enter_context(process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug))
-        from ..engine.strategies.base import closing_feeds
-        from .host import isolation
-        from .run import session as sessions
-
+    with process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug):
+        with _meeting(asked):
+            from ..engine.strategies.base import closing_feeds
+            from .host import isolation
+            from .run import session as sessions
         run.enter_context(isolation.isolated())
         if asked.check_numerics:
             from ..engine.hooks import numerics
 
             numerics.enable()
-        if asked.cluster and not asked.is_evaluator:
-            stack.enter_context(tf_config.keep_others_out(asked.cluster))
-        strategy = sessions.make_strategy(asked, trainer_class)
+        with _joining(asked):
+            strategy = sessions.make_strategy(asked, trainer_class)
         if asked.tune_allocator:
             allocator.keep_freed_memory_with_tensorflow()
     if asked.owns_process:
         imports.keep()
     run.enter_context(closing_feeds(strategy))
     return strategy
+
+
+@contextlib.contextmanager
+def _meeting(asked: config.Config):
+    """Waits for the other processes, if any, before TensorFlow is imported, which is done within, and afterwards."""
+    if not asked.cluster or asked.is_evaluator:
+        yield
+        return
+    with tf_config.Meeting(asked.cluster) as meeting:
+        meeting.wait(asked.cluster_timeout_seconds)
+        if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
+            logging.warning(
+                "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
+                "text for all of them",
+                tf_config.SECRET,
+            )
+        yield
+        meeting.wait(asked.cluster_timeout_seconds, ready=True)
+
+
+@contextlib.contextmanager
+def _joining(asked: config.Config):
+    """Prepares for TensorFlow's joining a cluster, if any, which is done within and holds Python's lock meanwhile."""
+    if not asked.cluster or asked.is_evaluator:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tf_config.limited(asked.cluster_timeout_seconds + _START_SECONDS))
+        stack.enter_context(process.keeping_sigterm())
+        stack.enter_context(tf_config.keep_others_out(asked.cluster))
+        yield
 
 
 def _create(asked: config.Config, trainer_class, splits, strategy):

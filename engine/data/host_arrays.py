@@ -106,7 +106,8 @@ def gather(array, indices: tf.Tensor) -> tf.Tensor:
     with tf.device("CPU:0"):
         if isinstance(array, Mapped):
             nothing = np.zeros((0, *array.shape[1:]), array.dtype)
-            found = tf.numpy_function(weakly(array.__getitem__, lambda: nothing), [indices], array.dtype, stateful=False)
+            get = weakly(array.__getitem__, lambda: nothing)
+            found = tf.numpy_function(get, [indices], array.dtype, stateful=False)
             return tf.ensure_shape(found, [*indices.shape, *array.shape[1:]])
         return tf.gather(array, indices)
 

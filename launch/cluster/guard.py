@@ -22,6 +22,7 @@ from typing import NamedTuple
 _MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each task
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
 _ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
+_LAST_WORDS = 20  # of them, before SIGKILL: what passes a task's output on has yet to write its end
 
 
 class StartedTask(NamedTuple):
@@ -180,15 +181,15 @@ def _reap(others: Collection[int]) -> None:
 
 
 def _end_children(others: Collection[int]) -> None:
-    """Kills this process's children except `others`, and theirs, which then become its own, until there is none.
+    """Ends this process's children except `others`, and theirs, which then become its own, until there is none.
 
     Nothing else waits for them, so a signalled process id can't belong to another process by now.
     """
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         children = set(_children()).difference(others)
         if not children:
             return
-        for pid in children:
+        for pid in children if attempt >= _LAST_WORDS else ():
             with contextlib.suppress(OSError):  # another user's
                 os.kill(pid, signal.SIGKILL)
         for pid in children:

@@ -174,8 +174,8 @@ class Synchronous:
         return (EXIT_USAGE, ending.mistake) if ending.mistake else None
 
     def _was_preempted(self, ending: Ending) -> bool:
-        """Returns whether the ending loses nothing."""
-        return ending.was_asked
+        """Returns whether the ending loses nothing: one that a signal killed, as at its start, has saved nothing."""
+        return ending.was_asked and ending.code > 0
 
     def _failed(self, cause: Ending) -> Settlement:
         count = self._count(self._failures)
@@ -259,7 +259,7 @@ class Servers(Synchronous):
         return "evaluator is not started again: the last checkpoint is not evaluated; --mode=eval evaluates it"
 
     def _was_preempted(self, ending: Ending) -> bool:
-        return ending.task == "chief" and ending.was_asked
+        return ending.task == "chief" and super()._was_preempted(ending)
 
 
 def _pause(count: int) -> float:

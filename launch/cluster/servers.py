@@ -48,10 +48,11 @@ def serve(
     if gpus is None and cluster.kind == "ps":
         gpus = ()
     with process.without_start_up_noise(quiet):
-        import tensorflow as tf
+        with tf_config.Meeting(cluster):  # the coordinator need not wait for what takes long
+            import tensorflow as tf
 
-        from ...engine.machine import gpus as graphics
-        from ...engine.strategies.parameter_server.sources import Sources
+            from ...engine.machine import gpus as graphics
+            from ...engine.strategies.parameter_server.sources import Sources
 
         graphics.take(gpus, memory_growth=gpu_memory_growth)
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}

@@ -16,8 +16,8 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from ..errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
-from ..host.process import SAME_REQUEST_SECONDS
+from ..errors import EXIT_USAGE
+from ..host.process import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import shares
 from .guard import Guard, StartedTask
 from .output import Output, TaskOutput
@@ -322,21 +322,21 @@ class Supervisor:
                     for task in self._tasks:
                         task.kill()
                 continue
-            self._asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            self._asked = signal.Signals(number)
             self._asked_at = time.monotonic()
             self._output.say(
-                f"{signal.Signals(number).name}: the tasks have {self._grace_seconds:g} s to save and end; "
-                "a second one kills them"
+                f"{self._asked.name}: the tasks have {self._grace_seconds:g} s to save and end; a second one kills them"
             )
             saving = [task for task in self._tasks if self._rule.saves(task.name)]
-            self._send(saving or self._tasks, self._asked)
+            # SIGHUP is the terminal's, and theirs is this process: a script that saves does so at SIGTERM.
+            self._send(saving or self._tasks, signal.SIGTERM if number == signal.SIGHUP else self._asked)
             self._plan, self._alone = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
     def _exit_code_as_asked(self, endings: list[Ending]) -> int:
         for ending in endings:
             if ending.code and not ending.was_asked:
                 self._explain(f"{ending}, while it was to save and end", ending)
-        return EXIT_INTERRUPTED if self._asked == signal.SIGINT else EXIT_TERMINATED
+        return EXIT_CODES[self._asked.name]
 
     def _explain(self, message: str, cause: Ending) -> None:
         log = self._output.log_path(cause.task)

@@ -17,7 +17,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from absl import logging
 
@@ -39,9 +39,13 @@ SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all wo
 _SECRET_CHARACTERS = 16
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0  # for a host that does not answer at all
+_LEFT_SECONDS = (
+    10.0  # a task answers without a pause from its coming on, but for the moment in which TensorFlow takes over
+)
 # What an HTTP/2 server, as TensorFlow's, says first: a frame of settings, here without any (RFC 9113, 3.4 and 6.5). The
-# first three bytes are its length.
-_GREETING = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+# first three bytes are its length. One that acknowledges settings, which no server begins with, says: not ready yet.
+_READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
+_SAYS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
 
 
 class ClusterError(Exception):
@@ -306,77 +310,87 @@ def keep_others_out(cluster: Cluster):
         yield
 
 
-@contextlib.contextmanager
-def present(cluster: Cluster):
-    """Answers, within, whoever asks at this task's address whether it has come."""
-    with _listen(cluster) as listener:
-        thread = threading.Thread(target=_greet, args=(listener,), name="present", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)  # ends the thread
-            thread.join()
+class Meeting:
+    """Answers, within, whoever asks at this task's address whether it has come, and waits for its peers.
 
-
-def _greet(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the listener is closed
-        while True:
-            with listener.accept()[0] as caller, contextlib.suppress(OSError):
-                caller.send(_GREETING)
-
-
-def wait_for_peers(cluster: Cluster, timeout_seconds: float) -> None:
-    """Waits until every peer answers at its address; meanwhile answers at this task's own, so that they see it.
-
-    A peer that has already started TensorFlow is seen too, by TensorFlow's server at the same port. To be called just
-    before the strategy is made: the port is released at the end for TensorFlow's server.
-
-    Raises:
-      ClusterError: names the peers that have not come within `timeout_seconds`.
+    Each comes twice: as it starts, and once it is ready for TensorFlow's server, which answers for it from then on.
     """
-    end = time.monotonic() + timeout_seconds
-    came = set()
-    with present(cluster):
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._greeting = _STARTING
+        self._seen: dict[tuple[str, str], float] = {}  # by peer, when it answered last
+
+    def __enter__(self) -> Meeting:
+        self._listener = _listen(self._cluster)
+        self._thread = threading.Thread(target=self._greet, name="meeting", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends the thread
+        self._thread.join()
+        self._listener.close()
+
+    def _greet(self) -> None:
+        with contextlib.suppress(OSError):  # the listener is shut down
+            while True:
+                with self._listener.accept()[0] as caller, contextlib.suppress(OSError):
+                    caller.send(self._greeting)
+
+    def wait(self, timeout_seconds: float, *, ready: bool = False) -> None:
+        """Waits until every peer answers at its address; `ready` says that this task is, and waits until they are.
+
+        Raises:
+          ClusterError: names the peers that have not come within `timeout_seconds`.
+        """
+        if ready:
+            self._greeting = _READY
+        end = time.monotonic() + timeout_seconds
+        peers = self._cluster.peers
         while True:
-            here = {name for name, address in cluster.peers if answers(address, _patience(end))}
-            came |= here
-            if len(here) == len(cluster.peers):
+            said = {peer: answers(peer[1], _patience(end)) for peer in peers}
+            here = [peer for peer in peers if said[peer] == "ready" or (said[peer] and not ready)]
+            if len(here) == len(peers):
                 return
-            if time.monotonic() >= end:
-                break
+            now = time.monotonic()
+            self._seen |= {peer: now for peer in peers if said[peer]}
+            seen = self._seen
+            if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
+                raise ClusterError(_missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
+            if now >= end:
+                # Others give up at the same moment: only where all came once is a peer that left to blame.
+                missing = [peer for peer in peers if peer not in seen or (said[peer] and peer not in here)]
+                what = "did not come" if missing else "came, left, and did not come back"
+                away = missing or [peer for peer in peers if peer not in here]
+                raise ClusterError(_missing(away, f"{what} within --cluster_timeout_seconds={timeout_seconds:g}"))
             time.sleep(_POLL_SECONDS)
-    missing = [(name, address) for name, address in cluster.peers if name not in came]
-    # Others give up at the same moment: only where all came once is a peer that left to blame.
-    gone = [(name, address) for name, address in cluster.peers if name not in here]
-    stuck = any(answers(address, _POLL_SECONDS) is None for _, address in missing or gone)
-    cure = (
-        "it is stopped, or another program has the port"
-        if stuck
-        else (f"start {'it' if len(missing or gone) == 1 else 'them'}, or look at the output there")
-    )
-    raise ClusterError(
-        f"{' and '.join(f'{name} ({address})' for name, address in missing or gone)} "
-        f"{'did not come' if missing else 'came, left, and did not come back'} within "
-        f"--cluster_timeout_seconds={timeout_seconds:g}; {cure}"
-    )
 
 
-def answers(address: str, patience: float = _CONNECT_SECONDS) -> bool | None:
-    """Returns whether a task is at an address and answers within so many seconds; None: something else is there.
+def _missing(peers: Sequence[tuple[str, str]], what: str) -> str:
+    """Returns the line on peers, (name, address) each, that are missing."""
+    cure = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
+    if any(answers(address, _POLL_SECONDS) is None for _, address in peers):
+        cure = "it is stopped, or another program has the port"
+    return f"{' and '.join(f'{name} ({address})' for name, address in peers)} {what}; {cure}"
 
-    A process that is stopped says nothing, as its kernel goes on to take callers.
+
+def answers(address: str, patience: float = _CONNECT_SECONDS) -> str | None:
+    """Returns what a task at an address says within so many seconds: "ready" or "starting".
+
+    "": nothing listens there. None: something does, and says nothing like it, as a process that is stopped, whose
+    kernel goes on to take callers.
     """
     try:
         with socket.create_connection(split(address), timeout=patience) as sock:
             # A caller may be given the very port that it calls as its own, and so reach itself.
             if sock.getsockname() == sock.getpeername():
-                return False
+                return ""
             with contextlib.suppress(OSError):
-                return sock.recv(len(_GREETING), socket.MSG_WAITALL)[3:] == _GREETING[3:] or None
+                return _SAYS.get(sock.recv(9, socket.MSG_WAITALL)[3:])
             return None
     except OSError:
-        return False
+        return ""
 
 
 class Presence:
@@ -403,19 +417,17 @@ def _patience(end: float) -> float:
 
 
 @contextlib.contextmanager
-def limited(timeout_seconds: float, stderr: int = 2):
-    """Ends this process with exit code 1 and its stacks on `stderr` if the body takes over `timeout_seconds`.
+def limited(timeout_seconds: float):
+    """Ends this process with exit code 1 and its stacks on standard error if the body takes over `timeout_seconds`.
 
     For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
     lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.
     """
-    file = os.dup(stderr)  # as it is now: it may be redirected within
-    faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=file)
+    faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=2)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        os.close(file)
 
 
 def _short(value) -> str:

@@ -9,9 +9,9 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from typing import NoReturn
@@ -139,28 +139,49 @@ def widen_vectors(variables: MutableMapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def without_start_up_noise(quiet: bool = False):
-    """Keeps TensorFlow's notes on a start without a GPU from standard error; prints all other lines afterwards.
+    """Keeps TensorFlow's notes on a start without a GPU from standard error; all other lines pass.
 
-    Imports within are quick, see `imports`. `quiet` also suppresses TensorFlow's errors from then on, unless
-    TF_CPP_MIN_LOG_LEVEL is set: they come as exceptions as well, and where a peer is lost there are pages of them.
+    They pass through a process of their own, since TensorFlow may end this one, with a reason, within. Imports within
+    are quick, see `imports`. `quiet` also suppresses TensorFlow's errors from then on, unless TF_CPP_MIN_LOG_LEVEL is
+    set: they come as exceptions as well, and where a peer is lost there are pages of them.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
+    if "tensorflow" in sys.modules and import_module("crankshaft.engine.internals.tensorflow").has_started():
+        yield  # its notes are behind, and its threads make a fork a risk
+        return
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
-        stderr = os.dup(2)
-        os.dup2(held.fileno(), 2)
-        try:
-            with imports.quick():
-                yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            held.seek(0)
-            lines = held.read().decode(errors="replace").splitlines()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy has threads; the child calls nothing of it
+        child = os.fork()
+    if not child:
+        os.close(writing)
+        _pass_on(reading)
+    os.close(reading)
+    stderr = os.dup(2)
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        with imports.quick():
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.waitpid(child, 0)
+
+
+def _pass_on(reading: int) -> NoReturn:
+    """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process."""
+    try:
+        for number in _EXIT_CODES:  # they are the other process's, which ends this one
+            signal.signal(number, signal.SIG_IGN)
+        with open(reading, "rb") as lines:
             for line in lines:
-                if line.strip() and not _NOISE.search(line):
-                    print(line, file=sys.stderr)
+                if line.strip() and not _NOISE.search(line.decode(errors="replace")):
+                    os.write(2, line)
+    finally:
+        os._exit(0)
 
 
 def import_tensorflow(*dependents: str) -> None:
@@ -181,6 +202,24 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+@contextlib.contextmanager
+def keeping_sigterm():
+    """Keeps this process's answer to SIGTERM, for which TensorFlow sets a handler of its own as it joins a cluster.
+
+    That one only takes a note, and no run reads it. Within, the signal waits, also in threads that are started there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 class Signals:

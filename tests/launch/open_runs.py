@@ -1,4 +1,4 @@
-"""Runs on each kind of files, again and again, in one process: python open_runs.py FOLDER; prints what each left open."""
+"""Runs on each kind of files, again and again, in one process: python open_runs.py FOLDER; prints what each leaves."""
 
 import gc
 import json

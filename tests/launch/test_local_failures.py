@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from crankshaft.launch.cluster.restarts import Ending, Synchronous
+from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
 from crankshaft.launch.errors import EXIT_SLOWER
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
 
@@ -123,6 +123,30 @@ for _ in range(6000):
     (tmp_path / "stop").touch()
     outcome = program.wait().ok()
     assert "worker 1 ended with exit code 143, preempted; all tasks start again at once" in outcome.err
+
+
+@pytest.mark.parametrize("rule", [Synchronous, Servers])
+def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(rule):
+    """SIGTERM before it could be answered, while TensorFlow starts: the others have nothing to save either."""
+    tasks = rule(3, 600.0, 30.0)
+    killed, failed = Ending("ps 0", -signal.SIGTERM), Ending("ps 0", 1)
+    assert tasks.patience(killed) == tasks.patience(failed)
+    assert "ps 0 was killed by SIGTERM; all tasks start again in 1 s (restart 1 of 3" in tasks.settle([killed]).message
+
+
+def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
+    """By a process that passes it on, slowly, and is not killed with the task."""
+    script = """
+from crankshaft.launch.host import process
+pass_on = process._pass_on
+process._pass_on = lambda reading: (time.sleep(0.05), pass_on(reading))
+with process.without_start_up_noise():
+    os.write(2, b"Unknown flag")
+    os.abort()
+"""
+    outcome = local(script, "--max_restarts=0", "--workers=1").wait()
+    assert outcome.error.startswith("worker 0 was killed by SIGABRT; ")
+    assert "[worker 0] Unknown flag" in outcome.err
 
 
 def test_who_ends_well_waits_for_the_others(local):

@@ -26,7 +26,7 @@ while True: time.sleep(0.01)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_all_who_save_and_end(local, number, code):
     program = local(SAVES)
     program.until(says(program, "ready", 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import re
 import socket
@@ -173,8 +174,8 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
     tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
     mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
     tf_config.check_bindable(mine := tf_config.Cluster(mapped, 0))
-    with tf_config.present(tf_config.Cluster(tasks, 1)):
-        tf_config.wait_for_peers(mine, PATIENCE)
+    with tf_config.Meeting(tf_config.Cluster(tasks, 1)), tf_config.Meeting(mine) as meeting:
+        meeting.wait(PATIENCE)
 
 
 WAIT = """
@@ -186,11 +187,13 @@ sys.stdin.readline()
 time.sleep(delay)
 tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
 try:
-    tf_config.wait_for_peers(tf_config.Cluster(tasks, index), timeout)
+    with tf_config.Meeting(tf_config.Cluster(tasks, index)) as meeting:
+        meeting.wait(timeout)
+        time.sleep(0.3 * index)  # TensorFlow is imported
+        meeting.wait(timeout, ready=True)
+        time.sleep(1.0)  # TensorFlow's server from here on
 except tf_config.ClusterError as error:
     sys.exit(str(error))
-with tf_config.present(tf_config.Cluster(tasks, index)):  # TensorFlow's server from here on
-    time.sleep(1.0)
 """
 
 
@@ -239,15 +242,18 @@ def test_worker_that_left_before_the_last_came_is_named():
     ports = free_ports(3)
 
     def come_and_leave():
-        with tf_config.present(on_this_host(ports, 1)):
+        with tf_config.Meeting(on_this_host(ports, 1)):
             time.sleep(0.5)
-        with tf_config.present(on_this_host(ports, 2)):
+        with tf_config.Meeting(on_this_host(ports, 2)):
             time.sleep(2.0)
 
     others = threading.Thread(target=come_and_leave)
     others.start()
-    with pytest.raises(tf_config.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"):
-        tf_config.wait_for_peers(on_this_host(ports), 1.5)
+    with (
+        tf_config.Meeting(on_this_host(ports)) as meeting,
+        pytest.raises(tf_config.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"),
+    ):
+        meeting.wait(1.5)
     others.join()
 
 
@@ -257,16 +263,43 @@ def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
     with socket.create_server(("", other)) as listener:
         threading.Thread(target=lambda: listener.accept()[0].send(says), daemon=True).start()
         line = r"^worker 1 \(.*\) did not come within --cluster_timeout_seconds=0.5; it is stopped, or another program"
-        with pytest.raises(tf_config.ClusterError, match=line):
-            tf_config.wait_for_peers(on_this_host([own, other]), 0.5)
+        with (
+            tf_config.Meeting(on_this_host([own, other])) as meeting,
+            pytest.raises(tf_config.ClusterError, match=line),
+        ):
+            meeting.wait(0.5)
 
 
 def test_a_task_that_is_there_and_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
     """A stopped one: its kernel goes on to take callers."""
     silent, here = free_ports(2)
-    with socket.create_server(("", silent)), tf_config.present(on_this_host([here])):
+    with socket.create_server(("", silent)), tf_config.Meeting(on_this_host([here])):
         presences = [tf_config.Presence(f"localhost:{port}", 0.5) for port in (silent, here)]
         assert [presence.is_gone() for presence in presences] == [True, False]
+
+
+def test_a_worker_that_ends_while_it_starts_is_named_before_the_time_is_up(monkeypatch):
+    monkeypatch.setattr(tf_config, "_LEFT_SECONDS", 0.3)
+    ports = free_ports(3)
+    with tf_config.Meeting(on_this_host(ports)) as meeting:
+        left = threading.Timer(0.3, (other := tf_config.Meeting(on_this_host(ports, 1)).__enter__()).__exit__)
+        left.start()
+        with pytest.raises(
+            tf_config.ClusterError, match=rf"^worker 1 \(localhost:{ports[1]}\) came, and has not answered"
+        ):
+            meeting.wait(PATIENCE)
+        left.join()
+        assert not other._thread.is_alive()
+
+
+def test_who_is_ready_waits_for_a_peer_that_is_not():
+    ports = free_ports(2)
+    with tf_config.Meeting(on_this_host(ports)) as first, tf_config.Meeting(on_this_host(ports, 1)) as second:
+        first.wait(PATIENCE)
+        with pytest.raises(tf_config.ClusterError, match=r"worker 1 .* did not come within"):
+            first.wait(0.3, ready=True)
+        second.wait(PATIENCE, ready=True)
+        first.wait(PATIENCE, ready=True)
 
 
 STRATEGY = """
@@ -274,7 +307,8 @@ import os, sys
 from crankshaft.launch.cluster import tf_config
 found = tf_config.from_environment(os.environ)
 import tensorflow as tf
-tf_config.wait_for_peers(found, 600)
+with tf_config.Meeting(found) as meeting:
+    meeting.wait(600)
 with tf_config.limited(2.0):
     tf.distribute.MultiWorkerMirroredStrategy()
 """
@@ -283,11 +317,11 @@ with tf_config.limited(2.0):
 def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process():
     ports = free_ports(2)
     jobs = {"worker": [f"localhost:{port}" for port in ports]}
-    with tf_config.present(on_this_host(ports, 1)):  # comes, and is no TensorFlow
+    with tf_config.Meeting(on_this_host(ports, 1)):  # comes, and is no TensorFlow
         done = subprocess.run(
             [sys.executable, "-c", STRATEGY],
             cwd=ROOT,
-            env=config(jobs),
+            env={**os.environ, **config(jobs)},
             capture_output=True,
             text=True,
             timeout=PATIENCE,

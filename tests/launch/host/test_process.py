@@ -202,6 +202,53 @@ with Signals(print):
 """
 
 
+# Processes that get SIGTERM at any moment of a start in which a library sets a handler of its own; how many outlive it.
+REPLACED = """
+import ctypes, os, random, signal, time
+from crankshaft.launch.host.process import keeping_sigterm
+
+libc = ctypes.CDLL(None)
+handler = ctypes.cast(libc.abs, ctypes.c_void_p)
+deaf = 0
+for _ in range(100):
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        os.write(writing, b".")
+        with keeping_sigterm():
+            time.sleep(0.004)
+            libc.signal(signal.SIGTERM, handler)
+            time.sleep(0.004)
+        time.sleep(0.05)
+        os._exit(0)
+    os.read(reading, 1)
+    time.sleep(0.012 * random.random())
+    os.kill(child, signal.SIGTERM)
+    deaf += not os.WIFSIGNALED(os.waitpid(child, 0)[1])
+print(deaf)
+"""
+
+
+def test_sigterm_is_not_lost_while_a_library_replaces_its_handler():
+    done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+# A library that ends its process, as TensorFlow does where its flags can't be read.
+ENDED_WITHIN = """
+import os
+from crankshaft.launch.host.process import without_start_up_noise
+
+with without_start_up_noise():
+    os.write(2, b"oneDNN custom operations are on\\nUnknown flag")
+    os.abort()
+"""
+
+
+def test_what_a_library_says_before_it_ends_the_process_is_shown():
+    done = subprocess.run([sys.executable, "-c", ENDED_WITHIN], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (-signal.SIGABRT, "Unknown flag")
+
+
 def test_what_comes_with_a_signal_is_the_same_request():
     done = subprocess.run([sys.executable, "-c", TWICE_AT_ONCE], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "SIGTERM\nsaved\n")
