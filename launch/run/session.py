@@ -19,11 +19,12 @@ from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Writer, manifest
 from ...engine.data.feeds import ResidentFeed
-from ...engine.data.source import Source, WithoutBadRecords
+from ...engine.data.source import Source, Spec, WithoutBadRecords
 from ...engine.data.split import spec_of
 from ...engine.data.streamed import is_stream
 from ...engine.health import watchdog
 from ...engine.holdings import Holdings
+from ...engine.internals.errors import reason
 from ...engine.layers.embeddings import shards_in
 from ...engine.mesh.cuts import cut_of
 from ...engine.reduction import Reduction
@@ -40,9 +41,10 @@ from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ...input.splits import Splits
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
-from ..command_line import checks, rules
+from ..command_line import checks, registry, rules
 from ..command_line.config import Config, whole_periods
-from ..errors import UsageError
+from ..command_line.values import plain, short
+from ..errors import RunError, UsageError
 from ..explanations import with_flags
 from ..host import threads
 from . import agreement, fingerprints, names, progress
@@ -205,7 +207,14 @@ def build_state(
         state.build()
         return state
 
-    state = strategy.build(make)
+    try:
+        state = strategy.build(make)
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
+        arguments = "".join(f" --model_arg={name}={value}" for name, value in plain(config.model_arg).items())
+        raise RunError(
+            f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
+            "or share it out over devices by --mesh"
+        ) from error
     if config.powersgd_rank and not state.trainer.reduction.memory:
         raise UsageError(
             f"--powersgd_rank={config.powersgd_rank}: no gradient of {config.model_entry.name} is smaller as two "
@@ -224,16 +233,29 @@ def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation,
     name, is_ours = config.model_entry.name, issubclass(trainer_class, (Classifier, Tabular))
     if is_ours and batches.fields(spec_of(train)).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
-    if num_classes is None and issubclass(trainer_class, Classifier):
-        raise UsageError(
-            f"{name} needs num_classes, and the data has none; return (train, eval, num_classes) from the data function"
-        )
+    if issubclass(trainer_class, Classifier):
+        _check_classes(config, train, num_classes)
     if evaluation is None:
         checks.check_without_evaluation(config)
     if config.strategy == "tpu" and (text := batches.text_fields(spec_of(train))):
         raise UsageError(
             f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
             "function, or use another --strategy"
+        )
+
+
+def _check_classes(config: Config, train, num_classes: int | None) -> None:
+    """Raises `UsageError` where features are several, and a model of ours takes one array, or labels are no classes."""
+    name, parts = config.model_entry.name, batches.features(spec_of(train))
+    if name in registry.models() and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
+        by_array = config.input_entry and "array" in config.input_entry.defaults
+        cure = "add --input_arg=array=true, which makes one of columns of numbers" if by_array else "give one array"
+        shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
+        raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
+    if num_classes is None:
+        raise UsageError(
+            f"{name} needs num_classes, and the data has none: {datasplits.labels_shown(train)}; give labels that are "
+            "classes, numbered from 0, or return (train, eval, num_classes) from the data function"
         )
 
 

@@ -23,6 +23,7 @@ from ..errors import UsageError
 from ..explanations import with_flags
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
+_LABELS_LOOKED_AT = 1 << 17
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
 
@@ -103,6 +104,22 @@ def zeros(spec: Spec) -> np.ndarray:
     shape = [1, *spec.shape]
     is_text = tf.as_dtype(spec.dtype) == tf.string
     return np.full(shape, b"", object) if is_text else np.zeros(shape, spec.dtype)
+
+
+def labels_shown(split) -> str:
+    """Describes a split's labels, by the first of them that is no whole number from 0 to below 2^31 if one is."""
+    spec = fields(spec_of(split)).labels
+    kind = f"its labels are {tf.as_dtype(spec.dtype).name}{list(spec.shape) or ''}" if isinstance(spec, Spec) else ""
+    if not kind or is_stream(split) or tf.as_dtype(spec.dtype) == tf.string:
+        return kind or "its labels are several"
+    most = min(num_examples(split), _LABELS_LOOKED_AT)
+    for rows in np.array_split(np.arange(most), -(-most // 1024)):
+        labels = fields(split.read(rows)).labels if isinstance(split, Source) else fields(split).labels[rows]
+        values = np.asarray(labels).reshape(-1)
+        odd = values[~((values >= 0) & (values < 1 << 31) & (np.floor(values) == values))]
+        if len(odd):
+            return f"{kind}, {odd[0]} among them"
+    return kind
 
 
 def checked(name: str, split, said: list[str]):

@@ -182,7 +182,38 @@ def test_a_default_that_is_no_json_is_kept_by_its_name(inside, tmp_path):
 def test_a_classifier_on_data_without_classes_says_so(inside):
     outcome = inside("--model=logistic", *RUN, data=data)
     assert outcome.code == 2
-    assert "num_classes" in outcome.error
+    assert "logistic needs num_classes, and the data has none: its labels are float32, -2.0 among them" in outcome.error
+    outcome = inside("--model=logistic", *RUN, data=lambda: (({"a": FEATURES, "b": FEATURES}, LABELS), None, 2))
+    assert outcome.code == 2
+    assert "logistic takes one array of features, and the data has several (a, b); give one array" in outcome.error
+
+
+def test_what_columns_of_a_table_lack_for_a_classifier_is_named(inside, tmp_path):
+    run = ("--model=logistic", "--input=csv", f"--data_dir={tmp_path}/rows.csv", "--validation_split=0.5", *RUN)
+    (tmp_path / "rows.csv").write_text("a,b,label\n" + "0.5,1.5,1\n0.1,0.2,0\n" * 8)
+    outcome = inside(*run)
+    assert outcome.code == 2
+    assert "the data has several (a, b); add --input_arg=array=true, which makes one" in outcome.error
+    for label in ("0.5", "1000000000000000000", "-3"):
+        (tmp_path / "rows.csv").write_text(f"a,b,label\n0.5,1.5,{label}\n" + "0.5,1.5,1\n" * 8)
+        outcome = inside(*run, "--input_arg=array=true")
+        assert outcome.code == 2
+        assert f"{label}" in outcome.error
+        assert "among them; give labels that are classes, numbered from 0" in outcome.error
+
+
+def test_a_model_that_no_memory_has_room_for_is_named_and_not_the_batch(inside):
+    outcome = inside("--model=mlp", "--model_arg=hidden_units=2000000000", "--input=digits", *RUN)
+    assert outcome.code == 1
+    assert "mlp --model_arg=hidden_units=[2000000000] does not fit into memory (OOM when" in outcome.error
+    assert "batch" not in outcome.error
+
+
+def test_a_rank_that_makes_no_gradient_smaller_is_refused(inside):
+    run = ("--strategy=mirrored", "--num_virtual_devices=2", "--powersgd_rank=999999", "--input=digits", *RUN)
+    outcome = inside("--model=logistic", *run)
+    assert outcome.code == 2
+    assert "--powersgd_rank=999999: no gradient of logistic is smaller as two matrices of this rank" in outcome.error
 
 
 def test_a_monitor_that_is_not_measured_is_answered_with_those_that_are(inside):
