@@ -49,8 +49,22 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
       has_debug: whether the command has --debug.
     """
     code, line = _explained(error, "; --debug shows the traceback" if has_debug else "")
-    limit = next((limit for words, limit in _LIMITS.items() if words in line), None)
-    return (EXIT_FAILED, f"{line}; {limit()}") if limit else (code, line)
+    limit = _limit(line)
+    return EXIT_FAILED if limit else code, f"{line}{limit}"
+
+
+def of_system(error: OSError) -> str:
+    """Returns the line of what the system refused: the file, why, and the limit that was met."""
+    line = _refused(error)
+    return f"{line}{_limit(line)}"
+
+
+def _refused(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+
+
+def _limit(line: str) -> str:
+    return next((f"; {limit()}" for words, limit in _LIMITS.items() if words in line), "")
 
 
 def _most(limit: int, unit: str, shell: str) -> Callable[[], str]:
@@ -88,7 +102,7 @@ def _explained(error: Exception, traceback_by: str) -> tuple[int, str]:
     frame_line = _users_frame(error)
     what = f"{type(error).__name__}: {reason(error)}"
     if frame_line is None and isinstance(error, OSError):
-        return EXIT_FAILED, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        return EXIT_FAILED, _refused(error)
     if frame_line is None:
         # A value that TensorFlow or Keras refused, it will refuse again.
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED, f"{what}{traceback_by}"

@@ -55,10 +55,11 @@ def main(argv: list[str]) -> None:
         if not FLAGS.output_dir:
             raise UsageError("--output_dir is not given; name a folder for the shards")
         code = _run()
+    except OSError as error:
+        line = f"{explanations.of_system(error)}; what is whole is kept, the same call goes on"
+        code = errors.fail(errors.EXIT_FAILED, line)
     except Exception as error:  # the border of the program
-        code, line = explanations.explain(error, has_debug=False)
-        kept = "; what is whole is kept, the same call goes on" if code == errors.EXIT_FAILED else ""
-        code = errors.fail(code, f"{line}{kept}")
+        code = errors.fail(*explanations.explain(error, has_debug=False))
     except KeyboardInterrupt:
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what is whole is kept, the same call goes on")
     sys.exit(code)

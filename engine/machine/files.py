@@ -87,18 +87,25 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
     _sweep(folder or os.curdir, name)
     temporary, lock = _make_locked(os.path.join(folder, name), make)
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         os.replace(temporary, path)
-    except OSError as error:
-        _remove(temporary)
-        if error.filename is None and error.errno:  # of a write
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-        raise
     except BaseException:
         _remove(temporary)
         raise
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Names the file in an OSError of the body's that names none, as one of a write does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno:
+            error.filename = os.fspath(path)
+        raise
 
 
 def make_file(path: str) -> None:

@@ -16,7 +16,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     A path that exists and is no regular file (a pipe, a terminal, /dev/null) is written to as it is.
     """
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "w", encoding="utf-8") as file:
+        with files.naming(path), open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return
     files.write_text(path, text)
