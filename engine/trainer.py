@@ -13,7 +13,7 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .holdings import Holdings
 from .internals import keras
-from .metrics.means import Mean, as_loss, checked
+from .metrics.means import Mean, as_loss, checked, folded
 from .optimizers import schedules
 from .reduction import Reduction
 from .step import batches, example_counts
@@ -159,7 +159,7 @@ class Trainer(tf.Module):
         gradients = tape.gradient(total, sources)
         check_reached(gradients, type(self).__name__)
         gradients = Gradients(gradients, divided_by=loss.count if alone else None)
-        return gradients, self._with_metrics(loss, outputs, batch)
+        return gradients, folded(self._with_metrics(loss, outputs, batch))
 
     def _metrics_of(self, batch) -> dict[str, Any]:
         outputs = self._outputs_of(batches.features(batch), training=False)

@@ -142,7 +142,7 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):  # a full disk may have room the next time
         return EXIT_FAILED if "could not be written" in str(error) else EXIT_USAGE, str(error)
-    if isinstance(error, (numerics.NonfiniteError, LostPeerError, OutOfSyncError)):
+    if isinstance(error, (numerics.NonfiniteError, numerics.LabelError, LostPeerError, OutOfSyncError)):
         return EXIT_FAILED, str(error)
     if line := numerics.explain(error):
         return EXIT_FAILED, line

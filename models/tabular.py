@@ -5,6 +5,7 @@ Not a model itself.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -39,8 +40,9 @@ class Tabular(Trainer):
     one table, in which each field has its own rows, so a step looks the table up once.
 
     Args:
-      task: "clicks" (labels 0 or 1: cross-entropy, `auc`, `log_loss`), "ratings" (squared error, `rmse`, `mae`), or
-        "auto": ratings where the features are `user` and `item` and labels are no classes, else clicks.
+      task: "clicks" (labels 0 or 1: cross-entropy, `auc`, `log_loss`), "ratings" (numbers: squared error, `rmse`,
+        `mae`), or "auto": clicks where labels are classes 0 and 1, ratings where they are floats or the features are
+        `user` and `item`. More classes are refused.
       hash_buckets: 0 gives each id its row; more hashes all fields' ids into so many rows (Weinberger et al. 2009,
         https://arxiv.org/abs/0902.2206), for ids whose number is unknown.
       table_capacity: 0 gives each id its row; more is how many rows there are for ids, each of which gets one when
@@ -62,6 +64,12 @@ class Tabular(Trainer):
         self.admit_after = admit_after
 
     def build(self) -> None:
+        classes = self.given.num_classes or 0
+        if classes > 2 and self.task != "ratings" and not (self.task == "auto" and self._has_ratings_names):
+            raise ValueError(
+                f"labels are classes 0 to {classes - 1}, and {type(self).__module__} predicts clicks (0 or 1) or a "
+                "number; give labels of two classes, or use --model_arg task=ratings if they are numbers"
+            )
         self.fields = self._find_fields()
         self.build_tables()
         super().build()
@@ -152,9 +160,17 @@ class Tabular(Trainer):
     @property
     def predicts_clicks(self) -> bool:
         """Whether the task is clicks, given or found from the data; else it is ratings."""
-        if self.task == "auto":
-            return self.given.num_classes == 2 or not {"user", "item"} <= set(batches.features(self.given.example))
-        return self.task == "clicks"
+        if self.task != "auto":
+            return self.task == "clicks"
+        if self.given.num_classes is not None:
+            return self.given.num_classes <= 2
+        labels = batches.fields(self.given.example).labels
+        is_number = labels is not None and tf.as_dtype(labels.dtype).is_floating
+        return not is_number and not self._has_ratings_names
+
+    @property
+    def _has_ratings_names(self) -> bool:
+        return {"user", "item"} <= set(batches.features(self.given.example))
 
     def loss(self, outputs, batch) -> Mean:
         return mean(self._losses(outputs, batch[1]))
@@ -162,13 +178,15 @@ class Tabular(Trainer):
     def metrics(self, outputs, batch) -> dict:
         outputs, labels = tf.cast(outputs, tf.float32), tf.cast(batch[1], tf.float32)
         if self.predicts_clicks:
-            return {"auc": auc(outputs, labels), "log_loss": mean(self._losses(outputs, labels))}
+            return {"auc": auc(labels, outputs), "log_loss": mean(self._losses(outputs, labels))}
         return {"rmse": root_mean_square(outputs - labels), "mae": mean(tf.abs(outputs - labels))}
 
     def _losses(self, outputs, labels) -> tf.Tensor:
         outputs, labels = tf.cast(outputs, tf.float32), tf.cast(labels, tf.float32)
         if self.predicts_clicks:
-            return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
+            # Of any other label there is no cross-entropy; `auc` says so by name.
+            return tf.where((labels == 0.0) | (labels == 1.0), losses, math.nan)
         return tf.math.squared_difference(outputs, labels)
 
 

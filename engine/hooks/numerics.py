@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 from absl import logging
@@ -13,7 +13,7 @@ from absl import logging
 from ..holdings import Holdings
 from ..internals.variables import own_copy, path_of, tf_variable
 from ..mesh.cuts import cut_of
-from ..metrics.means import LoopSums
+from ..metrics.means import LoopSums, Pair
 from ..reduction import per_replica
 from ..step.options import StepOptions
 from .base import Hook, Status
@@ -23,6 +23,22 @@ _PIECE_BYTES = 64 << 20
 
 class NonfiniteError(ArithmeticError):
     """A loss, gradient or variable became inf or nan; the message, one line, says where and what to do."""
+
+
+class LabelError(ArithmeticError):
+    """Labels were not what a loss or a metric takes; the message, one line, says where and what to do."""
+
+
+def is_loss(name: str) -> bool:
+    """Returns whether a metric is a loss by its name, such as `loss` and `log_loss`."""
+    return "loss" in name.split("_")
+
+
+def check_labels(pairs: Mapping[str, Pair], where: str) -> None:
+    """Raises `LabelError`, which begins with `where`, if a metric was given labels that it does not take."""
+    for name, pair in pairs.items():
+        if isinstance(pair, Pair) and (mistake := pair.mistake()):
+            raise LabelError(f"{where}: {name}: {mistake}")
 
 
 def enable() -> None:
@@ -171,13 +187,14 @@ class NanGuard(Hook):
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.given.options
         found = sums.read()
+        check_labels(found, _steps(first, last))
         skipped, counted = found.get("skipped", (0.0, 0.0))  # each replica counts every step
         if counted:
             self._count_skipped(first, last, round(skipped / counted * (last - first + 1)), options)
         if options.on_nonfinite == "skip":
             return
         for name, (total, _) in sorted(found.items()):
-            if (name == "gradient_norm" or "loss" in name.split("_")) and not math.isfinite(total):
+            if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):
                 # With a moving loss scale, gradient_norm holds only the steps that were applied.
                 path = first_nonfinite_variable(status.state)
                 which = f"the first such variable is {path}" if path else "all variables are finite"

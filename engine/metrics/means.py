@@ -5,8 +5,10 @@ Replica code makes pairs; the inner loop adds them up on the device; host code m
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,10 +16,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-AUC_BUCKETS = 4096
-# Buckets are even in asinh(logit / _AUC_EVEN): 0.001 wide at 0, and from about 1 on 0.4 % of the logit, to _AUC_LAST.
-# They distinguish rare positives, and scores that are all near 1, as well as those in the middle.
-_AUC_EVEN, _AUC_LAST = 0.25, 256.0
+from . import ranking
+
 SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums: `engine.step.example_counts` looks for it
 
 
@@ -32,6 +32,10 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
+
+    def mistake(self) -> str | None:
+        """Returns what is wrong with what was summed, if it makes the value wrong. Host code."""
+        return None
 
 
 class Mean(Pair):
@@ -56,22 +60,44 @@ class ExpMean(Mean):
 
 
 class Auc(Pair):
-    """Two histograms over the logit, float32 [AUC_BUCKETS]: positives, and all examples.
+    """Labels and weights by logit; its value is the area under the ROC curve.
 
-    Its value is the area under the ROC curve: the share of (positive, negative) pairs that are in the right order,
-    those within one bucket counting half. So its error is at most half the share of pairs within one bucket, and in
-    practice far less, since about half of those pairs are in order: less than 1e-4 where the logits' standard deviation
-    is a tenth of their mean or more.
+    In a step both are sparse (`ranking.by_logit`). Training adds up histograms of them, float32
+    [ranking.BUCKETS + 1], whose area has an error; an evaluation keeps them all, see `ExactAuc`.
     """
 
     def value(self) -> float | None:
-        positives = np.asarray(self.total, np.float64)
-        negatives = np.asarray(self.count, np.float64) - positives
-        pairs = positives.sum() * negatives.sum()
-        if not pairs > 0:
-            return None
-        below = np.cumsum(negatives) - negatives / 2
-        return float(np.dot(positives, below) / pairs)
+        return math.nan if self.mistake() else self._area()[0]
+
+    def error_bound(self) -> float:
+        """Returns the most that the value may be off by."""
+        return self._area()[1] or 0.0
+
+    def mistake(self) -> str | None:
+        return _wrong_labels(self.total[-1], self.count[-1])
+
+    def _area(self) -> tuple:
+        return ranking.area_of_histogram(np.asarray(self.total, np.float64), np.asarray(self.count, np.float64)) or (
+            None,
+            None,
+        )
+
+
+class ExactAuc(Auc):
+    """What an evaluation has kept of an `Auc`: a `ranking.Ranking` as total, and a count of 0. Host code."""
+
+    def mistake(self) -> str | None:
+        return _wrong_labels(*self.total.wrong)
+
+    def _area(self) -> tuple:
+        return self.total.area() or (None, None)
+
+
+def _wrong_labels(total: float, count: float) -> str | None:
+    if not count:
+        return None
+    which = f"{count:g} labels are {total / count:g} on average" if count > 1 else f"a label is {total:g}"
+    return f"{which}, not 0 or 1; give labels of two classes, and give them first: auc(labels, logits)"
 
 
 class KerasSums(Pair):
@@ -139,27 +165,29 @@ def _of_kind(kind: type[Mean], pair: Mean):
     return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
 
 
-def auc(logits, labels, weights=None) -> Auc:
+def auc(labels, logits, weights=None) -> Auc:
     """Makes the pair for the area under the ROC curve of a binary classifier.
 
+    An evaluation's is exact, up to some 10^7 examples: the share of (positive, negative) pairs that are in the right
+    order, those of one logit counting half. In training, and beyond, it has an error, and NAME_error_bound, the most
+    that it may be, is shown beside it.
+
     Args:
-      logits: any shape, one an example; sigmoid(logits) is the predicted probability. Those that are not finite do not
-        count.
-      labels: of the same shape, 0 or 1.
+      labels: any shape, 0 or 1, one an example; any other label ends the run.
+      logits: of the same shape; sigmoid(logits) is the predicted probability. Those that are not finite do not count.
       weights: None, or of the same shape, at least 0.
     """
-    given = tf.convert_to_tensor(logits)
-    logits = tf.reshape(tf.cast(given, tf.float32), [-1])
-    each = tf.ones_like(logits) if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
+    scores = tf.convert_to_tensor(logits)
+    logits = tf.reshape(tf.cast(scores, tf.float32), [-1])
+    weights = None if weights is None else tf.reshape(tf.cast(weights, tf.float32), tf.shape(scores))
+    every = tf.ones_like(logits) if weights is None else tf.reshape(weights, [-1])
     finite = tf.math.is_finite(logits)
-    middle, last = AUC_BUCKETS // 2, math.asinh(_AUC_LAST / _AUC_EVEN)
-    bucket = tf.asinh(tf.where(finite, logits, 0.0) / _AUC_EVEN) * (middle / last)
-    # Integers as float32: int32 is compared on the host of a GPU, which would wait for it.
-    bucket = tf.clip_by_value(tf.floor(bucket) + middle, 0.0, AUC_BUCKETS - 1.0)
-    bucket = tf.where(finite, tf.cast(bucket, tf.int32), -1)  # the kernel leaves -1 out
-    positives = each * tf.reshape(tf.cast(labels, tf.float32), [-1])
-    pair = Auc(*(tf.math.unsorted_segment_sum(part, bucket, AUC_BUCKETS) for part in (positives, each)))
-    return weighable(pair, lambda examples: auc(given, labels, combined(weights, examples, given)), weights is not None)
+    logits, every = tf.where(finite, logits, 0.0), tf.where(finite, every, 0.0)
+    parts = (tf.reshape(tf.cast(labels, tf.float32), [-1]), every)
+    pair = Auc(*(ranking.by_logit(logits, part) for part in parts))
+    return weighable(
+        pair, lambda examples: auc(labels, scores, combined(weights, examples, scores)), weights is not None
+    )
 
 
 def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
@@ -267,15 +295,36 @@ def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
     return {name: as_pair(pair, f"{where}[{name!r}]", weights) for name, pair in metrics.items()}
 
 
-def stack(metrics: dict[str, Mean], dtype: tf.DType) -> tf.Tensor:
+def folded(metrics: dict[str, Pair]) -> dict[str, Pair]:
+    """Returns the metrics with histograms in place of an `Auc`'s sparse parts: what training adds up."""
+
+    def dense(pair):
+        sparse = isinstance(pair, Auc) and isinstance(pair.total, tf.IndexedSlices)
+        return Auc(*ranking.histogram(*pair)) if sparse else pair
+
+    return {name: dense(pair) for name, pair in metrics.items()}
+
+
+def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False) -> tf.Tensor:
     """Stacks the pairs into one [rows, 2] tensor, ordered as `row_names`: a row a metric, or a row a vector's entry.
 
     The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so it
     does not depend on where the loop was cut.
+
+    With `keeps_scores` an `Auc` has one row, which stays 0, and the rows of `ranking.entries` come after those with
+    names; they are not to be added up, but joined.
     """
     scalars, vectors = _in_order(metrics)
     rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
-    rows += [tf.cast(tf.stack(metrics[name], axis=1), dtype) for name in vectors]
+    scores: list[tf.Tensor] = []
+    for name in vectors:
+        pair = metrics[name]
+        if keeps_scores and isinstance(pair, Auc):
+            rows.append(tf.zeros([1, 2], dtype))
+            scores.append(ranking.entries(len(scores), *pair, dtype))
+        else:
+            rows.append(tf.cast(tf.stack(folded({name: pair})[name], axis=1), dtype))
+    rows += scores
     return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
 
@@ -286,13 +335,20 @@ class RowName(str):
     kind: type[Pair]
 
 
-def row_names(metrics: dict[str, Mean]) -> list[RowName]:
+def row_names(metrics: dict[str, Mean], keeps_scores: bool = False) -> list[RowName]:
     """Names each row of `stack`: the metric's name; for other kinds than `Mean` with the kind before it."""
     scalars, vectors = _in_order(metrics)
     names = [_row_name(name, metrics[name]) for name in scalars]
     for name in vectors:
-        names += [_row_name(name, metrics[name])] * metrics[name].total.shape[0]
+        pair = metrics[name]
+        rows = (1 if keeps_scores else ranking.BUCKETS + 1) if isinstance(pair, Auc) else pair.total.shape[0]
+        names += [_row_name(name, pair)] * rows
     return names
+
+
+def keep_scores(names: Sequence[str]) -> bool:
+    """Returns whether scores come after the rows of these names."""
+    return any(issubclass(_named_kind(name)[1], Auc) and names.count(name) == 1 for name in dict.fromkeys(names))
 
 
 def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
@@ -328,6 +384,8 @@ def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
             found |= {f"{name}_{key}": each for key, each in value.items()}
         elif value is not None:
             found[name] = value
+        if isinstance(pair, Auc) and (bound := pair.error_bound()):
+            found[f"{name}_error_bound"] = bound
     return found
 
 
@@ -366,6 +424,17 @@ class Sums:
             for name, pair in self.values().items()
         }
 
+    def exchange_scores(self, exchange_bytes: Callable[[bytes], list[bytes]]) -> None:
+        """Joins the scores that this process has kept with those of the others that train with it; all have to call it.
+
+        Args:
+          exchange_bytes: `Processes.exchange_bytes`.
+        """
+        for name, pair in self.values().items():
+            if isinstance(pair, ExactAuc):
+                everyones = map(ranking.Ranking.from_bytes, exchange_bytes(pair.total.to_bytes()))
+                self._values[name] = ExactAuc(functools.reduce(operator.add, everyones), 0.0)
+
     def _read_all_but(self, newest: int) -> None:
         done = len(self._unread) - newest
         for sums in self._unread[:done]:
@@ -381,25 +450,34 @@ class Sums:
 
 
 class LoopSums:
-    """The result of one call of the inner loop: a [rows, 2] tensor, and `row_names`. Read at most once."""
+    """The result of one call of the inner loop: a [rows, 2] tensor, and `row_names`. Read at most once.
+
+    Rows that have no name are scores, see `stack`.
+    """
 
     def __init__(self, names: list[str], tensor: tf.Tensor):
         self.names, self._tensor = names, tensor
-        self._read: dict[str, Mean] | None = None
+        self._read: dict[str, Pair] | None = None
 
     @property
     def is_read(self) -> bool:
         """Whether the host has the values, and need not wait for them."""
         return self._read is not None
 
-    def read(self) -> dict[str, Mean]:
+    def read(self) -> dict[str, Pair]:
         """Returns the pair (total, count), of its kind, by name."""
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
-            found, start = {}, 0
+            scores = array[len(self.names) :].reshape(-1, 4)
+            found: dict[str, Pair] = {}
+            start, kept = 0, itertools.count()
             for row_name, rows in itertools.groupby(self.names):
                 (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
-                part = array[start:stop].T if issubclass(kind, _VECTORS) else map(float, array[start])
-                found[name], start = kind(*part), stop
+                if issubclass(kind, Auc) and stop == start + 1:
+                    found[name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(kept), 1:]), 0.0)
+                else:
+                    part = array[start:stop].T if issubclass(kind, _VECTORS) else map(float, array[start])
+                    found[name] = kind(*part)
+                start = stop
             self._read = found  # at once: threads read it too
         return self._read

@@ -137,7 +137,13 @@ def only_if(present: tf.Tensor | None, metrics: dict) -> dict:
     """Returns the metrics where examples were present; otherwise zeros, even for what is not finite."""
     if present is None:
         return metrics
-    return tf.nest.map_structure(lambda x: tf.where(present, x, tf.zeros_like(x)), metrics)
+
+    def kept(x):
+        if isinstance(x, tf.IndexedSlices):
+            return tf.IndexedSlices(kept(x.values), x.indices, x.dense_shape)
+        return tf.where(present, x, tf.zeros_like(x))
+
+    return tf.nest.map_structure(kept, metrics)
 
 
 def check_weighed(metrics: dict, batch, trainer) -> dict:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ..internals.variables import assign_local
 from ..mesh.cuts import Cut
 from ..metrics.means import Mean
+from .batches import only_if
 from .context import step_context
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
@@ -229,8 +230,7 @@ class Update:
                 assign_local(variable, before)
 
         tf.cond(finite, lambda: None, restore)
-        applied = tf.nest.map_structure(lambda x: tf.where(finite, x, 0.0), metrics)
-        return {**applied, "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
+        return {**only_if(finite, metrics), "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
 
 
 class UniqueSlices(tf.IndexedSlices):

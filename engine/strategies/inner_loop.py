@@ -14,7 +14,7 @@ from absl import logging
 from ..data.residency import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
-from ..metrics.means import LoopSums, row_names, stack
+from ..metrics.means import LoopSums, keep_scores, row_names, stack
 from .syncs import Syncs
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
@@ -33,6 +33,11 @@ def _arguments(operands, step: int, start: int, stop: int, due: int | None, extr
     """Returns the arguments of `InnerLoop._loop`; the last step is observed if something is due after it."""
     numbers = (step, start, stop, stop - 1 if step + stop - start == due else -1)
     return operands, *(tf.constant(number, tf.int64) for number in numbers), *extra
+
+
+def _joined(dtype: tf.DType) -> tf.TensorArray:
+    """Makes what scores [n, 2] of any number of steps are written to, one after the other."""
+    return tf.TensorArray(dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=[None, 2])
 
 
 class LoopResult(NamedTuple):
@@ -64,6 +69,7 @@ class InnerLoop:
       feed: one of `engine.data.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 but where the device has none.
+      keeps_scores: return each example's score where a metric is of their order (`metrics.means.stack`), not in XLA's.
       syncs: bring replicas that train by themselves in step; None where they are always in step.
       unrolls: make several steps one iteration, if they are small.
       counter: scalar int64 variable, which each call leaves at the global step that it has come to.
@@ -85,7 +91,9 @@ class InnerLoop:
         unrolls: bool = False,
         counter: tf.Variable | None = None,
         arrivals: Arrivals | None = None,
+        keeps_scores: bool = False,
     ):
+        self._keeps_scores = keeps_scores
         self._syncs = syncs
         self._unrolls = unrolls
         self._counter = counter
@@ -178,7 +186,7 @@ class InnerLoop:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
     def _loop(self, operands, first_step, start, stop, observed):
-        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2].
+        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], and the scores that it keeps.
 
         `start`, `stop` and `observed` are offsets in the operands; `observed` is that of the step whose costly figures
         (the gradients' norm) are looked at, -1 for none.
@@ -220,7 +228,7 @@ class InnerLoop:
             with self._on_host():
                 last_step = first_step + tf.cast(stop - start, tf.int64)
             self._counter.assign(last_step)
-        return tf.add_n(sums)
+        return self._total(sums)
 
     def _while(self, goes_on, body, offset, sums):
         """Returns (offset, sums) after as many iterations of `body` as `goes_on(offset)` lets begin, one by one."""
@@ -240,13 +248,24 @@ class InnerLoop:
         devices = self._strategy.extended.worker_devices
         return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
 
-    def _added(self, sums: list[tf.Tensor], result) -> list[tf.Tensor]:
+    def _added(self, sums: list, result) -> list:
         """Adds each replica's metrics of a step to its sums, on its own device."""
         added, local = [], self._strategy.experimental_local_results(result)
         for here, a, b in zip(self._on_replicas(), sums, local, strict=True):
             with here:
-                added.append(a + b)
+                if isinstance(a, tuple):
+                    named, scores = a
+                    rows = named.shape[0]
+                    added.append((named + b[:rows], scores.write(scores.size(), b[rows:])))
+                else:
+                    added.append(a + b)
         return added
+
+    def _total(self, sums: list) -> tf.Tensor:
+        """Returns the sums of all of this host's replicas, and the scores after them."""
+        if not isinstance(sums[0], tuple):
+            return tf.add_n(sums)
+        return tf.concat([tf.add_n([named for named, _ in sums]), *(scores.concat() for _, scores in sums)], 0)
 
     def _traced(self, operands, offset, step, *more):
         """Traces a step, and zeros of its metrics. One trace serves both, and calls in a loop of single steps.
@@ -264,7 +283,8 @@ class InnerLoop:
         zeros = []
         for here, x in zip(self._on_replicas(), local, strict=True):
             with here:
-                zeros.append(tf.zeros(x.shape, x.dtype))
+                named = tf.zeros([len(self._names), 2], x.dtype)
+                zeros.append((named, _joined(x.dtype)) if keep_scores(self._names) else named)
         return one_step, zeros
 
     def _sums(self, outputs):
@@ -306,7 +326,7 @@ class InnerLoop:
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
             metrics = self._step(self._feed.batch(*batch), step, observed, *more)
-            self._names = [*row_names(metrics)]
-            return stack(metrics, self._sums_dtype)
+            self._names = [*row_names(metrics, self._keeps_scores)]
+            return stack(metrics, self._sums_dtype, self._keeps_scores)
 
         return self._strategy.run(run, args=batch)

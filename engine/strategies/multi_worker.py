@@ -14,7 +14,7 @@ from ..health.watchdog import Arrivals, LostPeerError, Watchdog
 from ..internals.tensorflow import receive_in_chunks
 from ..mesh import collectives
 from ..mesh.mesh import Mesh
-from ..metrics.means import Mean
+from ..metrics.means import Mean, Sums
 from ..state import TrainState
 from ..step.context import StepContext
 from .base import Stop
@@ -153,6 +153,11 @@ class MultiWorker(Replicated):
         self._before = result
         return result
 
+    def evaluate(self) -> Sums:
+        sums = super().evaluate()
+        sums.exchange_scores(self.exchange_bytes)
+        return sums
+
     def _follow(self, rows: list[dict[str, float]]) -> None:
         self._steps = int(rows[0]["next_steps"])  # the chief's clock paces all
         self._is_asked = any(row["stop"] for row in rows)
@@ -175,6 +180,7 @@ class MultiWorker(Replicated):
             jit=jit,
             syncs=syncs,
             counter=counter,
+            keeps_scores=feed is self.eval_feed,
             worker=self.host,
             num_workers=self.num_hosts,
             arrivals=self._arrivals,

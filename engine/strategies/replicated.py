@@ -245,7 +245,13 @@ class Replicated(Measured):
         unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or syncs or self._static_shapes)
         unrolls = unrolls and not feed.reads_in_loop
         return InnerLoop(
-            *(self.distribution, step, feed), jit=jit, sums_dtype=dtype, syncs=syncs, unrolls=unrolls, counter=counter
+            *(self.distribution, step, feed),
+            jit=jit,
+            sums_dtype=dtype,
+            syncs=syncs,
+            unrolls=unrolls,
+            counter=counter,
+            keeps_scores=feed is self.eval_feed and not self._static_shapes,
         )
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ..data.residency import is_on_gpus
 from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from ..mesh import collectives
-from ..metrics.means import LoopSums
+from ..metrics.means import LoopSums, keep_scores
 from .inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
@@ -93,6 +93,8 @@ def _figures(sums: dict[str, float], norm: float) -> dict[str, float]:
 class WorkersLoop(InnerLoop):
     """An inner loop whose results are summed over workers, and in which each gives the others its row.
 
+    Scores that it keeps are this worker's own.
+
     Args:
       worker, num_workers: which of how many this process is.
       arrivals: counts the steps whose data this worker has.
@@ -132,12 +134,14 @@ class WorkersLoop(InnerLoop):
         with tf.control_dependencies([began]):
             start = tf.identity(start)
         sums = super()._loop(operands, first_step, start, stop, observed)
+        sums, scores = sums[: len(self._names)], sums[len(self._names) :]
         with tf.control_dependencies([sums]):
             seconds, waited = tf.timestamp() - began, self._arrivals.take_seconds()
         own = tf.constant([name.startswith(OWN) for name in self._names])
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(stop - start, tf.float64)}
         row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
-        return self._over_workers(tf.boolean_mask(sums, ~own), row)
+        sums, rows = self._over_workers(tf.boolean_mask(sums, ~own), row)
+        return tf.concat([sums, scores], 0) if keep_scores(self._names) else sums, rows
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed over workers, [workers, figures])."""

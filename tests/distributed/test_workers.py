@@ -87,7 +87,9 @@ def test_files_are_divided_whole(found, kind):
 
 def test_an_evaluation_counts_each_example_once_on_all_workers(found):
     ids = np.arange(1, worker.EVAL_EXAMPLES + 1)
-    exact = {"loss": [ids.sum(), len(ids)], "square": [(ids**2).sum(), len(ids)]}
+    above, below = (ids[ids % 2 == label] % 7 for label in (1, 0))
+    auc = np.mean((above[:, None] > below) + 0.5 * (above[:, None] == below))
+    exact = {"loss": [ids.sum(), len(ids)], "square": [(ids**2).sum(), len(ids)], "auc": pytest.approx(auc, abs=1e-12)}
     assert [each["evaluations"] for each in found] == [[exact] * 4] * len(found)  # twice arrays, twice files
 
 

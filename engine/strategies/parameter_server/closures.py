@@ -45,7 +45,7 @@ class Returned(NamedTuple):
     """What a closure gives back.
 
     Attributes:
-      sums: [rows, 2], the metrics' sums over the steps that this run of it did.
+      sums: [rows, 2], the metrics' sums over the steps that this run of it did, and the scores that it keeps.
       staleness: [rows], see `staleness.bucketed`.
       row: the worker; the first of these steps; how often the lease was begun, and its steps, by the counters.
       took: a `Took`, as [4] in the graph.
@@ -188,8 +188,8 @@ class ClosureLoop(InnerLoop):
       pull: reads the variables that steps compute with; here once a lease.
     """
 
-    def __init__(self, strategy, step, feed, pull: Pull):
-        super().__init__(strategy, step, feed)
+    def __init__(self, strategy, step, feed, pull: Pull, keeps_scores: bool = False):
+        super().__init__(strategy, step, feed, keeps_scores=keeps_scores)
         self._pull = pull
         # Leases have examples of any number of steps with them, for which one graph is enough.
         lease = tf.TensorSpec([len(Lease._fields)], tf.int64)
@@ -233,7 +233,7 @@ class ClosureLoop(InnerLoop):
 
         (_, sums), took = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         row = tf.stack([worker, lease.first, 0, 0])
-        return Returned(tf.add_n(sums), tf.zeros([staleness.ROWS], tf.int64), row, took)
+        return Returned(self._total(sums), tf.zeros([staleness.ROWS], tf.int64), row, took)
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
         """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
@@ -304,7 +304,7 @@ class UpdateLoop(ClosureLoop):
         with tf.control_dependencies([counts]):
             counters.release(worker)
         row = tf.stack([worker, first, starts, lease.stop - lease.first])
-        return Returned(tf.add_n(sums), seen, row, took)
+        return Returned(self._total(sums), seen, row, took)
 
     def _more_operands(self) -> tuple:
         marks, one = self._counters.ones_at(0), tf.constant(True)

@@ -250,7 +250,9 @@ class ParameterServer(Measured):
             return runner.eval_step(batch, number, done, observed, values=exact_pull.values(*pulled))
 
         self._evaluations = 0
-        self._eval_loop = eval_feed and ClosureLoop(self.distribution, eval_step, eval_feed, exact_pull)
+        self._eval_loop = eval_feed and ClosureLoop(
+            self.distribution, eval_step, eval_feed, exact_pull, keeps_scores=True
+        )
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
         held, runner, every = self._holdings, self._runner, self.options.pull_every_steps
@@ -361,7 +363,9 @@ class ParameterServer(Measured):
 
 
 def _summed(names: list[str], done: list[Done]) -> LoopSums:
-    return LoopSums(names, np.sum([each.returned.sums for each in done], axis=0))
+    sums = [each.returned.sums for each in done]
+    scores = [each[len(names) :] for each in sums]
+    return LoopSums(names, np.concatenate([np.sum([each[: len(names)] for each in sums], axis=0), *scores]))
 
 
 def connect(cluster: Cluster) -> tf.distribute.ParameterServerStrategy:

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import mean
-from crankshaft.engine.metrics.means import Auc, LoopSums, Sums, auc, root_mean_square, row_names, stack
+from crankshaft.engine.metrics import ranking
+from crankshaft.engine.metrics.means import LoopSums, Sums, auc, root_mean_square, row_names, stack
 
 
 def test_mean_of_values_and_of_an_empty_batch():
@@ -93,10 +94,14 @@ def true_auc(scores, labels):
     return np.mean(below) / 2 / len(negatives)
 
 
+def values_of(metrics, keeps_scores=True):
+    return LoopSums(row_names(metrics, keeps_scores), stack(metrics, tf.float64, keeps_scores)).read()
+
+
 def auc_sums(*parts):
     sums = Sums()
     for logits, labels in parts:
-        metrics = {"auc": auc(tf.constant(logits, tf.float32), tf.constant(labels, tf.float32)), "loss": mean([1.0])}
+        metrics = {"auc": auc(tf.constant(labels, tf.float32), tf.constant(logits, tf.float32)), "loss": mean([1.0])}
         sums.add(LoopSums(row_names(metrics), stack(metrics, tf.float64)))
     return sums
 
@@ -144,10 +149,85 @@ def test_auc_is_that_of_ranks_wherever_the_scores_are(case):
     assert abs(auc_sums((logits, labels)).means()["auc"] - true_auc(logits, labels)) < 1e-4
 
 
-def test_auc_error_is_within_the_bound_it_states():
+def test_auc_error_of_a_histogram_is_within_the_bound_it_states():
     """All in one bucket: every pair counts half, and the bound is half of all pairs."""
     close = 3 + np.array([0.0, 1e-4, 2e-4, 3e-4])
-    assert auc_sums((close, np.array([0, 0, 1, 1]))).means()["auc"] == 0.5
+    assert auc_sums((close, np.array([0, 0, 1, 1]))).means() == {"auc": 0.5, "auc_error_bound": 0.5, "loss": 1.0}
+    logits, labels = scores_of("hardly trained", np.random.default_rng(0))
+    found = auc_sums((logits.astype(np.float32), labels)).means()
+    assert 0 < abs(found["auc"] - true_auc(logits.astype(np.float32), labels)) < found["auc_error_bound"] < 0.03
+
+
+CASES = {
+    "near 5": lambda normal: 5 + 0.01 * normal,
+    "tiny": lambda normal: 1e-4 * normal,
+    "far": lambda normal: 3000 + normal,
+    "tied": lambda normal: np.round(normal, 1),
+    "negative zero": lambda normal: np.copysign(np.round(normal) * 0, normal),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_auc_of_kept_scores_is_exact(case):
+    """Whatever batches they come in, and though another metric's scores travel with them."""
+    rng = np.random.default_rng(3)
+    normal, labels = rng.normal(size=2000), (rng.random(2000) < 0.3).astype(np.float32)
+    logits, sums = CASES[case](normal + labels).astype(np.float32), Sums()
+    for batch in (slice(0, 700), slice(700, 700), slice(700, 2000)):
+        metrics = {
+            "auc": auc(labels[batch], logits[batch]),
+            "loss": mean(tf.constant(labels[batch])),
+            "other": auc(labels[batch], -logits[batch]),
+        }
+        sums.add(LoopSums(row_names(metrics, True), stack(metrics, tf.float64, True)))
+    expected = true_auc(logits, labels)
+    found = sums.means()
+    assert found == {
+        "auc": pytest.approx(expected, abs=1e-12),
+        "loss": pytest.approx(labels.mean()),
+        "other": pytest.approx(1 - expected, abs=1e-12),
+    }
+
+
+def test_auc_of_weighed_scores_counts_each_pair_by_both_weights():
+    rng = np.random.default_rng(4)
+    labels, weights = rng.integers(0, 2, 800), rng.random(800).astype(np.float32)
+    logits = np.round(rng.normal(labels, 1), 1).astype(np.float32)
+    found = values_of({"auc": auc(labels, logits, weights)})["auc"]
+    (above, w), (below, v) = ((logits[labels == c], weights[labels == c].astype(np.float64)) for c in (1, 0))
+    in_order = (above[:, None] > below) + 0.5 * (above[:, None] == below)
+    assert found.value() == pytest.approx((in_order * w[:, None] * v).sum() / (w.sum() * v.sum()), abs=1e-12)
+    assert found.error_bound() == 0
+
+
+def test_auc_of_more_scores_than_are_kept_is_within_the_bound_it_states(monkeypatch):
+    monkeypatch.setattr(ranking, "_KEPT", 2000)
+    monkeypatch.setattr(ranking, "_JOINED", 100)
+    rng = np.random.default_rng(5)
+    labels = rng.integers(0, 2, 20_000).astype(np.float32)
+    logits = (5 + 0.01 * rng.normal(labels)).astype(np.float32)
+    workers, parts = [Sums(), Sums()], np.array_split(np.arange(20_000), 40)
+    for number, part in enumerate(parts):
+        metrics = {"auc": auc(labels[part], logits[part])}
+        workers[number % 2].add(LoopSums(row_names(metrics, True), stack(metrics, tf.float64, True)))
+    everyones = [worker.values()["auc"].total.to_bytes() for worker in workers]
+    workers[0].exchange_scores(lambda own: everyones)
+    found = workers[0].means()
+    assert abs(found["auc"] - true_auc(logits, labels)) < found["auc_error_bound"] < 0.03
+
+
+@pytest.mark.parametrize("keeps_scores", [False, True])
+def test_labels_that_are_not_0_or_1_are_a_mistake_that_auc_names(keeps_scores):
+    def found(labels, logits, weights=None):
+        return values_of({"auc": auc(labels, logits, weights)}, keeps_scores)["auc"]
+
+    swapped = found([0.3, -1.5, 2.2], [1, 0, 1])
+    assert swapped.mistake().startswith("3 labels are 0.333333 on average, not 0 or 1;")
+    assert "auc(labels, logits)" in swapped.mistake()
+    assert np.isnan(swapped.value())
+    assert found([0, 1, 4], [1.0, 2.0, 3.0]).mistake().startswith("a label is 4, not 0 or 1;")
+    ignored = found([0, 1, -1], [1.0, 2.0, 3.0], [1.0, 1.0, 0.0])
+    assert (ignored.mistake(), ignored.value()) == (None, 1.0)
 
 
 def test_auc_of_one_class_is_left_out_and_perfect_order_is_one():
@@ -158,8 +238,9 @@ def test_auc_of_one_class_is_left_out_and_perfect_order_is_one():
 
 
 def test_auc_weighs_examples():
-    pair = auc(tf.constant([-1.0, 0.0, 1.0]), tf.constant([0, 1, 0]), weights=tf.constant([3.0, 2.0, 1.0]))
-    assert Auc(*(part.numpy() for part in pair)).value() == pytest.approx(3 / 4)
+    pair = auc(tf.constant([0, 1, 0]), tf.constant([-1.0, 0.0, 1.0]), weights=tf.constant([3.0, 2.0, 1.0]))
+    for keeps_scores in (False, True):
+        assert values_of({"auc": pair}, keeps_scores)["auc"].value() == pytest.approx(3 / 4)
 
 
 def test_root_mean_square_is_the_root_of_the_mean_over_all_batches():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean
 from crankshaft.engine.metrics.keras_metrics import KerasMetric
-from crankshaft.engine.metrics.means import auc, root_mean_square
+from crankshaft.engine.metrics.means import auc, folded, root_mean_square
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
@@ -163,9 +163,10 @@ def test_a_batch_without_weight_changes_nothing_and_is_not_nan(bench):
 def test_pairs_that_are_weighed_are_those_made_with_weights():
     values, labels = tf.constant([0.5, -1.0, 2.0, 0.1]), tf.constant([1, 0, 1, 0])
     weights, mask = tf.constant([1.0, 0.0, 2.0, 0.5]), tf.constant([1.0, 1.0, 0.0, 1.0])
-    for make in (mean, root_mean_square, lambda x, w=None: auc(x, labels, w)):
+    for make in (mean, root_mean_square, lambda x, w=None: auc(labels, x, w)):
         for own, both in ((None, weights), (mask, mask * weights)):
-            for found, expected in zip(make(values, own).weigh(weights), make(values, both), strict=True):
+            pairs = {"found": make(values, own).weigh(weights), "expected": make(values, both)}
+            for found, expected in zip(*folded(pairs).values(), strict=True):
                 np.testing.assert_array_equal(found, expected)
     tokens = mean(tf.ones([4, 3]) * values[:, None]).weigh(weights)
     np.testing.assert_allclose(tokens, (3 * np.sum(values * weights), 3 * 3.5), rtol=1e-6)

@@ -1,0 +1,137 @@
+"""The area under the ROC curve by ranks: what replicas keep of scores, and what the host computes of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+BUCKETS = 4096
+# Buckets are even in asinh(logit / _EVEN): 0.001 wide at 0, and from about 1 on 0.4 % of the logit, to _LAST.
+_EVEN, _LAST = 0.25, 256.0
+_KEPT = 1 << 24  # entries of a `Ranking`, 24 bytes each; neighbours are joined where it would have 3/4 of it for good
+_JOINED = 1 << 20  # what so many entries become then
+
+
+def by_logit(logits: tf.Tensor, values: tf.Tensor) -> tf.IndexedSlices:
+    """Returns values [n] as a sparse histogram with a bucket for each float32: sums of such are joined, not added."""
+    return tf.IndexedSlices(values, tf.cast(tf.bitcast(logits, tf.int32), tf.int64))  # int32 is the host's, beside GPUs
+
+
+def _logits(slices: tf.IndexedSlices) -> tf.Tensor:
+    return tf.bitcast(tf.cast(slices.indices, tf.int32), tf.float32)
+
+
+def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the weight of positives and of all examples in each bucket, float32 [BUCKETS + 1].
+
+    The last entries are of labels that are not 0 or 1: their sum, and how many they are.
+    """
+    middle, last = BUCKETS // 2, math.asinh(_LAST / _EVEN)
+    bucket = tf.floor(tf.asinh(_logits(labels) / _EVEN) * (middle / last)) + middle
+    bucket = tf.cast(tf.clip_by_value(bucket, 0.0, BUCKETS - 1.0), tf.int32)
+    known = (labels.values == 0.0) | (labels.values == 1.0)
+    wrong = tf.cast((weights.values != 0.0) & ~known, tf.float32)
+    parts = (tf.where(known, labels.values, 0.0) * weights.values, weights.values)
+    sums = (tf.math.unsorted_segment_sum(part, bucket, BUCKETS) for part in parts)
+    others = (tf.reduce_sum(tf.math.multiply_no_nan(labels.values, wrong)), tf.reduce_sum(wrong))
+    positives, every = (tf.concat([a, [b]], 0) for a, b in zip(sums, others, strict=True))
+    return positives, every
+
+
+def entries(number: int, labels: tf.IndexedSlices, weights: tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
+    """Returns [2 n, 2]: for each example the metric's number and the logit, then its label and its weight."""
+    columns = (tf.fill(tf.shape(labels.values), float(number)), _logits(labels), labels.values, weights.values)
+    return tf.reshape(tf.cast(tf.stack(columns, 1), dtype), [-1, 2])
+
+
+def area(low, high, positives, negatives) -> tuple[float, float] | None:
+    """Returns the area and the most that it may be off by: the share of (positive, negative) pairs in the right order.
+
+    As Mann and Whitney's U: a pair of one score counts half. Of an entry it is known that its scores lie between `low`
+    and `high`, float [n]; where the two are one, the area is exact. None where a class has no weight.
+    """
+    pairs = positives.sum() * negatives.sum()
+    if not pairs > 0:
+        return None
+
+    def in_order(ends, scores) -> float:
+        """Sums, over positives at `scores`, the negatives whose `ends` are below; half of those that are there."""
+        order = np.argsort(ends)
+        ends, below = ends[order], np.concatenate([[0.0], np.cumsum(negatives[order])])
+        sides = (below[np.searchsorted(ends, scores, side)] for side in ("left", "right"))
+        return float(sum(np.dot(positives, each) for each in sides) / 2 / pairs)
+
+    least = in_order(high, low)
+    most = least if low is high else in_order(low, high)
+    return (least + most) / 2, (most - least) / 2
+
+
+def area_of_histogram(positives: np.ndarray, every: np.ndarray) -> tuple[float, float] | None:
+    """Returns `area` of what `histogram` has made."""
+    low = np.arange(len(every) - 1)
+    return area(low, low + 0.5, positives[:-1], every[:-1] - positives[:-1])
+
+
+class Ranking:
+    """Weights of positive and negative examples by their logits: sums of them are joined. Host code.
+
+    It is exact for up to 12 million different logits; beyond that it joins neighbours, so its area has an error, which
+    it knows.
+
+    Args:
+      rows: [n, 3], of each example the logit, the label and the weight.
+
+    Attributes:
+      wrong: the sum of the labels that are not 0 or 1, and how many they are; these count in nothing else.
+    """
+
+    def __init__(self, rows: np.ndarray):
+        logits, labels, weights = rows[rows[:, 2] != 0].T
+        known = (labels == 0) | (labels == 1)
+        self.wrong = np.array([labels[~known].sum(), (~known).sum()], np.float64)
+        logits, positives, weights = logits[known].astype(np.float32), (labels * weights)[known], weights[known]
+        self._parts: list[tuple] = [(logits, logits, positives, weights - positives)]
+
+    def __add__(self, other: Ranking) -> Ranking:
+        both = object.__new__(Ranking)
+        both.wrong, both._parts = self.wrong + other.wrong, self._parts + other._parts
+        if sum(len(part[0]) for part in both._parts) > _KEPT:
+            both._settle()
+        return both
+
+    def area(self) -> tuple[float, float] | None:
+        """Returns the area and the most that it may be off by; None where a class is missing."""
+        return area(*self._settle())
+
+    def to_bytes(self) -> bytes:
+        return b"".join([self.wrong.tobytes(), *(np.ascontiguousarray(column).tobytes() for column in self._settle())])
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Ranking:
+        """Returns what `to_bytes` was called of."""
+        ranking, size = object.__new__(cls), (len(text) - 16) // 24
+        ranking.wrong = np.frombuffer(text, np.float64, 2)
+        low, high = (np.frombuffer(text, np.float32, size, 16 + 4 * size * i) for i in range(2))
+        sums = (np.frombuffer(text, np.float64, size, 16 + 8 * size * i) for i in (1, 2))
+        ranking._parts = [(low, low if np.array_equal(low, high) else high, *sums)]
+        return ranking
+
+    def _settle(self) -> tuple[np.ndarray, ...]:
+        """Joins the parts to one, sorted, with one entry for each logit; returns it."""
+        exact = all(low is high for low, high, *_ in self._parts)
+        low, high, *sums = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
+        order = np.argsort(low, kind="stable")
+        low, high = low[order], high[order]
+        starts = np.flatnonzero(np.concatenate([[True], (low[1:] != low[:-1]) | (high[1:] != high[:-1])])[: len(low)])
+        if len(starts) > 3 * _KEPT // 4:
+            exact, starts = False, starts[np.linspace(0, len(starts) - 1, _JOINED, dtype=np.int64)]
+        if len(starts):
+            ends = high[starts] if exact else np.maximum.reduceat(high, starts)
+            low, sums = low[starts], [np.add.reduceat(each[order], starts) for each in sums]
+            high = low if exact else ends
+        else:
+            high = low
+        self._parts = [(low, high, *sums)]
+        return self._parts[0]

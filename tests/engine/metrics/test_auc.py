@@ -1,0 +1,90 @@
+"""AUC over an evaluation, wherever its steps run: exact, each example once. Compared with all pairs, in NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, auc, mean
+from crankshaft.engine.hooks import numerics
+from crankshaft.engine.metrics.means import Sums
+
+
+class Scored(Trainer):
+    """Logits near 5, a hundredth apart: one bucket of a histogram."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - 5.0))
+
+    def metrics(self, outputs, batch):
+        return {"auc": auc(batch[1], outputs), "by_weight": auc(batch[1], outputs, weights=tf.square(batch[0][:, 0]))}
+
+
+def scored(examples=45, weighted=False):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, examples)
+    features = (5 + 0.01 * np.round(rng.normal(labels), 1)).astype(np.float32)[:, None]
+    return (features, labels, rng.random(examples).astype(np.float32)) if weighted else (features, labels)
+
+
+def by_pairs(features, labels, weights=None):
+    weights = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    (above, w), (below, v) = ((features[labels == c, 0], weights[labels == c]) for c in (1, 0))
+    in_order = (above[:, None] > below) + 0.5 * (above[:, None] == below)
+    return (in_order * w[:, None] * v).sum() / (w.sum() * v.sum())
+
+
+@pytest.mark.parametrize(
+    ("replicas", "weighted", "options"),
+    [
+        (1, False, {}),
+        (1, True, {"batch_parts": 2, "eval_batch_size": 7}),
+        (2, True, {}),  # a last batch of 1: one replica has none
+        (3, False, {"batch_parts": 2}),
+    ],
+)
+def test_an_evaluation_is_exact(bench, replicas, weighted, options):
+    data = scored(weighted=weighted)
+    made = bench(Scored(), data, 4, replicas, learning_rate=0.0, eval_source=data, **options)
+    expected = by_pairs(*data)
+    for _ in range(2):
+        found = made.strategy.evaluate().means()
+        assert found["auc"] == pytest.approx(expected, abs=1e-12)
+        assert found.keys() == {"loss", "auc", "by_weight"}
+    assert 0.5 < expected < 1
+
+
+def test_an_evaluation_of_a_stream_is_exact(bench):
+    data = scored()
+    stream = tf.data.Dataset.from_tensor_slices(data)
+    made = bench(Scored(), stream, 4, 2, learning_rate=0.0, eval_source=stream)
+    assert made.strategy.evaluate().means()["auc"] == pytest.approx(by_pairs(*data), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(1, {"jit": True, "accumulate_steps": 2}), (2, {"accumulate_steps": 2, "precision": "float16"})],
+)
+def test_training_states_a_bound_and_keeps_it(bench, replicas, options):
+    data = scored()
+    made = bench(Scored(), data, 4, replicas, learning_rate=0.0, **options)
+    sums = Sums()
+    while made.state.step < 12:  # an epoch
+        sums.add(made.strategy.run_train_steps(5).sums)
+    found = sums.means()
+    assert abs(found["auc"] - by_pairs(*data)) <= found["auc_error_bound"] <= 0.5
+
+
+def test_one_class_alone_has_no_auc(bench):
+    features, labels = scored()
+    made = bench(Scored(), (features, labels * 0), 4, eval_source=(features, labels * 0))
+    assert made.strategy.evaluate().means().keys() == {"loss"}
+
+
+def test_wrong_labels_of_a_step_are_named(bench):
+    features, labels = scored()
+    made = bench(Scored(), (features, labels + 1), 4)
+    with pytest.raises(numerics.LabelError, match=r"^step 1: auc: \d labels are .* not 0 or 1"):
+        numerics.check_labels(made.strategy.run_train_steps(1).sums.read(), "step 1")
