@@ -86,7 +86,7 @@ def load(
     def part(rows: slice):
         return {"dense": dense[rows], "categories": categories[rows]}, labels[rows]
 
-    return Splits(part(slice(None, cut)), part(slice(cut, None)), None, {"categories": hash_buckets})
+    return Splits(part(slice(None, cut)), part(slice(cut, None)), 2, {"categories": hash_buckets})
 
 
 def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarray, ...]:

@@ -55,7 +55,7 @@ def load(
     planted = (seed, fields, rows, exponent, signal, noise)
     train, _ = _draw(_TRAIN, examples, *planted)
     evaluation, _ = _draw(_EVAL, eval_examples, *planted)
-    return Splits(train, evaluation, None, {"categories": rows})
+    return Splits(train, evaluation, 2, {"categories": rows})
 
 
 def planted_auc(

@@ -156,6 +156,8 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits: Splits, 
     train, evaluation, said = datasplits.of(config, splits.train, splits.eval)
     _check_data(config, trainer_class, train, evaluation, splits.num_classes)
     example = datasplits.example(train)
+    if splits.num_classes is None and issubclass(trainer_class, Tabular):
+        splits = splits._replace(num_classes=_classes_by_values(config, train))
     known = names.checked(splits._replace(train=None, eval=None), example)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
@@ -257,6 +259,19 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
             f"{name} needs num_classes, and the data has none: {datasplits.labels_shown(train)}; give labels that are "
             "classes, numbered from 0, or return (train, eval, num_classes) from the data function"
         )
+
+
+def _classes_by_values(config: Config, train) -> int | None:
+    """Returns `datasplits.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
+    example = batches.fields(spec_of(train))
+    if isinstance(train, Source) or is_stream(train):
+        is_open = config.model_arg.get("task", "auto") == "auto" and not {"user", "item"} <= set(example.features)
+        if is_open and tf.as_dtype(example.labels.dtype).is_floating:
+            raise UsageError(
+                f"{config.model_entry.name}: the labels are floats that are read as training goes, so whether they are "
+                "clicks (0 and 1) or numbers is not known; use --model_arg=task=clicks or --model_arg=task=ratings"
+            )
+    return datasplits.num_classes(train)
 
 
 def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:

@@ -122,6 +122,17 @@ def labels_shown(split) -> str:
     return kind
 
 
+def num_classes(split) -> int | None:
+    """Returns how many classes labels in arrays are of, by their values: integers from 0 on, or floats 0 and 1."""
+    labels = None if isinstance(split, Source) or is_stream(split) else fields(split).labels
+    if not isinstance(labels, (np.ndarray, host_arrays.Mapped)) or labels.ndim != 1 or not len(labels):
+        return None
+    values = np.asarray(labels)
+    if values.dtype.kind == "f":
+        return 2 if ((values == 0) | (values == 1)).all() else None
+    return int(values.max()) + 1 if values.dtype.kind in "iu" and values.min() >= 0 else None
+
+
 def checked(name: str, split, said: list[str]):
     """Returns a split in its form, see `prepare`; adds lines to print to `said`."""
     if isinstance(split, tf.data.Dataset):

@@ -8,10 +8,13 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
+from crankshaft.engine.hooks import numerics
+from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import Replicated
+from crankshaft.launch.run import splits
 from crankshaft.models import dlrm, wide_deep
 
 EXAMPLES, FIELDS, ROWS = 3000, 4, 20
@@ -34,14 +37,16 @@ def ratings(seed=0):
     return {"user": user, "item": item}, (3.5 + users[user] + items[item]).astype(np.float32)
 
 
-def prepared(trainer, source, vocabulary, eval_source=None, batch=100, shuffle=True, **options):
+def prepared(trainer, source, vocabulary, eval_source=None, batch=100, shuffle=True, num_classes=None, **options):
     strategy = Replicated("test", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=50)
     options = StepOptions(**options)
     with strategy.scope():
         state = TrainState(trainer)
         arrays = next(source.batch(1).as_numpy_iterator()) if isinstance(source, tf.data.Dataset) else source
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), arrays)
-        prepare(trainer, options, Reduction(), example, None, vocabulary)
+        if num_classes is None and not isinstance(source, tf.data.Dataset):
+            num_classes = splits.num_classes(source)
+        prepare(trainer, options, Reduction(), example, num_classes, vocabulary)
         state.build()
     eval_feed = None if eval_source is None else strategy.feed(eval_source, 700, None)
     strategy.bind(state, strategy.feed(source, batch, 0 if shuffle else None), eval_feed)
@@ -112,9 +117,8 @@ def test_dlrm_is_the_papers_products_of_all_pairs():
 def trained(name, source, steps, parts=1, calls=(60,)):
     """All that was trained, after so many steps of Adam by batches of 64; once for each length of calls."""
     trainer = MODELS[name](**({"crosses": ("all",)} if name == "wide_deep" else {}))
-    strategy, state = prepared(
-        trainer, source, {"categories": ROWS}, batch=64, optimizer="adam", batch_parts=parts, shuffle=False
-    )
+    arguments = {"batch": 64, "optimizer": "adam", "batch_parts": parts, "shuffle": False, "num_classes": 2}
+    strategy, state = prepared(trainer, source, {"categories": ROWS}, **arguments)
     put_back, found = state.copied(), []
     for calls_of in calls:
         put_back()
@@ -242,8 +246,50 @@ def test_mistakes_are_one_line(trainer, source, vocabulary, message):
     assert "\n" not in str(raised.value)
 
 
-def test_labels_say_the_task_where_names_do_not():
-    for arguments, clicks in (({}, False), ({"task": "clicks"}, True)):
-        trainer = MODELS["dlrm"](**arguments)
-        prepared(trainer, ratings(), {"user": ROWS, "item": ROWS})
-        assert trainer.predicts_clicks == clicks
+@pytest.mark.parametrize(
+    ("labels", "arguments", "clicks"),
+    [
+        (np.float32([0.5, 1.0, 0.0]), {}, False),
+        (np.float32([0.0, 1.0, 0.0]), {}, True),
+        (np.array([0, 1, 0]), {}, True),
+        (np.array([0, 4, 1]), {"task": "ratings"}, False),
+        (np.array([-1, 1, 1]), {}, True),  # refused by its values as it trains
+        (np.float32([0.5, 1.0, 0.0]), {"task": "clicks"}, True),
+    ],
+)
+def test_labels_say_the_task(labels, arguments, clicks):
+    trainer = MODELS["dlrm"](**arguments)
+    prepared(trainer, ({"id": np.array([0, 1, 2])}, labels), {"id": 3}, batch=3)
+    assert trainer.predicts_clicks == clicks
+
+
+def test_user_and_item_are_rated_in_whole_stars_too():
+    trainer = MODELS["dlrm"]()
+    features, stars = ratings()
+    prepared(trainer, (features, np.clip(np.round(stars), 1, 5).astype(np.int64)), {"user": ROWS, "item": ROWS})
+    assert not trainer.predicts_clicks
+
+
+@pytest.mark.parametrize("arguments", [{}, {"task": "clicks"}])
+def test_more_classes_than_two_are_refused_by_name(arguments):
+    with pytest.raises(ValueError, match=r"labels are classes 0 to 4, and .*dlrm predicts clicks.*task=ratings"):
+        prepared(MODELS["dlrm"](**arguments), ({"id": np.arange(3)}, np.array([0, 4, 1])), {"id": 3}, batch=3)
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_labels_that_are_not_0_or_1_end_training_and_evaluation_by_name(weighed):
+    """Those of padding, which weigh nothing, may be anything."""
+    features, labels = {"id": np.arange(6) % 3}, np.float32([0, 1, 0, 4, 1, 4])
+    split = (features, labels, np.float32([1, 1, 1, 0, 1, 0])) if weighed else (features, labels)
+    strategy, state = prepared(MODELS["dlrm"](task="clicks"), split, {"id": 3}, split, batch=3, shuffle=False)
+    sums = strategy.run_train_steps(2).sums.read()
+    if weighed:
+        numerics.check_labels(sums, "here")
+        assert np.isfinite([sums["loss"].total, evaluate(strategy, state)["loss"]]).all()
+        return
+    assert np.isnan(sums["loss"].total)
+    assert numerics.first_nonfinite_variable(state) is None
+    with pytest.raises(numerics.LabelError, match=r"^here: auc: 2 labels are 4 on average, not 0 or 1"):
+        numerics.check_labels(sums, "here")
+    with pytest.raises(numerics.LabelError, match=r"^evaluation at step 2: auc: 2 labels are 4 on average"):
+        evaluate(strategy, state)
