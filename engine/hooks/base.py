@@ -7,6 +7,7 @@ due. Its own state, if it has any, goes into each checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -203,7 +204,7 @@ class _Every(Windowed):
         self._function = function
 
     def act(self, status: Status) -> None:
-        self._function(status, self.window.means())
+        self._function(status, {"loss": math.nan, **self.window.means()})
 
 
 class _EveryEpoch(_Every):
@@ -217,7 +218,8 @@ class _EveryEpoch(_Every):
 def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]) -> Hook:
     """Makes a user's hook: calls `function(status, metrics)` every so many steps, with the means since the last.
 
-    Raises ValueError for a period that is not 1 or more.
+    `loss` is always among them; it is nan where no step counted, since float16's loss scale skipped them all. Raises
+    ValueError for a period that is not 1 or more.
     """
     if isinstance(steps, numbers.Integral) and steps < 1:
         raise ValueError(f"every_steps({steps}, ...) is never called; use 1 or more, or leave the hook out")
@@ -225,5 +227,8 @@ def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]
 
 
 def every_epoch(function: Callable[[Status, dict[str, float]], None]) -> Hook:
-    """Makes a user's hook: calls `function(status, metrics)` at the end of each epoch, with the epoch's means."""
+    """Makes a user's hook: calls `function(status, metrics)` at the end of each epoch, with the epoch's means.
+
+    For `loss` see `every_steps`.
+    """
     return _EveryEpoch(function, 0, getattr(function, "__name__", "every_epoch"))

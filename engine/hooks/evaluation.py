@@ -8,8 +8,15 @@ import math
 from absl import logging
 
 from ..holdings import Holdings
+from ..metrics.means import values_by_name
+from ..state import TrainState
 from . import numerics
 from .base import Periodic, Status
+
+_CURE = (
+    "look in the evaluation data for inf, nan and numbers far larger than training's, lower the learning rate or set "
+    "clip_norm"
+)
 
 
 @contextlib.contextmanager
@@ -26,23 +33,28 @@ def averaged_weights(trainer):
         yield
 
 
-def evaluate(strategy, trainer) -> dict[str, float]:
+def evaluate(strategy, state: TrainState) -> dict[str, float]:
     """Computes the metrics' means over the whole evaluation set that is bound to the strategy, and waits for them.
 
-    Warns of those that are not finite.
+    Warns of those that are not finite, but for losses.
 
     Raises:
-      NonfiniteError: weights are not finite, which metrics may hide.
+      LabelError: labels are not what a metric takes.
+      NonfiniteError: a loss is not finite, or weights are not, which metrics may hide.
     """
-    numerics.check_weights(trainer, "evaluation")
-    with averaged_weights(trainer):
-        found = strategy.evaluate().means()
-    wrong = [f"{name} is {value}" for name, value in sorted(found.items()) if not math.isfinite(value)]
+    where = f"evaluation at step {state.step}"
+    numerics.check_weights(state.trainer, where)
+    with averaged_weights(state.trainer):
+        pairs = strategy.evaluate().values()
+    numerics.check_labels(pairs, where)
+    means = values_by_name(pairs)
+    wrong = [f"{name} is {value}" for name, value in sorted(means.items()) if not math.isfinite(value)]
+    line = f"{where}: {', '.join(wrong)}; {_CURE}"
+    if any(numerics.is_loss(name) and not math.isfinite(value) for name, value in means.items()):
+        raise numerics.NonfiniteError(line)
     if wrong and strategy.is_chief:
-        logging.warning(
-            "evaluation: %s; look at the evaluation data, lower the learning rate or set clip_norm", ", ".join(wrong)
-        )
-    return found
+        logging.warning("%s", line)
+    return means
 
 
 class Evaluation(Periodic):
@@ -62,7 +74,7 @@ class Evaluation(Periodic):
 
     def act(self, status: Status) -> None:
         if status.step != self.step:
-            self.result = evaluate(status.strategy, status.state.trainer)
+            self.result = evaluate(status.strategy, status.state)
             self.step = status.step
         status.evaluation = dict(self.result)
 

@@ -73,7 +73,7 @@ def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
 
 
 def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) -> None:
-    found = evaluation.evaluate(session.strategy, session.trainer)
+    found = evaluation.evaluate(session.strategy, session.state)
     session.say(f"evaluation at step {session.state.step}: {as_line(found)}")
     files.put("", session.state.step, lambda: event_values.scalars(found))
     if best:

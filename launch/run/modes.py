@@ -132,7 +132,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
         _warn_of_full_tables(tables)
     exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
     if session.evaluates and not exit_code:
-        result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.trainer)
+        result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.state)
         session.say(f"evaluation at step {state.step}: {as_line(result['eval'])}")
     if status.stop:
         result["stop"] = status.stop
@@ -310,7 +310,7 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     for manifest in reading.restored(session):
         if not results and session.trainer.given.vocabulary:
             fingerprints.warn_of_ids(session.config, manifest, session.checkpoints.about)
-        results[manifest.step] = evaluation.evaluate(session.strategy, session.trainer)
+        results[manifest.step] = evaluation.evaluate(session.strategy, session.state)
         session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
     result = result_of(session, eval=results[session.state.step])
     if len(results) > 1:

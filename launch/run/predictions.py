@@ -83,7 +83,7 @@ def evaluate(session: Session, split) -> dict[str, float]:
         feed = strategy.feed(split, session.config.eval_batch_size, None)
         strategy.bind(session.state, strategy.train_feed, feed)
         with closing_feeds(strategy):
-            return evaluation.evaluate(strategy, session.trainer)
+            return evaluation.evaluate(strategy, session.state)
 
 
 def _check_like(name: str, wanted, found) -> None:

@@ -162,16 +162,13 @@ def test_digits_are_learned_on_two_replicas_as_on_one(inside, tmp_path):
     assert found[1]["train"]["loss"] == pytest.approx(found[0]["train"]["loss"], rel=1e-5)
 
 
-def test_an_evaluation_that_is_not_finite_is_warned_of_and_null_in_the_result(inside, tmp_path):
-    steep = ("--optimizer=sgd", "--learning_rate=1e30", "--train_steps=1")
-    outcome = inside(*MLP, *steep, f"--run_dir={tmp_path}", f"--result_json={tmp_path}/all.json").ok()
-    for name in ("result.json", "all.json"):
-        found = json.loads((tmp_path / name).read_text(), parse_constant=pytest.fail)
-        assert found["eval"]["loss"] is None
-    assert outcome.err.count("evaluation: loss is nan; look at the evaluation data, lower the learning rate") == 1
-    again = inside(*MLP, *steep, f"--run_dir={tmp_path}").ok()
-    assert "this run is complete" in again.out
-    assert "evaluation at step 1: accuracy" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
+def test_an_evaluation_loss_that_is_not_finite_fails_a_run_and_an_evaluation_of_its_own(inside, tmp_path):
+    steep = (*MLP, "--optimizer=sgd", "--learning_rate=1e30", "--train_steps=1")
+    inside(*steep, "--mode=train", f"--run_dir={tmp_path}").ok()
+    for flags in (("--mode=eval", f"--run_dir={tmp_path}"), steep):
+        outcome = inside(*flags)
+        assert outcome.code == 1
+        assert "error: evaluation at step 1: loss is nan; look in the evaluation data for inf" in outcome.err
 
 
 def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allowed(inside, tmp_path):

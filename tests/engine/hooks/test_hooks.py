@@ -119,7 +119,7 @@ def test_evaluation_uses_the_weights_average_and_puts_the_weights_back_on_each_r
     run(bench, [], 7)
     before = bench.arrays()
     average = [shadow.numpy() for shadow in bench.trainer.optimizer.weight_average.shadows]
-    found = evaluate(bench.strategy, bench.trainer)
+    found = evaluate(bench.strategy, bench.state)
     for array, kept in zip(bench.arrays(), before, strict=True):
         np.testing.assert_array_equal(array, kept)
     with averaged_weights(bench.trainer):
@@ -269,6 +269,21 @@ def test_nan_that_relu_hides_from_the_loss_is_found_in_the_weights(mlp, hook, re
     with pytest.raises(NonfiniteError, match=r"variable \S*kernel is not finite; lower the learning rate"):
         run(bench, [hook()], 9)
     assert np.isfinite(bench.strategy.evaluate().means()["loss"])
+
+
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_evaluation_loss_that_is_not_finite_is_an_error_by_name(bench, on_nonfinite):
+    features, labels = data(seed=1)
+    features[3, 0, 0, 0] = np.inf
+    made = bench(Model(hidden_units=(8,)), data(), BATCH, num_classes=3, eval_source=(features, labels))
+    with pytest.raises(NonfiniteError, match=r"^evaluation at step 2: loss is nan; look in the eval"):
+        run(made, [Evaluation(2)], 4)
+
+
+def test_metrics_of_a_hook_have_a_loss_where_all_steps_were_skipped(mlp):
+    seen = []
+    run(mlp(data(scale=np.inf), on_nonfinite="skip"), [every_steps(1, lambda _, found: seen.append(found["loss"]))], 2)
+    assert np.isnan(seen).tolist() == [True, True]
 
 
 def test_moving_statistics_that_are_not_finite_are_found(bench):
