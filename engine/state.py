@@ -16,8 +16,9 @@ from .trainer import Trainer
 # no run continues unnoticed with other bits than it began with. Checkpoints that name none are of rules 1. Since 2
 # `data.order` mixes an epoch's key and shuffles in eight rounds; since 3 the bias corrections of averages, in Adam,
 # RMSprop and the weights' average, are no differences of float32 numbers; since 4 float16's losses are in the range of
-# means on replicas too; since 5 an AUC's buckets are by the logit; since 6 JPEGs are decoded by the accurate transform.
-RULES = 6
+# means on replicas too; since 5 an AUC's buckets are by the logit; since 6 JPEGs are decoded by the accurate transform;
+# since 7 the gain of an RMS normalisation does not decay, and fields of a table of any ids are told apart by a hash.
+RULES = 7
 
 
 class TrainState:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..engine import Mean, Trainer, mean
-from ..engine.layers.embeddings import Embedding
+from ..engine.layers.embeddings import Embedding, hashing
 from ..engine.metrics.means import auc, root_mean_square
 from ..engine.step import batches
 
@@ -96,11 +96,11 @@ class Tabular(Trainer):
         return self.hash_buckets or self.table_capacity or sum(field.rows for field in self.fields)
 
     def ids(self, features: dict) -> tf.Tensor:
-        """Returns the ids of examples, int64 [batch, fields]; no two fields share an id."""
-        number = len(self.fields)
+        """Returns the ids of examples, int64 [batch, fields]; no two fields share an id but by a chance of 2^-64."""
         if self.takes_any_id:
-            return self.columns(features) * number + tf.range(number, dtype=tf.int64)
-        return self.columns(features) + [sum(field.rows for field in self.fields[:i]) for i in range(number)]
+            return hashing.by_column(self.columns(features))
+        firsts = [sum(field.rows for field in self.fields[:i]) for i in range(len(self.fields))]
+        return self.columns(features) + firsts
 
     def columns(self, features: dict) -> tf.Tensor:
         """Returns each field's own ids, int64 [batch, fields]; those out of range are 0."""

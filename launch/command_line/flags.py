@@ -250,7 +250,7 @@ def _define_what_else_an_update_is() -> None:
     update(
         _string,
         "weight_decay_exclude",
-        "bias|gamma|beta",
+        "bias|gamma|beta|(gain|scale)$",
         "Variables whose path this finds are not decayed.",
         wants="a regular expression",
         rule=rules.regular_expression,

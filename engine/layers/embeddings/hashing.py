@@ -21,6 +21,11 @@ def mixed(ids: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(31, tf.uint64)))
 
 
+def by_column(ids: tf.Tensor) -> tf.Tensor:
+    """Hashes integers [n, columns] to int64 of that shape: no two of a column to the same, those of two by chance."""
+    return tf.bitcast(mixed(ids), tf.int64) + tf.range(ids.shape[1], dtype=tf.int64)
+
+
 def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
     """Hashes integers [n] to int64 [n, len(sizes)], the i-th below sizes[i], nearly independent of each other.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from absl import flags
@@ -26,6 +27,14 @@ def asked(*given, script: type | None = None) -> Config:
             flags.FLAGS[name].unparse()
         flags.FLAGS(["crankshaft train", *map(str, given)])
         return config.from_flags(script, False, {})
+
+
+def test_gains_of_normalisations_and_biases_do_not_decay_unless_that_is_said():
+    """Of layer and batch normalisation, of RMS normalisation here and in Keras."""
+    exclude = asked("--model=mlp", "--input=digits").weight_decay_exclude
+    paths = ("norm/gamma", "norm/beta", "block_0/attention_norm/gain", "rms_normalization/scale", "dense/bias")
+    assert all(re.search(exclude, path) for path in paths)
+    assert not any(re.search(exclude, path) for path in ("dense/kernel", "rescaled/kernel", "embedding"))
 
 
 @pytest.fixture

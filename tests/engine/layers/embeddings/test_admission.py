@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks.tensorboard.probe import Probe
-from crankshaft.engine.layers.embeddings import Embedding, zeros
+from crankshaft.engine.layers.embeddings import Embedding, hashing, zeros
 
 WIDTH = 3
 FAR = 2**40  # ids up to here
@@ -64,6 +64,16 @@ def test_an_id_is_counted_until_it_was_seen_often_enough():
     rows_of(made, [2, 2, 2])  # looked up, not trained on
     assert list(rows_of(made, [3, 3, 2], training=True) > 0) == [True, True, True]
     assert figures(made) == (3, 0)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_ids_of_several_fields_are_told_apart_at_the_ends_of_int64(columns):
+    """A product by the number of fields would make -2^63 the id 0."""
+    ids = np.array([-(2**63), -(2**63) + 1, -(2**63) + 2, -(2**62), 0, 1, 2**62, 2**63 - 1])
+    keys = hashing.by_column(tf.constant(np.repeat(ids[:, None], columns, 1)))
+    rows = rows_of(table(), tf.reshape(keys, [-1]), training=True)
+    assert len(set(rows)) == len(ids) * columns
+    assert rows.min() > 0
 
 
 def test_a_padding_id_is_not_counted_and_gets_no_row():
