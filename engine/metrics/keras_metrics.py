@@ -109,9 +109,11 @@ class KerasMetric:
                     self._metric.update_state(*_drawn(form, 1, random))
                 sums = all(self._adds_up(form, random) for _ in range(_TRIALS))
         except Exception as error:  # the metric's own code may raise anything
+            cure = "give it labels and predictions as its update_state takes them"
+            if any(not shape for _, shape in form):
+                cure += ", [batch, 1] rather than [batch] for most: labels[:, None] and predictions[:, None]"
             raise ValueError(
-                f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; give it labels "
-                "and predictions as its update_state takes them"
+                f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; {cure}"
             ) from error
         if not sums:
             raise ValueError(

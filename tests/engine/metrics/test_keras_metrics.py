@@ -152,6 +152,14 @@ def test_a_state_that_is_no_sum_is_refused(metric):
         tf.function(lambda: metric(tf.ones([4]), tf.ones([4])))()
 
 
+def test_a_metric_of_vectors_says_that_batches_of_one_column_work():
+    """F1Score takes no rank 1, as Keras says; what the message says instead does work."""
+    metric, labels, shares = KerasMetric(tf.keras.metrics.F1Score(threshold=0.5)), tf.ones([4]), tf.ones([4])
+    with pytest.raises(ValueError, match=r"\[batch, 1\] rather than \[batch\] .* labels\[:, None\]"):
+        tf.function(lambda: metric(labels, shares))()
+    tf.function(lambda: metric(labels[:, None], shares[:, None]))()
+
+
 def test_a_metric_that_its_batches_do_not_fit_is_named():
     metric = KerasMetric(tf.keras.metrics.F1Score())
     with pytest.raises(ValueError, match=r"Keras metric f1_score can't be tried on batches of float32 \[None\] and"):
