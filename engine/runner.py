@@ -6,13 +6,20 @@ import contextlib
 from collections.abc import Iterator
 
 import tensorflow as tf
+from absl import logging
 
 from . import randomness
 from .holdings import Holdings
+from .internals import graphs
 from .internals.variables import assign_local
 from .mesh.mesh import Mesh
 from .step.batches import check_weighed, only_if, with_stand_in
 from .step.context import StepContext
+
+_STAND_IN = (
+    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
+    "one example of zeros, which counts in nothing; leave it out there by its values"
+)
 
 
 class StepRunner:
@@ -50,6 +57,8 @@ class StepRunner:
                     "crankshaft.engine.layers.recomputed, so nothing would be computed again; call its blocks by that, "
                     "or leave it out"
                 )
+            if present is not None and (python := graphs.PYTHON & graphs.kinds(metrics["loss"].total.graph).keys()):
+                logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
             return only_if(self._counted(present), metrics), context
 
     def eval_step(self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, **known) -> dict:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from .tensorflow import function_graph
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+PYTHON = {"EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"}  # that show a batch to Python, or to people
 # Ops of `tf.random` that draw from a state of the process.
 STATEFUL_RANDOM = {
     "Multinomial",
