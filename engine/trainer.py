@@ -37,7 +37,6 @@ class Trainer(tf.Module):
 
     given = Given()
     reduction = Reduction()
-    _counts_checked = False
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -134,7 +133,7 @@ class Trainer(tf.Module):
         Computes them in the micro-batches and parts that `given.options` ask for. What layers add to the loss (Keras's
         regularizers and `add_loss`; not of layers that another step trains) is added to the mean over the global batch,
         once: here times this replica's count, which the division by the global count undoes. The metric `loss` is that
-        of `loss` alone, so that training and evaluation compare.
+        of `loss` alone; where layers add something, `loss_with_penalties` has it too, as Keras's loss does.
         """
         o = self.given.options
         loops = not step_context().mesh.is_cut  # layers that are cut sum over replicas
@@ -151,19 +150,18 @@ class Trainer(tf.Module):
         with tf.GradientTape() as tape, context.values.in_use(variables, tape) as sources:
             outputs = self._outputs_of(batches.features(batch), training=True)
             loss = self._loss_of(outputs, batch, training=True)
-            total = loss.total
-            if added := self._added_losses(variables):
-                total += loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added])
-            total = context.scaled(total)
+            whole = self._with_penalties(loss, variables)
+            total = context.scaled((whole or loss).total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
         gradients = tape.gradient(total, sources)
         check_reached(gradients, type(self).__name__)
         gradients = Gradients(gradients, divided_by=loss.count if alone else None)
-        return gradients, folded(self._with_metrics(loss, outputs, batch))
+        return gradients, folded(self._with_metrics(loss, whole, outputs, batch))
 
     def _metrics_of(self, batch) -> dict[str, Any]:
         outputs = self._outputs_of(batches.features(batch), training=False)
-        return self._with_metrics(self._loss_of(outputs, batch, training=False), outputs, batch)
+        loss = self._loss_of(outputs, batch, training=False)
+        return self._with_metrics(loss, self._with_penalties(loss, self.trainable_variables), outputs, batch)
 
     def _outputs_of(self, features, training: bool):
         """In float32 what layers compute in 16 bits: a loss would lose too much, small probabilities for one."""
@@ -175,15 +173,14 @@ class Trainer(tf.Module):
 
     def _loss_of(self, outputs, batch, training: bool) -> Mean:
         """Returns the loss, weighed by the examples' weights, once it is found to be over examples, not their pairs."""
-        if not self._counts_checked:
-            self._counts_checked = True
-            example_counts.check(self, outputs, batch)
         with batches.labels_as_numbers(batch, self):
             loss = (self.training_loss if training else self.loss)(outputs, batches.without_weights(batch))
-        weights = batches.fields(batch).weights
-        return as_loss(loss, f"{type(self).__name__}.loss", weights, check_values=self.given.options.debug)
+        where, weights = f"{type(self).__name__}.loss", batches.fields(batch).weights
+        example_counts.check(loss, where, outputs, batch)
+        return as_loss(loss, where, weights, check_values=self.given.options.debug)
 
-    def _added_losses(self, variables) -> list[tf.Tensor]:
+    def _with_penalties(self, loss: Mean, variables) -> Mean | None:
+        """Returns the loss and what layers add to it; None where they add nothing."""
         layers = keras.concerned(self._held.layers.values(), variables)
         # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
         if (added := keras.own_losses(layers)) and step_context().summed_midway:
@@ -192,11 +189,16 @@ class Trainer(tf.Module):
                 "statistics over replicas of one process; leave one of them out, or use a process for each replica "
                 "(`strategy`=multi_worker)"
             )
-        return [*added, *keras.regularization(layers)]
+        if not (added := [*added, *keras.regularization(layers)]):
+            return None
+        return Mean(loss.total + loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added]), loss.count)
 
-    def _with_metrics(self, loss: Mean, outputs, batch) -> dict[str, Any]:
-        found = self.metrics(outputs, batches.without_weights(batch))
-        return {"loss": loss, **checked(found, f"{type(self).__name__}.metrics", batches.fields(batch).weights)}
+    def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
+        found, where = self.metrics(outputs, batches.without_weights(batch)), f"{type(self).__name__}.metrics"
+        for name, pair in found.items() if isinstance(found, dict) else ():
+            example_counts.check(pair, f"{where}[{name!r}]", outputs, batch)
+        losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
+        return {**losses, **checked(found, where, batches.fields(batch).weights)}
 
     @property
     def _held(self) -> Holdings:

@@ -18,8 +18,6 @@ from absl import logging
 
 from . import ranking
 
-SUM_OF_VALUES = "sum_of_values"  # names the op by which `mean` sums: `engine.step.example_counts` looks for it
-
 
 class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
     """The base of all kinds of pairs: a sum and a count.
@@ -28,10 +26,12 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
       weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where the
         examples' values are not known.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
+      shape: of the values that `mean` summed; None of others.
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
+    shape: tf.TensorShape | None = None
 
     def mistake(self) -> str | None:
         """Returns what is wrong with what was summed, if it makes the value wrong. Host code."""
@@ -113,7 +113,7 @@ class KerasSums(Pair):
 # Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
 _KINDS = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
 _VECTORS = (Auc, KerasSums)
-_ENGINES = ("loss", "gradient_norm", "skipped")  # names of metrics that are the engine's
+_ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # names of metrics that are the engine's
 _ONE_NUMBER = (
     "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
     "one value an example (Keras losses: reduction=None), or say crankshaft.Mean(number, 1.0) if that is what is meant"
@@ -143,12 +143,12 @@ def mean(values, weights=None) -> Mean:
     if weights is None:
         if values.shape.rank == 0:
             logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
-        pair = Mean(tf.reduce_sum(values, name=SUM_OF_VALUES), tf.cast(tf.size(values), tf.float32))
-        return weighable(pair, weigh)
+        pair = Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
+        return weighable(pair, weigh, shape=values.shape)
     given = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # An entry without weight may be anything, NaN too: padding often is.
-    pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, given), name=SUM_OF_VALUES), tf.reduce_sum(given))
-    return weighable(pair, weigh, has_weights=True)
+    pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, given)), tf.reduce_sum(given))
+    return weighable(pair, weigh, has_weights=True, shape=values.shape)
 
 
 def root_mean_square(values, weights=None) -> RootMean:
@@ -162,7 +162,7 @@ def exp_mean(values, weights=None) -> ExpMean:
 
 
 def _of_kind(kind: type[Mean], pair: Mean):
-    return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
+    return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights, pair.shape)
 
 
 def auc(labels, logits, weights=None) -> Auc:
@@ -202,12 +202,12 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     def weigh(examples):
         return Mean(pair.weigh(factors * examples).total, pair.weigh(examples).count)
 
-    return weighable(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights)
+    return weighable(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights, pair.shape)
 
 
-def weighable(pair, weigh, has_weights: bool = False):
-    """Sets how the pair is made anew with weights, see `Pair`, and returns it."""
-    pair.weigh, pair.has_weights = weigh, has_weights
+def weighable(pair, weigh, has_weights: bool = False, shape: tf.TensorShape | None = None):
+    """Sets how the pair is made again with weights, and of what, see `Pair`, and returns it."""
+    pair.weigh, pair.has_weights, pair.shape = weigh, has_weights, shape
     return pair
 
 

@@ -9,6 +9,7 @@ from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_c
 from crankshaft.engine.build import prepare
 from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.layers.embeddings import Embedding
+from crankshaft.engine.metrics.means import root_mean_square
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -119,6 +120,42 @@ def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, trainer, rep
     np.testing.assert_allclose(kernel - by_name["kernel"][:, 0], gradient, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(1 - by_name["weight"], 0.3 * np.mean(features**2), rtol=1e-5)
     np.testing.assert_allclose(values["loss"], [np.sum(wrong**2), 7], rtol=1e-5)  # of the data alone
+    penalties = 0.1 * np.sum(kernel**2) + 0.3 * np.mean(features**2)
+    np.testing.assert_allclose(values["loss_with_penalties"], [np.sum(wrong**2) + 7 * penalties, 7], rtol=1e-5)
+
+
+def test_an_evaluation_shows_the_loss_with_penalties_too(bench):
+    source = np.ones((6, 3), np.float32), np.zeros(6, np.int32)
+    made = bench(Penalised(), source, 4, eval_source=source)
+    found = made.strategy.evaluate().means()
+    assert found["loss_with_penalties"] == pytest.approx(found["loss"] + 0.1 * 3 * 0.25 + 0.3)
+
+
+@pytest.mark.parametrize("where", ["loss", "metrics"])
+def test_values_of_pairs_of_examples_are_refused_by_shape(bench, where):
+    """Labels [n] and outputs [n, 1]; a batch's size is not known in the stream of an open one."""
+
+    class Pairs(Linear):
+        def loss(self, outputs, batch):
+            return mean(tf.square(outputs - batch[1] if where == "loss" else outputs[:, 0] - batch[1]))
+
+        def metrics(self, outputs, batch):
+            return {"error": root_mean_square(outputs - batch[1])}
+
+    arrays = np.ones((6, 3), np.float32), np.zeros(6, np.float32)
+    message = r"Pairs\.(loss|metrics\['error'\]): crankshaft.mean was given \[n, n\] .*outputs are \[n, 1\]"
+    for source in (arrays, tf.data.Dataset.from_tensor_slices(arrays)):
+        with pytest.raises(ValueError, match=message):
+            bench(Pairs(), source, 4).train(1)
+
+
+def test_tokens_as_many_as_examples_are_no_pairs_of_them(bench):
+    class Tokens(Linear):
+        def loss(self, outputs, batch):
+            return mean(tf.square(batch[0] - batch[1]) + outputs)
+
+    made = bench(Tokens(), (np.ones((4, 4), np.float32), np.zeros((4, 4), np.float32)), 4)
+    assert made.train(1)["loss"][1] == 16
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -134,6 +171,19 @@ def test_loss_and_metrics_get_outputs_in_float32(bench, precision):
     made = bench(Precise(), source, 4, precision=precision, eval_source=source)
     assert made.train(1)["error"][1] == 4
     assert made.strategy.evaluate().means().keys() == {"loss", "error"}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_python_in_a_step_is_told_that_it_may_see_what_stands_in_for_examples(bench, caplog, monkeypatch, replicas):
+    class Printing(Linear):
+        def loss(self, outputs, batch):
+            tf.print(batch[1], output_stream=logging.info)
+            return super().loss(outputs, batch)
+
+    monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *given: logging.log(level, message, *given))
+    stream = tf.data.Dataset.from_tensor_slices((np.ones((5, 3), np.float32), np.zeros(5, np.int32)))
+    bench(Printing(), stream, 4, replicas).train(2)
+    assert ("shows it one example of zeros" in caplog.text) == (replicas > 1)
 
 
 @pytest.mark.parametrize("is_stateless", [False, True])
