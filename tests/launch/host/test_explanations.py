@@ -53,7 +53,8 @@ def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypat
         assert f"{tmp_path}/result.json" in line
         assert line.endswith("; this process may have 1,000 bytes in a file (ulimit -f); raise that, or use less")
     code, line = explained(files.write_text, "/dev/full", "x" * 99999)
-    assert "No space left on device: '/dev/full'" in line
+    assert "/dev/full" in line
+    assert "No space left on device" in line
     assert line.endswith("; free space on its disk, or name a folder on another")
     for full in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a.npy"), None):
         code, line = explanations.explain(full) if full else explained(tf.io.write_file, "/dev/full", "x" * 99999)
