@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.checkpoints import manifest as manifests
 from tests import runs
 from tests.launch.conftest import DIGITS, MLP
 from tests.waiting import PATIENCE
@@ -129,12 +130,14 @@ def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_
 def test_eval_by_one_process_of_what_others_have_trained(digits_run, inside, tmp_path, flag, values):
     """What only they had use for, or wrote to, is left out; a number of devices belongs to its strategy."""
     shutil.copytree(digits_run[0], tmp_path / "run")
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    config["flags"] |= {flag: values, "num_virtual_devices": 2 if values == "mirrored" else 0}
-    if flag in config["deciding"]:
-        config["deciding"][flag] = values
-    path.write_text(json.dumps(config))
+    kept = [tmp_path / "run" / "config.json", *(tmp_path / "run" / "checkpoints").glob("*.manifest.json")]
+    for path in kept:
+        record = json.loads(path.read_text())
+        config = record.get("about", record)
+        config["flags"] |= {flag: values, "num_virtual_devices": 2 if values == "mirrored" else 0}
+        if flag in config["deciding"]:
+            config["deciding"][flag] = values
+        path.write_text(json.dumps(record if record is config else manifests.sealed(record)))
     inside(
         "--mode=eval", f"--run_dir={tmp_path}/run", *(["--strategy=one_device"] if values == "mirrored" else [])
     ).ok()
