@@ -76,7 +76,7 @@ def loaded(data_dir, **arguments):
 
 def test_classes_are_folders_in_the_order_of_their_names(folder):
     found = loaded(folder, augment=False)
-    assert (found.num_classes, found.eval, len(found.train)) == (3, None, 12)
+    assert (found.num_classes, found.classes, found.eval, len(found.train)) == (3, ("a", "b", "c"), None, 12)
     features, labels = examples(found.train)
     assert features.shape == (12, 16, 16, 3)
     assert features.dtype == np.float32
@@ -175,7 +175,7 @@ def test_a_list_names_files_and_numbers(tmp_path, lines):
     write(tmp_path / "in" / "b c.png", png(2))
     (tmp_path / "list.csv").write_text(lines, encoding="utf-8")
     found = loaded(tmp_path / "list.csv", augment=False)
-    assert (found.num_classes, examples(found.train)[1].tolist()) == (8, [7, 2])
+    assert (found.num_classes, found.classes, examples(found.train)[1].tolist()) == (8, None, [7, 2])
 
 
 def test_a_list_of_names_numbers_them_in_their_order(tmp_path):
