@@ -73,7 +73,7 @@ def planted_auc(
     No model can do better except by luck. Arguments and errors as for `load`.
     """
     (_, labels), logits = _draw(_EVAL, eval_examples, seed, fields, rows, exponent, signal, noise)
-    return auc(logits, labels)
+    return auc(labels, logits)
 
 
 def _draw(

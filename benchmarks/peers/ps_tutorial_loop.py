@@ -56,7 +56,7 @@ class Task:
         outputs = np.concatenate([self.model(batch, training=False) for batch in batches])
         loss = float(np.mean(self.losses(y[:, None] if self.clicks else y, outputs)))
         if self.clicks:
-            return {"loss": loss, "auc": auc(outputs[:, 0], y)}
+            return {"loss": loss, "auc": auc(y, outputs[:, 0])}
         return {"loss": loss, "accuracy": float(np.mean(outputs.argmax(-1) == y))}
 
 

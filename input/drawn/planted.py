@@ -41,7 +41,7 @@ def clicks(evens: np.ndarray, logits: np.ndarray, noise: float) -> np.ndarray:
     return (evens < probabilities).astype(np.float32)
 
 
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     """Computes the area under the ROC curve: how often a click scores above a non-click; equal scores count half.
 
     Uses ranks (Mann, Whitney 1947); NaN where all labels are equal.

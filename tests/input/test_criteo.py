@@ -51,7 +51,7 @@ def test_fields_become_logarithms_ids_and_labels(load):
     np.testing.assert_allclose(dense[1:, 0], [0, 62 * np.log(2)], rtol=1e-6)
     assert (categories[0] > 0).nonzero()[0].tolist() == [0, 25]
     assert not categories[1:].any()
-    assert splits.num_classes is None
+    assert splits.num_classes == 2
     assert splits.vocabulary == {"categories": 1000}
 
 

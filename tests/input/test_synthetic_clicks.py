@@ -41,7 +41,7 @@ def test_defaults_have_the_documented_shapes_and_some_clicks():
     assert (ids.min(), ids.max()) == (1, 499)
     assert set(labels) == {0.0, 1.0}
     assert 0.1 < labels.mean() < 0.6
-    assert splits.num_classes is None
+    assert splits.num_classes == 2
     assert splits.vocabulary == {"categories": 500}
 
 
@@ -93,7 +93,7 @@ def test_a_logistic_model_comes_within_a_hundredth_of_the_planted_auc_and_not_ab
     shape = {"fields": 4, "rows": 100, "eval_examples": 50_000, "noise": noise}
     splits = load(examples=100_000, **shape)
     planted = synthetic_clicks.planted_auc(0, **shape)
-    learnt = auc(logistic_regression(splits), splits.eval[1])
+    learnt = auc(splits.eval[1], logistic_regression(splits))
     # The AUC of 50,000 examples has a standard error of 0.002, but both are of the same examples.
     assert planted - 0.01 < learnt < planted + 0.002
     assert planted > 0.7
@@ -108,8 +108,8 @@ def test_auc_counts_pairs_and_halves_ties():
     rng = np.random.default_rng(0)
     scores, labels = rng.integers(0, 6, 200), rng.integers(0, 2, 200)
     clicked, others = scores[labels == 1][:, None], scores[labels == 0]
-    assert auc(scores, labels) == pytest.approx(((clicked > others) + 0.5 * (clicked == others)).mean(), abs=1e-12)
-    assert np.isnan(auc(scores, np.ones(200)))
+    assert auc(labels, scores) == pytest.approx(((clicked > others) + 0.5 * (clicked == others)).mean(), abs=1e-12)
+    assert np.isnan(auc(np.ones(200), scores))
 
 
 def test_the_hash_is_splitmix64():
