@@ -7,6 +7,7 @@ import signal
 import sys
 
 from ..engine.internals.errors import one_line
+from . import terminal
 
 EXIT_FAILED = 1  # the run failed: not finite, a write that failed
 EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
@@ -43,5 +44,5 @@ def signal_name(number: int) -> str:
 
 def fail(code: int, line: str) -> int:
     """Prints what went wrong as one line, and returns the exit code."""
-    print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
+    print(terminal.fitted(f"error: {one_line(line)}", sys.stderr), file=sys.stderr, flush=True)
     return code

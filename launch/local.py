@@ -1,8 +1,8 @@
 """Run a whole cluster on this machine, one process a worker, for example
 
-  crankshaft local --workers=2 -- --model=mlp --input=digits --run_dir=runs/first
+  crankshaft local --workers=2 -- --model=mlp --input=digits --run_dir=runs/mlp
   crankshaft local --workers=2 -- my_script.py --run_dir=runs/first
-  crankshaft local --workers=2 --ps=2 --evaluator -- --model=mlp --input=digits --run_dir=runs/first
+  crankshaft local --ps=2 -- --model=mlp --input=digits --run_dir=runs/servers
 
 What stands after -- are flags of crankshaft train, or a script that calls `train.main` and its flags. Every worker gets
 TF_CONFIG, its share of the cores, and a GPU of its own where there are enough; its output is shown with its name, and
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
+from ..engine.internals.errors import counted
 from ..engine.machine import cpus
 from . import errors, explanations
 from .benchmark import program, turns
@@ -217,7 +218,7 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
     found, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
     if len(workers) > gpus and not FLAGS.ps:
         print(
-            f"[local] {len(workers)} workers and {gpus} GPU{'s' * (gpus > 1)}: all compute on the CPU; use "
+            f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
             f"--workers={gpus} for one each",
             file=sys.stderr,
             flush=True,

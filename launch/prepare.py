@@ -3,7 +3,7 @@
 For example:
 
   crankshaft prepare --input=digits --output_dir=shards/digits
-  crankshaft prepare --input=csv --data_dir=logs/*.csv --output_dir=shards/logs --shards=64 --format=array_record
+  crankshaft prepare --input=csv --data_dir=logs/*.csv --output_dir=shards/logs
   crankshaft train --model=mlp --input=tfrecord --data_dir=shards/digits
 
 Examples keep their order, types and values, so a run on the shards trains as one on the input itself does. A call that

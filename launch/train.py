@@ -23,7 +23,7 @@ from absl import flags, logging
 
 from ..engine.data.source import StuckStreamError
 from ..engine.machine import allocator
-from . import errors, explanations
+from . import errors, explanations, terminal
 from .benchmark import baseline, program, turns
 from .cluster import servers, tf_config
 from .command_line import checks, config, given, help, own_files, rules
@@ -66,6 +66,7 @@ def main(
         a run_dir is not resumed.
     """
     process.open_closed_streams()
+    terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
         code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks, may_change)
         output.flush()
@@ -301,7 +302,7 @@ def _write_result(asked: config.Config, result: dict) -> None:
 
 
 def _say_where(asked: config.Config) -> None:
-    if asked.writes_run:
+    if asked.writes_run and asked.progress != "off":
         run_dir = asked.given_run_dir
         board = os.path.join(run_dir, "tensorboard")
         print(f"The run's files: {run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from absl import logging
 
 from ..holdings import Holdings
+from ..internals.errors import counted
 from ..metrics.means import Sums, names_of
 from .base import Periodic, Status
 
@@ -164,7 +165,7 @@ class EarlyStopping(Patient):
     def act_on_plateau(self, status: Status) -> None:
         best = "never a number" if self.best is None else f"best {self.best:.6g}"
         status.stop = status.stop or (
-            f"{self.monitor} has not improved for {self.waited} evaluations ({best}); "
+            f"{self.monitor} has not improved for {counted(self.waited, 'evaluation')} ({best}); "
             f"a higher early-stopping patience than {self.patience} goes on"
         )
 

@@ -1,4 +1,4 @@
-"""Shortens an exception to one line, and frees what it holds. Host code."""
+"""Words for people: an exception in one line, a number and its noun; frees what an exception holds. Host code."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ _LONGEST_WORD = 300  # characters
 def visible(text: str) -> str:
     r"""Escapes everything in a text that would act on a terminal: \\x1b for the beginning of a terminal's command."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns "1 step", "2,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def one_line(text: str) -> str:

@@ -236,6 +236,12 @@ def from_flags(
                 "leave the evaluator out"
             )
         values["mode"] = "train"
+    if trainer_class is None and not has_data and values["model"] is values["input"] is None:
+        models, inputs = (", ".join(sorted(known)) for known in (registry.models(), registry.inputs()))
+        raise UsageError(
+            "--model and --input are not given; use e.g. --model=mlp --input=digits: there are the models "
+            f"{models}, and the inputs {inputs}"
+        )
     model = _model(values["model"], trainer_class)
     data = None
     if not has_data or values["input"]:

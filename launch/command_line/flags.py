@@ -28,9 +28,9 @@ _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 _LOCAL_SGD = ("sync_every_steps",)
 
 ESSENTIAL = (
-    "mode model model_arg input input_arg data_dir run_dir strategy num_virtual_devices train_steps train_epochs "
-    "global_batch_size optimizer learning_rate learning_rate_schedule precision jit eval_every_steps "
-    "checkpoint_every_steps result_json"
+    "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
+    "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
+    "eval_every_steps checkpoint_every_steps early_stopping_patience restore_best result_json"
 ).split()
 
 
@@ -339,7 +339,8 @@ def _define_when() -> None:
 
 def _define_what_is_shown() -> None:
     show = group("What is shown and checked")
-    show(_enum, "progress", "auto", "Live bar, plain lines, or none.", enum_values=("auto", "bar", "plain", "off"))
+    modes = ("auto", "bar", "plain", "off")
+    show(_enum, "progress", "auto", "Live bar, plain lines, or off: nothing of a run.", enum_values=modes)
     show(_boolean, "debug", False, "Check shapes and labels in each step; full tracebacks.")
     show(
         _integer,

@@ -6,13 +6,12 @@ import ast
 import os
 import pathlib
 import re
-import shutil
 import sys
-import textwrap
 from typing import NoReturn
 
 from absl import flags
 
+from .. import terminal
 from . import registry
 from .flags import ESSENTIAL, GROUPS, HELP
 
@@ -26,7 +25,7 @@ def doc_of(module: str) -> str:
 
 def help_text(program: str, doc: str, own: list[str]) -> str:
     """Lists all flags, by group, with their defaults; `own` are those that the user's script defined."""
-    parts = [doc.strip(), "", f"usage: {program} [flags]"]
+    parts = [introduction(doc), "", f"usage: {program} [flags]"]
     groups = {"This script": own, **GROUPS} if own else GROUPS
     for title, names in groups.items():
         parts += ["", f"{title}:"]
@@ -65,12 +64,13 @@ def as_given(value) -> str:
 
 
 def short_help_text(program: str, doc: str) -> str:
-    """Lists the flags that most runs use; fits a screen of 24 lines by 80 columns."""
+    """Lists the flags that most runs use: in a terminal as wide as it is, elsewhere a line a flag."""
     title = doc.strip().splitlines()[0].split(", for example")[0]
-    lines = [textwrap.shorten(title, 79), f"usage: {program} [flags]   (--help: all flags)"]
+    column = max(map(len, ESSENTIAL)) + 6
+    lines = [title, f"usage: {program} [flags]   (--help: all flags)"]
     for name in ESSENTIAL:
-        about = re.split(r"(?<!e\.g)\. |;| \(", HELP[name])[0].rstrip(".")
-        lines.append(f"  --{name:<24} {textwrap.shorten(about, 50, placeholder=' ...')}")
+        parts = terminal.wrapped(HELP[name], _columns() - column) if sys.stdout.isatty() else [HELP[name]]
+        lines.append(f"  --{name}".ljust(column) + f"\n{' ' * column}".join(parts))
     return "\n".join(lines)
 
 
@@ -89,6 +89,15 @@ def about(flag: flags.Flag) -> str:
 
 def described(usage: str, about: str) -> str:
     """Formats a flag and its description as --help shows it."""
-    width = min(110, shutil.get_terminal_size().columns)
-    lines = textwrap.wrap(about, width - 8)
-    return "\n".join([f"  {usage}", *(f"        {line}" for line in lines)])
+    return "\n".join([f"  {usage}", *(f"        {line}" for line in terminal.wrapped(about, _columns() - 8))])
+
+
+def introduction(doc: str) -> str:
+    """Formats what --help begins with: paragraphs are wrapped, lines that begin with a space stay."""
+    parts = doc.strip().split("\n\n")
+    wrapped = (part if part[0] == " " else "\n".join(terminal.wrapped(part, _columns())) for part in parts)
+    return "\n\n".join(wrapped)
+
+
+def _columns() -> int:
+    return min(110, terminal.columns())

@@ -36,7 +36,8 @@ def read(
       UsageError: a flag is unknown or its value wrong, or a word is no flag.
     """
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        help.show("\n".join([doc.strip(), "", f"usage: {usage}", "", *(_described(values[name]) for name in values)]))
+        parts = [help.introduction(doc), "", f"usage: {usage}", ""]
+        help.show("\n".join([*parts, *(_described(values[name]) for name in values)]))
     try:
         rest = values([argv[0], *given.without_flagfiles(argv[1:])])[1:]
     except flags.UnrecognizedFlagError as error:

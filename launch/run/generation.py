@@ -14,6 +14,7 @@ from ...engine.generation import Generates
 from ...engine.generation import generate as tokens_after
 from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
+from ...engine.internals.errors import counted
 from ...engine.strategies.base import Strategy
 from ...input.files import tokens as kinds
 from ...input.splits import InputError, Splits
@@ -63,7 +64,7 @@ def generate(session: Session) -> tuple[dict[str, Any], int]:
     rate = (len(made) - 1) / (times[-1] - times[first]) if len(made) > 1 else None
     if strategy.is_chief:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
-        print(f"{len(made):,} tokens{speed}{ended}", file=sys.stderr)
+        print(f"{counted(len(made), 'token')}{speed}{ended}", file=sys.stderr)
     generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
     return {**modes.result_of(session), "checkpoint": taken, "generated": generated}, 0
 
@@ -172,7 +173,8 @@ def _check_tokens(session: Session, manifest: Manifest) -> None:
 
 def _first_line(session: Session, taken: str, read: int) -> str:
     config, context = session.config, _model(session).context
-    text = f"{config.model_entry.name}: step {session.state.step}, {taken}; {session.strategy.num_replicas} replica(s)"
+    text = f"{config.model_entry.name}: step {session.state.step}, {taken}; "
+    text += counted(session.strategy.num_replicas, "replica")
     if read > context:
         text += f"\nthe prompt's last {context:,} tokens of {read:,} are read: the model looks at no more"
     if read + config.tokens - 1 > context:

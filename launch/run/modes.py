@@ -21,6 +21,7 @@ from ...engine.hooks.stragglers import Stragglers
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
+from ...engine.internals.errors import counted
 from ...engine.state import RULES
 from ..command_line import config as configs
 from ..command_line.config import Config
@@ -103,7 +104,7 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if config.writes_run:  # not before: a run that cannot be resumed stays what it is
         write_of_run(config.run_dir, configs.FILE_NAME, config.about())
         weights.write(session, config.run_dir)
-    if config.is_chief:
+    if session.speaks:
         held = Holdings(session.trainer)
         print_model_summary(held.models, tables=list(held.tables.values()))
     session.say(_first_line(session, manifest))
@@ -350,8 +351,9 @@ def as_line(metrics: Mapping[str, float]) -> str:
 def _first_line(session: Session, manifest: Manifest | None) -> str:
     config, order, where = session.config, session.strategy.train_order, session.strategy.describe()
     text = (
-        f"{config.model_entry.name}: {order.num_examples:,} examples, {order.steps_per_epoch:,} steps an epoch of "
-        f"{order.batch_size}, {session.train_steps:,} steps; {where['name']}, {where['replicas']} replica(s)"
+        f"{config.model_entry.name}: {counted(order.num_examples, 'example')}, "
+        f"{counted(order.steps_per_epoch, 'step')} an epoch of {order.batch_size}, "
+        f"{counted(session.train_steps, 'step')}; {where['name']}, {counted(where['replicas'], 'replica')}"
     )
     if manifest is None:
         return text

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +20,13 @@ from rich.progress import Progress as RichProgress
 from ...engine.hooks import Hook, Status
 from ...engine.mesh import cuts
 from ...engine.metrics.means import Sums
+from .. import terminal
 
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
 _LEAST_BAR = 1  # columns
+_SUMMARY_COLUMNS = 100
+_ENDS = dict(zip("┳╇┃│┼┴", "┓┩┃│┤┘", strict=True))  # of a table's inner borders
 
 
 class Progress(Hook):
@@ -94,7 +99,7 @@ class Progress(Hook):
         if self._bar is not None:
             self._bar.say(line)
         else:
-            print(line, file=self._file, flush=True)
+            print(terminal.fitted(line, self._file), file=self._file, flush=True)
 
 
 class Bar:
@@ -236,7 +241,7 @@ def _in_notebook(file) -> bool:
 
 
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
-    """Prints Keras's summary of each model, as wide as the terminal allows, and a line for each embedding.
+    """Prints Keras's summary of each model, as wide as the terminal, and a line for each embedding.
 
     Of a model that is cut over a mesh the summary counts what each replica has; a line says how many there are in all.
 
@@ -246,15 +251,52 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
       tables: `engine.layers.embeddings.Embedding`s, built.
     """
     file = file or sys.stdout
-    width = min(Console(file=file).width, 100)
+    width, most = _SUMMARY_COLUMNS, math.inf
+    if file.isatty():
+        width = most = min(terminal.columns(), _SUMMARY_COLUMNS)
     for model in models:
-        model.summary(line_length=width, print_fn=lambda line, **_: print(line, file=file, flush=True))
+        print(_summary(model, width, most), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
         if (whole := sum(map(cuts.size, model.variables))) != held:
             print(f"Of {whole:,} parameters in all each replica has these {held:,}.", file=file, flush=True)
     for table in tables:
         size = f"{table.rows:,} rows x {table.width}, {4e-6 * table.rows * table.width:,.1f} MB"
         print(f"Embedding: {table.name!r}, {size}, shards: {len(table.shards)}", file=file, flush=True)
+
+
+def _summary(model, width: int, most: float) -> str:
+    """Returns Keras's summary of a model; where it would cut words, with columns that are as wide as these need.
+
+    Then it may have `most` columns.
+    """
+    lines = _summary_lines(model, width)
+    if not any("…" in line for line in lines):
+        return "\n".join(lines)
+    names = max(len(layer.name) for layer in model.layers)
+    kinds = max(len(f"({type(layer).__name__})") for layer in model.layers)
+    counts = max(len(f"{layer.count_params():,}") for layer in model.layers if layer.built)
+    # Layer, output shape, parameters, connected to; each has a border and two spaces. The last is left out where it
+    # does not fit, and the shape has what is left.
+    widths = [max(names, kinds), len("Output Shape"), max(counts, len("Param #")), names + len("[0][0],")]
+    shown = 4 if sum(widths) + 13 <= most else 3
+    widths[1] += max(0, width - sum(widths[:shown]) - 3 * shown - 1)
+    total = sum(widths) + 13
+    lines = _summary_lines(model, total, [(end + 0.5) / total for end in itertools.accumulate(widths)])
+    if shown == 3:
+        end = sum(widths[:3]) + 9
+        lines = [line[:end] + _ENDS[line[end]] if line[end : end + 1] in [*_ENDS] else line for line in lines]
+    return "\n".join(lines)
+
+
+def _summary_lines(model, width: int, column_ends: list[float] | None = None) -> list[str]:
+    texts: list[str] = []
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)  # Keras cuts off what is wider, though it was asked for it
+    try:
+        model.summary(width, column_ends, lambda text, **_: texts.append(text))
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    return "".join(texts).rstrip("\n").split("\n")
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -41,6 +42,7 @@ from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ...input.splits import Splits
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
+from .. import terminal
 from ..command_line import checks, registry, rules
 from ..command_line.config import Config, whole_periods
 from ..command_line.values import plain, short
@@ -106,10 +108,15 @@ class Session:
         """The period of what is due each epoch: the epoch's steps, rounded up to whole sync periods."""
         return whole_periods(self.strategy.train_order.steps_per_epoch, self.config.sync_every_steps)
 
+    @property
+    def speaks(self) -> bool:
+        """Whether what the run does is printed: on the chief alone, and not with --progress=off."""
+        return self.strategy.is_chief and self.config.progress != "off"
+
     def say(self, text: str) -> None:
-        """Prints a line, on the chief alone."""
-        if self.strategy.is_chief:
-            print(text, flush=True)
+        """Prints a line, where the run `speaks`."""
+        if self.speaks:
+            print(terminal.fitted(text, sys.stdout), flush=True)
 
 
 def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Strategy:

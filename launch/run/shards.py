@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...engine.data.split import num_examples
+from ...engine.internals.errors import counted
 from ...input.records import features, shard_writing
 from ...input.records.shard_writing import Shard, ShardRequest
 from ..command_line import own_files
@@ -58,8 +59,8 @@ def prepare(asked: ShardRequest, processes: int, say: Callable[[str], None]) -> 
             kept[file] = found
             note(file, found)
         _finish(asked, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
-    counts = [f"{num_examples(split):,} examples in {_count(planned, name)}" for name, split in loaded.by_name.items()]
-    return f"{asked.output_dir} has {' and '.join(counts)}"
+    parts = [_described(planned, name, num_examples(split)) for name, split in loaded.by_name.items()]
+    return f"{asked.output_dir} has {' and '.join(parts)}"
 
 
 def _sweep(folder: str) -> None:
@@ -69,9 +70,9 @@ def _sweep(folder: str) -> None:
             os.remove(os.path.join(folder, name))
 
 
-def _count(planned: list[Shard], split: str) -> str:
+def _described(planned: list[Shard], split: str, examples: int) -> str:
     shards = sum(shard.split == split for shard in planned)
-    return f"{shards} shard{'s' * (shards > 1)} of {split}"
+    return f"{counted(examples, 'example')} in {counted(shards, 'shard')} of {split}"
 
 
 def _planned(asked: ShardRequest, loaded: Loaded) -> list[Shard]:

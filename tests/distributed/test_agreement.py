@@ -27,7 +27,7 @@ def data():
 
 train.main(Line, data=data)
 """
-FLAGS = ("--strategy=multi_worker", "--train_steps=4", "--mode=train", "--progress=off", "--global_batch_size=8")
+FLAGS = ("--strategy=multi_worker", "--train_steps=4", "--mode=train", "--progress=plain", "--global_batch_size=8")
 
 
 @pytest.mark.parametrize(

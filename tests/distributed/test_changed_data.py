@@ -39,7 +39,7 @@ def script(tmp_path):
 
 @pytest.mark.slow
 def test_the_chiefs_data_decides_for_all(local, script, tmp_path):
-    run = (script, "--global_batch_size=8", "--progress=off", "--step_timeout_seconds=20")
+    run = (script, "--global_batch_size=8", "--progress=plain", "--step_timeout_seconds=20")
     first = local(2, *run, "--train_steps=4", run_dir=tmp_path / "run").ok()
     assert manifests(first.run_dir)[-1]["about"]["data"]["train"]["examples"] == 40
     # A worker that evaluated alone would wait for the other in vain.

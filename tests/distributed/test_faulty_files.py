@@ -59,7 +59,7 @@ def outputs(start_workers, tmp_path):
         script = tmp_path / "records.py"
         script.write_text(textwrap.dedent(SCRIPT).replace("FAULT", fault))
         common = ("--strategy=multi_worker", "--train_steps=1000000", "--global_batch_size=8", "--resident_data_mb=0")
-        workers = start_workers(2, script, *common, "--steps_per_loop=2", "--jit=off", "--progress=off", *flags)
+        workers = start_workers(2, script, *common, "--steps_per_loop=2", "--jit=off", "--progress=plain", *flags)
         return workers.wait(), [workers.output(worker) for worker in range(2)]
 
     return run

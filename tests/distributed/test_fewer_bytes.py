@@ -7,7 +7,7 @@ import pytest
 from tests.runs import assert_equal_bits, newest, tensors
 
 MLP = ("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3")
-RUN = (*MLP, "--input=digits", "--train_steps=400", "--steps_per_loop=3", "--progress=off")
+RUN = (*MLP, "--input=digits", "--train_steps=400", "--steps_per_loop=3", "--progress=plain")
 OFTEN = ("--eval_every_steps=200", "--checkpoint_every_steps=16")
 # What is asked for, and an entry of the checkpoint that has a row for each worker.
 WAYS = {

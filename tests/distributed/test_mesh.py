@@ -13,7 +13,7 @@ RUN = (
     *("--model=transformer_lm", "--model_arg=layers=2", "--model_arg=width=32", "--model_arg=heads=4", "--seed=1"),
     *("--input=text", "--input_arg=context=32", "--global_batch_size=8", "--learning_rate=0.003", "--train_steps=20"),
     *("--clip_norm=1", "--ema_decay=0.9", "--eval_every_steps=10", "--restore_best", "--checkpoint_every_steps=10"),
-    *("--jit=off", "--progress=off"),
+    *("--jit=off", "--progress=plain"),
 )
 WORKERS = ("--strategy=multi_worker", "--check_sync_every_steps=5")
 

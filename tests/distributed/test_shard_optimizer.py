@@ -7,7 +7,7 @@ import numpy as np
 from tests.runs import tensors
 
 RUN = (
-    *("--model=mlp", "--model_arg=hidden_units=48,32", "--input=digits", "--mode=train", "--jit=off", "--progress=off"),
+    *("--model=mlp", "--model_arg=hidden_units=48,32", "--input=digits", "--mode=train", "--jit=off"),
     *("--optimizer=adamw", "--clip_norm=1", "--on_nonfinite=skip", "--seed=3", "--train_steps=20"),
     *("--check_sync_every_steps=5", "--checkpoint_every_steps=10"),
 )

@@ -24,7 +24,7 @@ RUN = (
     "--model=wide_deep",
     "--input=synthetic_clicks",
     *(f"--input_arg={arg}" for arg in ("examples=20000", "eval_examples=3000", "rows=1500")),
-    *("--global_batch_size=256", "--optimizer=adagrad", "--learning_rate=0.05", "--progress=off"),
+    *("--global_batch_size=256", "--optimizer=adagrad", "--learning_rate=0.05", "--progress=plain"),
 )
 
 

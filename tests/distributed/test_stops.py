@@ -48,7 +48,7 @@ def test_a_stop_that_one_workers_hook_asks_for_ends_all_at_one_step(start_worker
     """Where something is due at that step, at once; else after the calls by which the others learn of it."""
     (tmp_path / "script.py").write_text(SCRIPT)
     flags = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--strategy=multi_worker", "--mode=train")
-    short = ("--train_steps=100000", "--steps_per_loop=2", f"--run_dir={tmp_path}/run", "--progress=off")
+    short = ("--train_steps=100000", "--steps_per_loop=2", f"--run_dir={tmp_path}/run", "--progress=plain")
     workers = start_workers(2, tmp_path / "script.py", *flags, *short, tmp_path, asks).ok()
     ends = [json.loads((tmp_path / f"end-{worker}").read_text()) for worker in range(2)]
     assert ends[0] == ends[1]

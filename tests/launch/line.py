@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 
-RUN = ("--train_steps=4", "--global_batch_size=8", "--jit=off", "--progress=off")
+RUN = ("--train_steps=4", "--global_batch_size=8", "--jit=off", "--progress=plain")
 FEATURES = np.linspace(-1, 1, 32, dtype=np.float32).reshape(32, 1)
 LABELS = 2 * FEATURES[:, 0]
 

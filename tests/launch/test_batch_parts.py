@@ -70,7 +70,7 @@ def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
         "--model=cnn",
         "--input=digits",
         "--batch_parts=2",
-        "--progress=off",
+        "--progress=plain",
     ]
 
     def train(run_dir, steps):

@@ -13,7 +13,7 @@ from tests.launch.line import FEATURES, LABELS, Line, data
 # The bias swings further out at each step: the first steps mend more than that spoils.
 SWINGS = (
     *("--optimizer=sgd", "--learning_rate=1.2", "--train_steps=12", "--eval_every_steps=1", "--global_batch_size=8"),
-    *("--jit=off", "--progress=off"),
+    *("--jit=off", "--progress=plain"),
 )
 
 
@@ -65,7 +65,7 @@ def test_without_being_asked_a_run_ends_with_its_last_weights_and_names_the_best
 def test_what_is_hardly_better_is_not_better_for_early_stopping(inside, tmp_path, least, step):
     slow = ("--optimizer=sgd", "--learning_rate=1e-3", "--train_steps=12", "--eval_every_steps=1", "--jit=off")
     stopping = ("--early_stopping_patience=2", f"--early_stopping_min_delta={least}")
-    inside(*slow, *stopping, "--progress=off", f"--run_dir={tmp_path}", trainer=Line, data=data).ok()
+    inside(*slow, *stopping, "--progress=plain", f"--run_dir={tmp_path}", trainer=Line, data=data).ok()
     assert runs.result(tmp_path)["step"] == step
 
 

@@ -14,8 +14,8 @@ from crankshaft.engine.checkpoints.manifest import sealed
 from tests import runs
 from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
 
-MNIST = ("--model=mlp", "--model_arg=hidden_units=4", "--input=mnist", "--jit=off", "--progress=off")
-QUIET = ("--jit=off", "--progress=off", "--global_batch_size=8")
+MNIST = ("--model=mlp", "--model_arg=hidden_units=4", "--input=mnist", "--jit=off", "--progress=plain")
+QUIET = ("--jit=off", "--progress=plain", "--global_batch_size=8")
 
 
 def images(folder, train_count=200, eval_count=100):

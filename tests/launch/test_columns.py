@@ -8,7 +8,7 @@ import pytest
 from tests.runs import assert_equal_bits, result
 
 ROWS = 300
-RUN = ("--global_batch_size=16", "--jit=off", "--progress=off", "--seed=3", "--resident_data_mb=0")
+RUN = ("--global_batch_size=16", "--jit=off", "--progress=plain", "--seed=3", "--resident_data_mb=0")
 
 
 def columns(rows=ROWS):

@@ -97,7 +97,7 @@ def test_a_program_that_ends_leaves_nothing_that_reads(inside):
         kept.extend([Endless().dataset, Endless().dataset.take(64)])
         return (*kept,)
 
-    inside("--train_steps=20", "--jit=off", "--progress=off", trainer=Line, data=data).ok()
+    inside("--train_steps=20", "--jit=off", "--progress=plain", trainer=Line, data=data).ok()
     assert_nothing_is_open()
 
 

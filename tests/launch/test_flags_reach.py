@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-MLP = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off", "--progress=off")
+MLP = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off", "--progress=plain")
 STEP = "step/.ATTRIBUTES/VARIABLE_VALUE"
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 
-QUIET = ("--jit=off", "--progress=off", "--global_batch_size=8", "--train_steps=4")
+QUIET = ("--jit=off", "--progress=plain", "--global_batch_size=8", "--train_steps=4")
 
 
 class Factors(Trainer):

@@ -7,7 +7,7 @@ import pytest
 from tests.input.test_images import jpeg, png, write
 from tests.runs import assert_equal_bits, result
 
-RUN = ("--model=cnn", "--input=images", "--input_arg=size=12", "--global_batch_size=6", "--jit=off", "--progress=off")
+RUN = ("--model=cnn", "--input=images", "--input_arg=size=12", "--global_batch_size=6", "--jit=off", "--progress=plain")
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
 
 

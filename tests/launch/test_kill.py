@@ -14,7 +14,7 @@ from tests.launch.test_exact import RUNS
 from tests.runs import assert_equal_bits, manifests, newest
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.2", "--input=digits", "--jit=off")
-KEPT = ("--eval_every_steps=10", "--keep_checkpoints=3", "--summary_every_steps=4", "--progress=off")
+KEPT = ("--eval_every_steps=10", "--keep_checkpoints=3", "--summary_every_steps=4", "--progress=plain")
 
 # The launcher, with a hook that notes each step that was done. What a killed process wrote is not lost.
 NOTING = """

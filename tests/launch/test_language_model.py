@@ -8,7 +8,7 @@ from tests.runs import result
 
 TEXT = b"the cat sat on the mat, and the mat lay under the cat. " * 12
 RUN = (
-    *("--model=transformer_lm", "--input=text", "--input_arg=context=32", "--jit=off", "--progress=off", "--seed=1"),
+    *("--model=transformer_lm", "--input=text", "--input_arg=context=32", "--jit=off", "--progress=plain", "--seed=1"),
     *("--model_arg=layers=2", "--model_arg=width=32", "--model_arg=heads=2", "--global_batch_size=7"),
 )
 

@@ -10,7 +10,7 @@ import pytest
 from tests.launch.conftest import MLP
 from tests.runs import steps
 
-EACH_TWO = ("--eval_every_steps=2", "--steps_per_loop=1", "--progress=off")
+EACH_TWO = ("--eval_every_steps=2", "--steps_per_loop=1", "--progress=plain")
 
 
 def refused(outcome, run_dir) -> None:
@@ -63,7 +63,7 @@ def test_a_run_killed_between_its_first_best_checkpoint_and_its_first_other_goes
 def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_not_begin(inside, tmp_path, folder):
     import tensorflow as tf
 
-    run = (*MLP, "--progress=off", f"--run_dir={tmp_path}")
+    run = (*MLP, "--progress=plain", f"--run_dir={tmp_path}")
     others = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path / folder, max_to_keep=None)
     for _ in range(3):
         others.save()
@@ -79,7 +79,7 @@ def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_
 
 
 def test_a_run_whose_manifests_are_lost_stays_and_does_not_begin_anew(inside, tmp_path):
-    run = (*MLP, "--progress=off", "--mode=train", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}/run")
+    run = (*MLP, "--progress=plain", "--mode=train", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=6").ok()
     checkpoints = tmp_path / "run" / "checkpoints"
     for path in checkpoints.glob("*.manifest.json"):

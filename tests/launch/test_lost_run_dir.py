@@ -15,7 +15,7 @@ RUN = (
     "--input=synthetic",
     "--input_arg=examples=200",
     "--jit=off",
-    "--progress=off",
+    "--progress=plain",
     "--train_steps=60",
 )
 EVERY = ("--checkpoint_every_steps=20", "--summary_every_steps=5")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -30,6 +34,7 @@ MISTAKES = {
         ["--input=digits"],
         ["--model is not given", "cnn, dlrm, logistic, mlp, resnet, transformer_lm, wide_deep"],
     ),
+    "neither": ([], ["--model and --input are not given", "--model=mlp --input=digits", "wide_deep", "tfrecord"]),
     "no input": (["--model=mlp"], ["--input is not given", "digits", "synthetic"]),
     "an unknown model": (["--model=mpl", "--input=digits"], ["--model=mpl", "did you mean mlp?"]),
     "an unknown input": (["--model=mlp", "--input=digit"], ["--input=digit", "did you mean digits?"]),
@@ -441,9 +446,39 @@ def test_every_flag_that_launch_defines_is_in_a_group():
     assert sorted(flag.name for flag in defined) == sorted(name for names in ours.GROUPS.values() for name in names)
 
 
-def test_short_help_fits_a_screen(crank):
+def test_short_help_shows_whole_texts(crank):
+    """A line a flag where it is piped; in a terminal of 80 columns none that is longer, and no word is broken."""
+    from crankshaft.launch.command_line.flags import ESSENTIAL, HELP
+
     lines = crank("--helpshort", tensorflow=False).ok().out.splitlines()
-    assert len(lines) <= 24
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line.startswith("  --")}
+    assert shown == {f"--{name}": HELP[name] for name in ESSENTIAL}
+    assert {"validation_split", "seed", "early_stopping_patience", "restore_best", "config"} < set(ESSENTIAL)
+    in_terminal = in_80_columns("--helpshort")
+    assert max(map(len, in_terminal)) <= 80
+    words = " ".join(" ".join(in_terminal).split())
+    assert all(text in words for text in HELP.values() if text in shown.values())
+
+
+@pytest.mark.parametrize("command", ["train", "local", "prepare"])
+def test_help_breaks_no_word_in_a_terminal_of_80_columns(command):
+    lines = in_80_columns("--help", command=command)
     assert max(map(len, lines)) <= 80
-    for name in ("model", "input", "run_dir", "strategy", "train_steps", "global_batch_size"):
-        assert any(line.startswith(f"  --{name} ") for line in lines)
+    assert not any(line.endswith("-") for line in lines)
+
+
+def in_80_columns(*arguments: str, command: str = "train") -> list[str]:
+    """What a command prints in a terminal of 80 columns."""
+    reading, writing = pty.openpty()
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    line = [sys.executable, "-m", "crankshaft", command, *arguments]
+    with subprocess.Popen(line, stdout=writing, cwd=ROOT, env=environment) as process:
+        os.close(writing)
+        content = b""
+        with contextlib.suppress(OSError):  # as a terminal ends
+            while piece := os.read(reading, 4096):
+                content += piece
+    os.close(reading)
+    assert process.returncode == 0
+    return content.decode().splitlines()

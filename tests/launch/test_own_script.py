@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, build_layers, make_optimizer, mean
 
-QUIET = ("--jit=off", "--progress=off")
+QUIET = ("--jit=off", "--progress=plain")
 FEATURES = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
 LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.25
 
@@ -149,7 +149,7 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
         "train.main(data=data)\n"
     )
     outcome = crank("--model=logistic", *place, "--train_steps=2", script=script).ok()
-    assert "mirrored, 2 replica(s)" in outcome.out
+    assert "mirrored, 2 replicas" in outcome.out
 
 
 @pytest.mark.parametrize("kind", [tf.constant, np.float64], ids=["tensors", "float64"])

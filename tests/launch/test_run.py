@@ -18,7 +18,7 @@ from tests.launch.conftest import MLP
 def test_a_first_run_prints_what_it_does_and_nothing_else(digits_run):
     run_dir, done = digits_run
     assert "dense (Dense)" in done.stdout
-    assert "mlp: 1,437 examples, 23 steps an epoch of 64, 50 steps; one_device, 1 replica(s)" in done.stdout
+    assert "mlp: 1,437 examples, 23 steps an epoch of 64, 50 steps; one_device, 1 replica" in done.stdout
     assert "XLA off, as asked" in done.stdout
     assert re.search(r"step 50/50  loss \d\.\d+  accuracy \d\.\d+  epoch 2.17  [\d,]+ examples/s  0s left", done.stdout)
     assert re.search(r"step 46/50  evaluation  loss \d\.\d+  accuracy \d\.\d+", done.stdout)
@@ -130,7 +130,7 @@ def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_fol
 def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path, how):
     stopping = ("--monitor=train_loss", "--early_stopping_patience=1", "--learning_rate=0")
     outcome = inside(*MLP, *stopping, *how, "--train_epochs=9", f"--run_dir={tmp_path}").ok()
-    assert re.search(r"stopped at step \d+: train_loss has not improved for 1 evaluations", outcome.out)
+    assert re.search(r"stopped at step \d+: train_loss has not improved for 1 evaluation", outcome.out)
     assert runs.result(tmp_path)["step"] < 9 * 23
 
 
@@ -200,3 +200,8 @@ def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside, mode):
     outcome = inside(f"--mode={mode}", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Model, data=data)
     assert outcome.code == 1
     assert re.search(r"variable mlp/dense\w*/kernel is not finite; lower the learning rate", outcome.error)
+
+
+def test_a_run_without_progress_prints_nothing(inside, tmp_path):
+    assert inside(*MLP, "--progress=off", "--train_steps=2", f"--run_dir={tmp_path}/run").ok().out == ""
+    assert inside("--mode=eval", "--progress=off", f"--run_dir={tmp_path}/run").ok().out == ""

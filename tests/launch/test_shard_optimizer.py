@@ -10,7 +10,7 @@ from crankshaft.engine import mean
 from crankshaft.models.mlp import Model as Mlp
 from tests.runs import tensors
 
-COMMON = ("--model_arg=hidden_units=48,32", "--input=digits", "--mode=train", "--jit=off", "--progress=off")
+COMMON = ("--model_arg=hidden_units=48,32", "--input=digits", "--mode=train", "--jit=off", "--progress=plain")
 RUN = (
     "--model=mlp",
     *COMMON,

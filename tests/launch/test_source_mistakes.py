@@ -173,7 +173,7 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(inside, tmp_path,
             change(path)
 
     outcome = inside(
-        *("--train_steps=1000000", "--global_batch_size=8", "--jit=off", "--progress=off", *STREAMED, *flags),
+        *("--train_steps=1000000", "--global_batch_size=8", "--jit=off", "--progress=plain", *STREAMED, *flags),
         *(f"--run_dir={tmp_path}/run",),
         trainer=Line,
         data=lambda: (Kept(path), None),

@@ -133,7 +133,7 @@ def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
 
 def test_another_runs_checkpoint_is_not_gone_on_with(inside, tmp_path):
     """Its manifest says which run it is of, as config.json does."""
-    run = (*RUN, "--jit=off", "--progress=off", "--mode=train")
+    run = (*RUN, "--jit=off", "--progress=plain", "--mode=train")
     for seed in ("0", "5"):
         inside(*run, f"--seed={seed}", f"--run_dir={tmp_path}/{seed}").ok()
     for path in (tmp_path / "5" / "checkpoints").glob("ckpt-4.*"):
@@ -197,7 +197,7 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
         (tmp_path / "run" / name).symlink_to(tmp_path / "victim")
     for name in ("checkpoints/ckpt-4.manifest.json.tmp", "checkpoints/ckpt-4.manifest.json.writing"):
         (tmp_path / "run" / name).symlink_to(tmp_path / "victim")
-    inside(*RUN, f"--run_dir={tmp_path}/run", "--jit=off", "--progress=off").ok()
+    inside(*RUN, f"--run_dir={tmp_path}/run", "--jit=off", "--progress=plain").ok()
     assert (tmp_path / "victim").read_text() == "dear"
     assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 4
     exported = ("--mode=export", f"--run_dir={tmp_path}/run")
@@ -211,7 +211,7 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
 
 
 def test_a_models_arguments_of_another_type_are_named(inside, tmp_path):
-    run = (*RUN, f"--run_dir={tmp_path}", "--jit=off", "--progress=off")
+    run = (*RUN, f"--run_dir={tmp_path}", "--jit=off", "--progress=plain")
     inside(*run).ok()
     path = tmp_path / config.FILE_NAME
     before = json.loads(path.read_text())

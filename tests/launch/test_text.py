@@ -11,7 +11,7 @@ from crankshaft.engine import Trainer, mean
 from tests.runs import assert_equal_bits, result
 
 TEXT = b"the cat sat on the mat, and the mat lay under the cat. " * 40
-RUN = ("--input=text", "--input_arg=context=16", "--global_batch_size=8", "--jit=off", "--progress=off")
+RUN = ("--input=text", "--input_arg=context=16", "--global_batch_size=8", "--jit=off", "--progress=plain")
 RATE = ("--seed=3", "--learning_rate=0.1")
 FILES = "--resident_data_mb=0"
 

@@ -25,7 +25,7 @@ from ...data.source import SourceError
 from ...health import answers
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
-from ...internals.errors import reason
+from ...internals.errors import counted, reason
 from ...internals.tensorflow import ends_executor
 from .closures import (
     DEAD,
@@ -322,7 +322,7 @@ class Closures:
         times = self._failures[lease.number]
         what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
-            f"{where} failed {times} time{'s' * (times > 1)} on {self._describe(lease, step)}: "
+            f"{where} failed {counted(times, 'time')} on {self._describe(lease, step)}: "
             f"{what}; correct the model or the data, or raise `max_closure_retries`"
         )
 

@@ -63,7 +63,7 @@ def test_benchmark_on_a_mesh_tells_the_sums_over_the_model_apart(inside, tmp_pat
     sizes = [f"--model_arg={size}" for size in ("layers=1", "width=16", "heads=2")]
     model = ("--model=transformer_lm", *sizes, "--input=text", "--input_arg=context=16", "--global_batch_size=4")
     mesh = ("--strategy=mirrored", "--num_virtual_devices=2", "--mesh=model:2")
-    asked = ("--mode=benchmark", "--benchmark_seconds=0.05", "--benchmark_part=all", "--progress=off")
+    asked = ("--mode=benchmark", "--benchmark_seconds=0.05", "--benchmark_part=all", "--progress=plain")
     outcome = inside(*model, *mesh, *asked, f"--result_json={tmp_path}/b.json").ok()
     shares = json.loads((tmp_path / "b.json").read_text())["parts"]["shares"]
     assert shares.keys() == {"step", "model_sums", "input", "reduce", "update", "unexplained"}

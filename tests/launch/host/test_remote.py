@@ -77,7 +77,7 @@ def test_the_copy_goes_with_the_object(url):
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_what_was_copied(crank, tmp_path):
     there = tmp_path / "bucket" / "run"
-    flags = (*RUN, f"--run_dir=file://{there}", "--progress=off")
+    flags = (*RUN, f"--run_dir=file://{there}", "--progress=plain")
     program = crank.start(*flags, "--train_steps=1000000", "--checkpoint_every_steps=200", "--keep_checkpoints=3")
     program.until(lambda: there.exists() and newest(there) > 0)
     program.process.kill()

@@ -119,7 +119,7 @@ def test_only_the_text_is_on_standard_output(generate):
     outcome = generate("--prompt=six", "--temperature=0").ok()
     assert outcome.out == "six seven eight\n"
     said = [line for line in outcome.err.splitlines() if not line.startswith("I0000")]
-    assert said[0] == "Lines: step 150, checkpoints/ckpt-150; 1 replica(s)"
+    assert said[0] == "Lines: step 150, checkpoints/ckpt-150; 1 replica"
     assert said[1] == "whenever 32 tokens are read, the older half is forgotten: the model looks at no more"
     assert said[-1].startswith("12 tokens, ")
     assert said[-1].endswith("; the document ends here")
