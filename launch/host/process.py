@@ -7,6 +7,7 @@ import fcntl
 import math
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from absl import logging
 
 from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular
+from .. import terminal
 from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from . import imports, lock_file
 
@@ -30,6 +32,8 @@ _LOCK = ".lock"  # in a run_dir
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
+_ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
+_AT_ONCE = "; a second signal ends the process at once"
 # Exit codes after the run was saved.
 EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
@@ -225,7 +229,8 @@ def keeping_sigterm():
 class Signals:
     """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
 
-    SIGHUP stays ignored where it is (nohup). A signal within `SAME_REQUEST_SECONDS` of the first is no second one.
+    A line says so where that takes more than a moment. SIGHUP stays ignored where it is (nohup). A signal within
+    `SAME_REQUEST_SECONDS` of the first is no second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
 
@@ -244,8 +249,7 @@ class Signals:
         self._stack = contextlib.ExitStack()
         if threading.current_thread() is not threading.main_thread():
             return self
-        if self._ends_process:
-            self._stack.enter_context(_ending_at_second())
+        self._stack.enter_context(_answering(self._ends_process))
         for number in _EXIT_CODES:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
@@ -264,17 +268,20 @@ class Signals:
 
 
 @contextlib.contextmanager
-def _ending_at_second():
-    """Ends the process at once at a second signal received within."""
+def _answering(ends_process: bool):
+    """Answers signals received within: see `_answer`."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_end_at_second, args=(reading,), name="signals", daemon=True).start()
+    answers = threading.Thread(target=_answer, args=(reading, ends_process), name="signals", daemon=True)
+    answers.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(writing)  # ends the thread
+        os.write(writing, b"\0")  # ends the thread, though a child may have the file open too
+        answers.join()
+        os.close(writing)
 
 
 def _show_cursor() -> None:
@@ -283,19 +290,30 @@ def _show_cursor() -> None:
         os.write(1, b"\x1b[?25h")
 
 
-def _end_at_second(reading: int) -> None:
-    """Ends the process at a second signal. Runs in a thread.
+def _answer(reading: int, ends_process: bool) -> None:
+    """Says what follows from a signal that nothing has come of in half a second. Runs in a thread.
 
     Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
     which may take minutes. What it does at once is to write the signal's number to the wakeup file.
+
+    Args:
+      reading: the wakeup file; closed at its end.
+      ends_process: whether a second signal ends the process at once.
     """
-    first = None
-    while numbers := os.read(reading, 4096):
-        asking = [number for number in numbers if number in _EXIT_CODES]
-        if not asking:
+    first, name, is_answered = None, "", False
+    while True:
+        waits = None if first is None or is_answered else max(0.0, first + _ANSWER_SECONDS - time.monotonic())
+        if not select.select([reading], [], [], waits)[0]:
+            is_answered = True
+            line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
+            print(terminal.fitted(f"{line}{_AT_ONCE * ends_process}", sys.stderr), file=sys.stderr, flush=True)
             continue
-        first = first or time.monotonic()
-        if time.monotonic() - first > SAME_REQUEST_SECONDS:
+        if 0 in (numbers := os.read(reading, 4096)):
+            break
+        asking = [number for number in numbers if number in _EXIT_CODES]
+        if asking and first is None:
+            first, name = time.monotonic(), signal.Signals(asking[0]).name
+        elif asking and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
             _show_cursor()
             os._exit(_EXIT_CODES[signal.Signals(asking[0])])
     os.close(reading)

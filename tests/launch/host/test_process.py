@@ -196,7 +196,7 @@ from crankshaft.launch.host.process import Signals
 mutex = ctypes.create_string_buffer(64)
 lock = ctypes.CDLL(None).pthread_mutex_lock
 lock(mutex)
-with Signals(print):
+with Signals(print, ends_process=ENDS):
     print("ready", flush=True)
     lock(mutex)
 """
@@ -251,19 +251,25 @@ def test_what_a_library_says_before_it_ends_the_process_is_shown():
 
 def test_what_comes_with_a_signal_is_the_same_request():
     done = subprocess.run([sys.executable, "-c", TWICE_AT_ONCE], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "SIGTERM\nsaved\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "SIGTERM\nsaved\n", "")
 
 
-def test_a_second_signal_ends_a_process_that_is_stuck_in_a_compiled_call():
-    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as stuck:
+@pytest.mark.parametrize("ends_process", [True, False])
+def test_a_signal_within_a_compiled_call_is_answered_and_a_second_ends_the_process(ends_process):
+    script = STUCK.replace("ENDS", str(ends_process))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], text=True, **pipes) as stuck:
         try:
             stuck.stdout.readline()
             for _ in range(2):
                 stuck.send_signal(signal.SIGTERM)
-                time.sleep(0.3)
+            answer = "SIGTERM: the run ends, saved in its run_dir, once the call or compilation in progress is done"
+            at_once = "; a second signal ends the process at once" if ends_process else ""
+            assert stuck.stderr.readline() == f"{answer}{at_once}\n"
             assert stuck.poll() is None
             time.sleep(1.5 * process.SAME_REQUEST_SECONDS)
             stuck.send_signal(signal.SIGTERM)
-            assert stuck.wait(PATIENCE) == 143
+            if ends_process:
+                assert stuck.wait(PATIENCE) == 143
         finally:
             stuck.kill()
