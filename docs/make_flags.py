@@ -37,6 +37,14 @@ A value is read by its flag's rule, wherever it is given: numbers in decimal (`0
 where several values are meant. A file has each name once, and no aliases; an argument of `--model_arg` and its like is
 given once in one place.
 
+Tab completes commands, flags and their choices, in bash by this line in `~/.bashrc`:
+
+```console
+complete -o default -o nospace -C "crankshaft complete" crankshaft
+```
+
+In zsh, in `~/.zshrc` after `compinit`, this line comes before it: `autoload -U +X bashcompinit && bashcompinit`.
+
 In Python, `crankshaft.run` takes flags as keywords. A flag that is true or false is also written `--debug` and
 `--nodebug`.
 """

@@ -1,0 +1,60 @@
+"""Answers a shell that completes a command line of `crankshaft`; see docs/flags.md. Nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+
+from absl import flags
+
+from .command import COMMANDS
+from .command_line import registry
+from .command_line.flags import GROUPS
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prints what may stand where the cursor is, a line each, and exits the process.
+
+    Args:
+      argv: the program, and what a shell gives by `complete -C`: the command's name, the word, the one before.
+    """
+    line = os.environ.get("COMP_LINE", "")
+    words = line[: int(os.environ.get("COMP_POINT", len(line)))].split()[1:]
+    if not words or line[-1:] == " ":
+        words.append("")
+    # bash, which gives the word, takes what stands after "=" for a word of its own; zsh gives none.
+    is_value = len(argv) > 2 and "=" in words[-1] and not argv[2].startswith("-")
+    for candidate in _candidates(words):
+        print(candidate.partition("=")[2] if is_value else candidate)
+    sys.exit(0)
+
+
+def _candidates(words: list[str]) -> list[str]:
+    """Returns what the last word may become."""
+    *before, last = words
+    if not before:
+        return _beginning(last, COMMANDS)
+    values = _flags(before)
+    name, is_value, _ = last.removeprefix("--").partition("=")
+    if is_value and name in values:
+        known: Iterable[str] = {"model": registry.models, "input": registry.inputs}.get(name, dict)()
+        choices = known or getattr(values[name].parser, "enum_values", [])
+        return _beginning(last, (f"--{name}={choice}" for choice in choices))
+    return _beginning(last, (f"--{name}{'' if flag.boolean else '='}" for name, flag in values.items()))
+
+
+def _flags(before: list[str]) -> dict[str, flags.Flag]:
+    """Returns the flags of the command that the words begin with; after --, those of its tasks."""
+    command = before[0]
+    own = None
+    if command in COMMANDS and command != "train" and "--" not in before:
+        own = getattr(import_module(COMMANDS[command][0]), "FLAGS", None)
+    if own is not None:
+        return {name: own[name] for name in own}
+    return {name: flags.FLAGS[name] for names in GROUPS.values() for name in names}
+
+
+def _beginning(start: str, candidates: Iterable[str]) -> list[str]:
+    return [candidate for candidate in candidates if candidate.startswith(start)]
