@@ -29,10 +29,6 @@ def test_a_result_goes_into_a_pipe(pipe):
     files.write_json(pipe[0], {"a": 1})
 
 
-def test_a_line_goes_into_a_pipe(pipe):
-    files.append_json_line(pipe[0], {"a": 1})
-
-
 def test_a_device_stays_one(tmp_path):
     """As root everything may be written to, /dev too."""
     link = tmp_path / "null"
@@ -46,9 +42,7 @@ def test_what_json_has_no_number_for_is_null(tmp_path):
     values = {"a": math.nan, "b": [1.5, {"c": -math.inf}], "d": "NaN"}
     as_read = {"a": None, "b": [1.5, {"c": None}], "d": "NaN"}
     files.write_json(tmp_path / "one.json", values)
-    files.append_json_line(tmp_path / "all.jsonl", values)
-    for path in (tmp_path / "one.json", tmp_path / "all.jsonl"):
-        assert json.loads(path.read_text(), parse_constant=pytest.fail) == as_read
+    assert json.loads((tmp_path / "one.json").read_text(), parse_constant=pytest.fail) == as_read
 
 
 def test_a_module_that_cannot_be_read_is_told_where_it_is_asked_for(tmp_path, monkeypatch):

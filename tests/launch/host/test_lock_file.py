@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import files, lock_file, process
+from crankshaft.launch.host import lock_file, process
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
@@ -111,9 +111,3 @@ def test_of_many_that_find_a_dead_owner_one_gets_it(tmp_path, without_flock):
         for thread in threads:
             thread.join()
         assert len(got) == 1
-
-
-def test_lines_are_added_whole_without_a_lock(tmp_path, without_flock):
-    for number in range(3):
-        files.append_json_line(tmp_path / "all.jsonl", {"a": number})
-    assert (tmp_path / "all.jsonl").read_text() == '{"a": 0}\n{"a": 1}\n{"a": 2}\n'
