@@ -242,7 +242,7 @@ def test_a_mistake_is_the_programs_line(name):
         (int, "the class int; give a subclass of crankshaft.Trainer, whose build_model returns the Keras model"),
         (3, "an object of int; give a subclass"),
     ],
-    ids=str,
+    ids=["a model", "a trainer", "int", "3"],
 )
 def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
     for call in (functools.partial(run, data=data), lambda given: load_model(tmp_path, trainer_class=given)):
