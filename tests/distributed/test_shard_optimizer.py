@@ -9,12 +9,18 @@ from tests.runs import tensors
 RUN = (
     *("--model=mlp", "--model_arg=hidden_units=48,32", "--input=digits", "--mode=train", "--jit=off"),
     *("--optimizer=adamw", "--clip_norm=1", "--on_nonfinite=skip", "--seed=3", "--train_steps=20"),
-    *("--check_sync_every_steps=5", "--checkpoint_every_steps=10"),
+    "--checkpoint_every_steps=10",
 )
 
 
 def test_two_processes_train_what_one_device_trains(start_workers, inside, tmp_path):
-    flags = ("--strategy=multi_worker", "--shard_optimizer", "--histogram_every_steps=10", f"--run_dir={tmp_path}/two")
+    flags = (
+        "--strategy=multi_worker",
+        "--check_sync_every_steps=5",
+        "--shard_optimizer",
+        "--histogram_every_steps=10",
+        f"--run_dir={tmp_path}/two",
+    )
     start_workers(2, "-m", "crankshaft", "train", *RUN, *flags).ok()
     inside(*RUN, f"--run_dir={tmp_path}/one").ok()
     expected, found = tensors(tmp_path / "one"), tensors(tmp_path / "two")

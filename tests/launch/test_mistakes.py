@@ -344,7 +344,8 @@ def test_a_run_that_cannot_be_gone_on_with_stays_what_it_is(inside, tmp_path):
     run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
     inside(*run, "--train_steps=1").ok()
     before = (tmp_path / "config.json").read_text()
-    outcome = inside(*run, "--model_arg=hidden_units=5", "--allow_changed_config", "--train_steps=2")
+    wider = (word.replace("hidden_units=4", "hidden_units=5") for word in run)
+    outcome = inside(*wider, "--allow_changed_config", "--train_steps=2")
     assert outcome.code == 2
     assert "of another model or optimizer" in outcome.error
     assert "[784, 5] float32 here, [784, 4] float32 in the checkpoint" in outcome.err

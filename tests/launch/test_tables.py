@@ -55,7 +55,8 @@ def test_tables_are_taken_from_another_run(inside, tmp_path):
     tables = [name for name in second if "shards" in name and "optimizer" not in name]
     assert len(tables) == 2  # of the ids, and of their crosses
     assert all(first[name].tobytes() == second[name].tobytes() for name in tables)
-    other = (*CLICKS, "--model_arg=width=5", "--train_steps=1", f"--init_from={tmp_path}/first")
+    wider = (word.replace("width=4", "width=5") for word in CLICKS)
+    other = (*wider, "--train_steps=1", f"--init_from={tmp_path}/first")
     assert "do not fit this model" in inside(*other, f"--run_dir={tmp_path}/third").error
 
 
