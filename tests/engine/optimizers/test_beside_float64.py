@@ -111,6 +111,7 @@ def of_wide_deep(bench, seed):
     data = synthetic_clicks.load(None, seed, fields=4, rows=ids, examples=STEPS * batch_size, eval_examples=1)
     features, labels = data.train
     options = {"vocabulary": data.vocabulary, "shuffle": False, "optimizer": "adamw", "seed": seed}
+    options["num_classes"] = data.num_classes
     made = bench(wide_deep.Model(), (features, labels), batch_size, **options)
     rows = features["categories"] + ids * np.arange(4)  # each field has rows of its own
     variables = made.trainer.trainable_variables
