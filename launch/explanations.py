@@ -18,7 +18,7 @@ from .cluster.tf_config import ClusterError
 from .command_line.groups import GROUPS
 from .errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 
-_HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs

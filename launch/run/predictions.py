@@ -39,7 +39,7 @@ def forward(session: Session) -> Callable[[Any], Any]:
                 f"predict was given a {type(features).__name__}; give features alone, as arrays: of a tf.data.Dataset "
                 "np.stack([features for features, *_ in dataset]), of a Source what its read returns"
             )
-        features = splits.as_arrays(session.names.ids(features))
+        features = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(features)))
         _check_like("features", wanted, spec_of(features))
         count = len(tf.nest.flatten(features)[0])
         with averaged_weights(trainer):
