@@ -16,7 +16,12 @@ _ = text  # the fixture
 TOKENS = np.arange(64, dtype=np.int32).reshape(2, 32) % 40 + 60
 PAIR = ("--strategy=mirrored", "--num_virtual_devices=2", "--mesh=model:2")
 MESH = ("--strategy=mirrored", "--num_virtual_devices=4", "--mesh=data:2,model:2")
-FLAGS = (*RUN, "--model_arg=layers=1", "--global_batch_size=8", "--ema_decay=0.9", "--checkpoint_every_steps=3")
+FLAGS = (
+    *(word.replace("layers=2", "layers=1") for word in RUN),
+    "--global_batch_size=8",
+    "--ema_decay=0.9",
+    "--checkpoint_every_steps=3",
+)
 
 
 @pytest.fixture
