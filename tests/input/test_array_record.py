@@ -10,6 +10,7 @@ import pytest
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
 from crankshaft.input import array_record
 from crankshaft.input.records import example_wire
+from crankshaft.input.records.shards import library
 from crankshaft.input.splits import InputError
 
 COUNTS = (30, 1, 69)
@@ -28,7 +29,7 @@ DESCRIBED = {
 
 
 def write(path, records, options="group_size:4") -> None:
-    writer = shards.library().ArrayRecordWriter(str(path), options)
+    writer = library().ArrayRecordWriter(str(path), options)
     for each in records:
         writer.write(each)
     writer.close()

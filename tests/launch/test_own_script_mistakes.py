@@ -20,7 +20,7 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
     ("splits", "says"),
     [
         (None, "the data function gave None; return (train, eval)"),
-        ((1, 2, 3, 4, 5, 6, 7, 8, 9), "the data function gave 9 values; return (train, eval)"),
+        (tuple(range(10)), "the data function gave 10 values; return (train, eval)"),
         ((FEATURES, LABELS), "the train data is a ndarray; give (features, labels)"),
         ((FEATURES, LABELS), "((features, labels), None) is training data alone"),
         (((FEATURES, LABELS), 3), "the eval data is a int; give (features, labels)"),
@@ -278,9 +278,13 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(inside, tmp_
     outcome = inside("--mode=eval", f"--run_dir={tmp_path}", trainer=Line, data=data)
     assert f"--run_dir={tmp_path} has no whole checkpoint (latest); {written.name}: expected" in outcome.error
     for path in (tmp_path / "checkpoints").glob("*.manifest.json"):
-        path.unlink()  # as a killed writer leaves it
+        path.unlink()  # as a copy without JSON files leaves it out
     shutil.rmtree(tmp_path / "best")
-    assert "resumed" not in inside(*run, trainer=Line, data=data).ok().out
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    outcome = inside(*run, trainer=Line, data=data)
+    assert outcome.code == 2
+    assert "holds checkpoint files that no manifest says this run has written" in outcome.error
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == left
 
 
 def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_path):

@@ -75,6 +75,6 @@ def test_a_window_that_is_damaged_ends_the_run_in_one_line_or_is_left_out(inside
     outcome = inside(*run, trainer=NextToken)
     assert outcome.code == 2
     (error,) = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-    assert error.endswith("window 5 is damaged (its checksum is another); remove the file, it is made anew")
+    assert error.endswith("window 5 is damaged (its checksum is another); remove the file, it is made again")
     outcome = inside(*run, "--max_bad_records=1", trainer=NextToken).ok()
     assert "window 5 is damaged" in outcome.err

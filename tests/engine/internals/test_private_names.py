@@ -32,6 +32,7 @@ OWNERS = {
     "_funcs": "tensorflow.python.ops.script_ops.FuncRegistry",
     "_get_function": "tensorflow.Graph",
     "_get_own_losses": _LAYER,
+    "_initialized": _CONTEXT,
     "_iterations": _OPTIMIZER,
     "_launchers": f"{_REDUCE}.cross_device_ops.CollectiveAllReduce",
     "_layers": _LAYER,
