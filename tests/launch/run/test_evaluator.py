@@ -10,17 +10,20 @@ from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.launch.run import evaluator
 
 
+ABOUT: dict = {"flags": {}, "deciding": {}}
+
+
 class State(tf.train.Checkpoint):
     def restore_host_state(self, host_state):
         pass
 
 
 def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypatch):
-    writer = Checkpoints(tmp_path / "checkpoints", State(value=tf.Variable(1.0)), keep=None, about={})
+    writer = Checkpoints(tmp_path / "checkpoints", State(value=tf.Variable(1.0)), keep=None, about=ABOUT)
     state = State(value=tf.Variable(0.0))
     session = types.SimpleNamespace(
-        config=types.SimpleNamespace(run_dir=str(tmp_path)),
-        checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about={}),
+        config=types.SimpleNamespace(run_dir=str(tmp_path), allow_changed_config=True, mode="train"),
+        checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about=ABOUT),
         state=state,
     )
     hashed, sha256, done = [], manifests.sha256, -1
