@@ -9,7 +9,6 @@ from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.launch.run import evaluator
 
-
 ABOUT: dict = {"flags": {}, "deciding": {}}
 
 
