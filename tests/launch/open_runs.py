@@ -6,11 +6,13 @@ import os
 import pathlib
 import sys
 import threading
+import time
 
 import numpy as np
 
 from crankshaft import run
 
+PATIENCE = 10.0  # seconds
 RUN = {"model": "logistic", "train_steps": 2, "global_batch_size": 16, "resident_data_mb": 0, "jit": "off"}
 
 
@@ -24,13 +26,20 @@ def kinds(folder: pathlib.Path):
     return {"csv": csv, "mapped": {"data": lambda: ((mapped, np.zeros(64, np.int32)), None, 2)}}
 
 
-def left_open() -> tuple[int, int]:
-    """Threads and descriptors that are open, once what is freed by threads is free."""
-    for thread in threading.enumerate():
-        if thread.name == "frees an iterator":
-            thread.join()
-    gc.collect()
-    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+def no_more(counts: tuple[int, int], before: tuple[int, int]) -> bool:
+    """Whether there are as many of each, or fewer."""
+    return counts[0] <= before[0] and counts[1] <= before[1]
+
+
+def left_open(before: tuple[int, int] | None) -> tuple[int, int]:
+    """Threads and descriptors that are open; waits for those above `before`, which threads that end may still hold."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        gc.collect()
+        counts = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        if before is None or no_more(counts, before) or time.monotonic() > deadline:
+            return counts
+        time.sleep(0.1)
 
 
 def main(folder: pathlib.Path) -> None:
@@ -39,7 +48,8 @@ def main(folder: pathlib.Path) -> None:
     for name, arguments in kinds(folder).items():
         for _ in range(4):
             run(**RUN, **arguments, progress="off")
-            found.setdefault(name, []).append(left_open())
+            counts = found.setdefault(name, [])
+            counts.append(left_open(counts[1] if len(counts) > 1 else None))
     print(json.dumps(found))
 
 
