@@ -8,6 +8,7 @@ from typing import Any
 
 from .files import tokens
 from .splits import Splits
+from .treatments import Treatment
 
 _NAMES = Splits._fields[2:]
 
@@ -19,6 +20,8 @@ def as_json(splits: Splits) -> dict[str, Any]:
         known["tokens"] = splits.tokens.kept()
     if splits.words is not None:
         known["words"] = {name: [_as_text(word) for word in words] for name, words in splits.words.items()}
+    if splits.treatments is not None:
+        known["treatments"] = {name: each._asdict() for name, each in splits.treatments.items()}
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
 
 
@@ -38,6 +41,8 @@ def of_json(content: Mapping[str, Any], path: str) -> Splits:
             name: [_text(word).encode(errors="surrogateescape") for word in words]
             for name, words in {**known["words"]}.items()
         }
+    if "treatments" in known:
+        known["treatments"] = {name: Treatment(**each).checked() for name, each in {**known["treatments"]}.items()}
     return Splits(None, None, known.pop("num_classes", None), **known)
 
 

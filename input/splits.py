@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from .treatments import Treatment
+
 
 class InputError(ValueError):
     """A file or an argument of an input is not usable; the message is one line for the user."""
@@ -27,6 +29,9 @@ class Splits(NamedTuple):
     `words` says of each feature that was text what was looked up: id i+1 is `words[feature][i]`, and 0 stands for text
     that is empty or was not seen in training.
 
+    `treatments` says what is done to the raw values of a table's columns before they are features, by column; what is
+    done to an array of columns has the name "".
+
     `columns` says how each column of a table is read, in lines for people.
     """
 
@@ -39,6 +44,7 @@ class Splits(NamedTuple):
     classes: tuple[str, ...] | None = None  # None: the classes have no names but their numbers
     words: dict[str, list[bytes]] | None = None  # None: no feature was text
     columns: str | None = None  # None: it is not a table
+    treatments: dict[str, Treatment] | None = None  # None: raw values are taken as they are
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:

@@ -5,7 +5,6 @@ Host code.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import threading
@@ -19,10 +18,11 @@ import numpy as np
 
 from ...engine.data.source import BadRecordError, Source, Spec
 from ..splits import InputError, Splits
+from ..treatments import MISSING, SECONDS, Treatment, hashed
 from .parquet_table import Column, Group, ParquetTable, Texts
 
 NONE = "none"  # as the name of the label: there is none
-MISSING = ("refuse", "zero", "mean", "column")
+FILLS = ("refuse", "zero", "mean", "column")
 TEXT = ("category", "hash", "keep")
 _KEPT_GROUPS = 4  # a chunk that is not a group ends in one in which the next begins
 _MOST_CLASSES = 1 << 20
@@ -30,7 +30,6 @@ _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
 _EXACT = 1 << 24  # up to here float32 tells integers apart
 _FEW_ROWS = 10  # of which all values may differ by chance
 _MOST_SHOWN = 40  # columns in the table of treatments
-_MISSING = ".missing"
 _HASH = "too many to be learnt; hash them, by --input_arg=text=hash --model_arg=hash_buckets=1000000"
 _LABEL = None  # the labels' key among a group's arrays
 
@@ -44,7 +43,7 @@ class Choice(NamedTuple):
       numbers: columns of integers that are numbers, not ids.
       texts: columns that are text, whatever they hold, which the tables know.
       array: whether features are one array.
-      missing: one of `MISSING`, or a number.
+      missing: one of `FILLS`, or a number.
       text: one of `TEXT`.
       validation_split: the share of rows at the end that are not trained on.
     """
@@ -67,12 +66,14 @@ class Feature(NamedTuple):
       specs: of what is made of it, by the features' names.
       convert: makes these arrays of (its values in a group, which of them are missing or None).
       says: what is made of it, for people.
+      treatment: what makes the same of raw values; None where they are taken as they are.
     """
 
     column: str
     specs: dict[str, Spec]
     convert: Callable[[Any, np.ndarray | None], dict[str, np.ndarray]]
     says: str
+    treatment: Treatment | None
 
 
 class Learnt(NamedTuple):
@@ -114,6 +115,8 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
     vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
     vocabulary |= {name: len(words) + 1 for name, words in learnt.words.items()}
     numbering = [*(classes or []), *(word for words in learnt.words.values() for word in (b"", *words))]
+    treatments = {feature.column: feature.treatment for feature in features if feature.treatment}
+    treatments = _of_array(features, choice) if choice.array else treatments
     sources = [Columns(table, choice, features, train, classes) for table in tables]
     return Splits(
         sources[0],
@@ -123,16 +126,15 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
         zlib.crc32(b"\0".join(numbering)) if numbering else None,
         classes=None if classes is None else tuple(text.decode(errors="replace") for text in classes),
         words=learnt.words or None,
+        treatments=treatments or None,
         columns=_treatments(train, choice, features, num_classes, learnt.differ),
     )
 
 
 def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
     """Checks the choice, and returns the names of the features' columns."""
-    if choice.missing not in MISSING and _number(choice.missing) is None:
-        raise InputError(
-            f"missing={choice.missing} is unknown; use {', '.join(MISSING)} or a number to be read instead"
-        )
+    if choice.missing not in FILLS and _number(choice.missing) is None:
+        raise InputError(f"missing={choice.missing} is unknown; use {', '.join(FILLS)} or a number to be read instead")
     if choice.text not in TEXT:
         raise InputError(f"text={choice.text} is unknown; use one of {', '.join(TEXT)}")
     shown = _list(table.columns)
@@ -285,9 +287,9 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
         )
         says += f" ({fill.item():g} where missing)" if choice.missing == "mean" and not fill.shape else ""
     flags = choice.missing == "column" and name in learnt.has_missing
-    parts = [name, f"{name}.seconds"] if column.kind == "timestamp" else [name]
+    parts = [name, name + SECONDS] if column.kind == "timestamp" else [name]
     shape = () if column.kind == "timestamp" else column.shape
-    specs = {part: Spec(shape, dtype) for part in parts} | ({name + _MISSING: Spec(shape, np.float32)} if flags else {})
+    specs = {part: Spec(shape, dtype) for part in parts} | ({name + MISSING: Spec(shape, np.float32)} if flags else {})
 
     def convert(values: np.ndarray, missing: np.ndarray | None) -> dict[str, np.ndarray]:
         if missing is not None and fill.any():
@@ -296,10 +298,15 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
         made = {part: array.astype(dtype, copy=False) for part, array in zip(parts, arrays, strict=True)}
         if flags:
             gone = np.zeros(values.shape, bool) if missing is None else missing
-            made[name + _MISSING] = (gone[:, 0] if len(parts) > 1 else gone).astype(np.float32)
+            made[name + MISSING] = (gone[:, 0] if len(parts) > 1 else gone).astype(np.float32)
         return made
 
-    return Feature(name, specs, convert, says + (f", and {name}{_MISSING}" if flags else ""))
+    kind = column.kind if len(parts) > 1 or column.kind == "date" else "number" if dtype.kind == "f" else "id"
+    fills = choice.missing != "refuse" and (choice.missing != "column" or flags)
+    known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
+    known = [None, None] if kind == "timestamp" and not fills else known
+    treatment = Treatment(kind, known, flags) if fills or kind in ("date", "timestamp") else None
+    return Feature(name, specs, convert, says + (f", and {name}{MISSING}" if flags else ""), treatment)
 
 
 def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> Feature:
@@ -315,17 +322,29 @@ def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> 
         del missing  # which is the empty word
         words = texts.words
         if choice.text == "hash":
-            words = np.fromiter(map(hashed, words), dtype, len(words))
+            words = hashed(words).numpy()
         elif choice.text == "category":
             words = np.fromiter(map(numbers.get, words, itertools.repeat(0)), dtype, len(words))
         return {name: words[texts.codes]}
 
-    return Feature(name, {name: Spec((), dtype)}, convert, says)
+    treatment = None if choice.text == "keep" else Treatment(choice.text)
+    return Feature(name, {name: Spec((), dtype)}, convert, says, treatment)
 
 
-def hashed(word: bytes) -> int:
-    """Returns a hash of 64 bits, the same on any machine; 0 of the empty word."""
-    return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little", signed=True) if word else 0
+def _of_array(features: list[Feature], choice: Choice) -> dict[str, Treatment]:
+    """Returns what is done to the one array of all columns, which has no names: their numbers side by side."""
+    fills: list[float | None] = []
+    places: list[int] = []
+    for feature in features:
+        specs = [spec for name, spec in feature.specs.items() if not name.endswith(MISSING)]
+        width = sum(math.prod(spec.shape) for spec in specs)
+        first = len(fills)
+        treatment = feature.treatment
+        fills += np.broadcast_to(treatment.fill if treatment else None, width).tolist()
+        places += range(first, first + width)
+        if treatment and treatment.is_flagged:
+            places += [-1 - place for place in range(first, first + math.prod(specs[0].shape))]
+    return {"": Treatment("array", fills, False, tuple(places))} if choice.missing != "refuse" else {}
 
 
 def _treatments(
@@ -463,7 +482,7 @@ class Columns(Source):
             arrays |= feature.convert(group.values[name], missing)
             for row, problem in group.wrong.get(name, {}).items():
                 problems.setdefault(row, f"column {name!r} {problem}")
-            lacks_flag = self._choice.missing == "column" and name + _MISSING not in feature.specs
+            lacks_flag = self._choice.missing == "column" and name + MISSING not in feature.specs
             lacks_flag &= not isinstance(group.values[name], Texts)
             if missing is not None and (self._choice.missing == "refuse" or lacks_flag):
                 _add_missing(problems, name, missing, lacks_flag)

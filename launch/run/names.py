@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ...engine.step import batches
 from ...input.splits import Splits
+from ...input.treatments import Treatment
 from ..errors import UsageError
 
 
 class Names:
-    """Names classes, and looks up text as it was looked up for training.
+    """Names classes, and treats raw features as the data to train on was treated.
 
     Attributes:
       classes: the names of classes in the order of the label numbers; None where they have none.
@@ -24,35 +26,59 @@ class Names:
         self.classes = known.classes
         self.words = known.words or {}
         self.tables: dict[str, tf.lookup.StaticHashTable] = {}
+        self._treatments = {name: Treatment("category") for name in self.words} | (known.treatments or {})
 
     def ids(self, features: Any) -> Any:
-        """Returns features, with ids in place of text that was looked up for training; others stay as they are."""
+        """Returns features as the model takes them: words looked up or hashed, dates as numbers, missing values filled.
+
+        Those that are so already stay as they are. Raw values that are missing are NaN, the least int64, empty text.
+        """
         if not isinstance(features, dict):
-            return features
-        return {name: self._ids(name, array) if name in self.words else array for name, array in features.items()}
+            array = self._treatments.get("")
+            if array is None or np.shape(features)[1:] != (len(array.fill),):
+                return features
+            return self._treated("", features)[""]
+        treated: dict[str, Any] = {}
+        for name, values in features.items():
+            treated |= self._treated(name, values) if name in self._treatments else {}
+        return treated | {name: values for name, values in features.items() if name not in self._treatments}
 
     def raw(self, specs: Any) -> Any:
-        """Returns specs of features as they were before text was looked up."""
+        """Returns specs of features as they are in the data: text where it is looked up, hashed or a date."""
         if not isinstance(specs, dict):
-            return specs
-        return {
-            name: tf.TensorSpec(spec.shape, tf.string) if name in self.words else spec for name, spec in specs.items()
-        }
+            array = self._treatments.get("")
+            return (
+                tf.TensorSpec([None, len(array.fill)], specs.dtype)
+                if array and isinstance(specs, tf.TensorSpec)
+                else specs
+            )
+        used = {name: treatment for name, treatment in self._treatments.items() if name in specs}
+        made = {part for name, treatment in used.items() for part in treatment.made_of(name)}
+        text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
+        return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
 
-    def _ids(self, name: str, array: Any) -> Any:
-        text = tf.convert_to_tensor(array)
-        if text.dtype != tf.string:
-            return array
-        found = self._table(name).lookup(text)
-        return found.numpy() if tf.executing_eagerly() else found
+    def _treated(self, name: str, values: Any) -> dict[str, Any]:
+        treatment = self._treatments[name]
+        if not tf.is_tensor(values):
+            values = np.asarray(values)
+            if values.dtype.kind == "M":
+                values = np.where(np.isnat(values), "", np.datetime_as_string(values))
+        try:
+            made = treatment.apply(name, tf.convert_to_tensor(values), self._table(name))
+        except tf.errors.InvalidArgumentError:  # a graph's run raises it as it is
+            raise UsageError(
+                f"feature {name!r} has text that is not a {treatment.kind}; write 2024-02-29"
+                + " or 2024-02-29 12:30:00" * (treatment.kind == "timestamp")
+            ) from None
+        return {part: x.numpy() for part, x in made.items()} if tf.executing_eagerly() else made
 
-    def _table(self, name: str) -> tf.lookup.StaticHashTable:
-        if name not in self.tables:
+    def _table(self, name: str) -> tf.lookup.StaticHashTable | None:
+        if name in self.words and name not in self.tables:
             with tf.init_scope():
                 words = tf.constant(self.words[name], tf.string)
                 content = tf.lookup.KeyValueTensorInitializer(words, tf.range(1, len(words) + 1, dtype=tf.int64))
                 self.tables[name] = tf.lookup.StaticHashTable(content, 0)
-        return self.tables[name]
+        return self.tables.get(name)
 
 
 def checked(known: Splits, example: Any) -> Splits:

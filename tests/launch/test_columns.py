@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from crankshaft import UsageError, load_model, run
+from crankshaft.input import csv as csv_input
 from tests.runs import assert_equal_bits, result
 
 ROWS = 300
@@ -90,3 +93,77 @@ def test_a_label_that_text_decides_is_learnt(inside, tmp_path, kind, flags):
     lines = [line.split() for line in outcome.out.splitlines()]
     assert ["price", "float32", "number,", "and", "price.missing"] in lines
     assert ["label", "text", "label", "of", "2", "classes"] in lines
+
+
+def write_mixed(folder, rows=400):
+    """Writes a table of every kind of column, each with values that are missing; returns its raw rows."""
+    draws = np.random.default_rng(0)
+    words = np.char.add("city ", draws.integers(0, 9, rows).astype(str)).astype(object)
+    day = np.datetime64("2023-12-25") + draws.integers(0, 90, rows)
+    seconds = np.datetime64("2024-02-28T12:00:00.25") + draws.integers(-(10**6), 10**6, rows).astype("m8[s]")
+    raw = {
+        "city": np.where(draws.random(rows) < 0.1, "", words),
+        "user": draws.integers(0, 30, rows),
+        "price": np.where(draws.random(rows) < 0.2, np.nan, draws.random(rows)).astype(np.float32),
+        "day": np.where(draws.random(rows) < 0.2, "", day.astype(str).astype(object)),
+        "seen": np.where(draws.random(rows) < 0.2, "", seconds.astype(str).astype(object)),
+    }
+    raw["user"][::7] = np.iinfo(np.int64).min
+    fields = {name: values.astype(str) for name, values in raw.items()}
+    fields["user"][::7], fields["price"][np.isnan(raw["price"])] = "", ""
+    fields["label"] = np.where(np.char.endswith(fields["city"], "3"), "1", "0")
+    folder.mkdir()
+    lines = [",".join(fields), *(",".join(row) for row in zip(*fields.values(), strict=True))]
+    (folder / "a.csv").write_text("\n".join(lines))
+    return raw
+
+
+def of_days(times):
+    """Returns days since 1970-01-01 and seconds of the day, NaN where there is no time."""
+    days = times.astype("M8[D]")
+    return days.astype(float) + np.where(np.isnat(times), np.nan, 0), (times - days) / np.timedelta64(1, "s")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "features"),
+    [
+        ({"missing": "mean"}, 6),
+        ({"missing": "column", "text": "hash"}, 10),
+        ({"missing": "-1.5", "array": True, "features": ("user", "price", "day", "seen")}, None),
+        ({"missing": "column", "array": True, "features": ("user", "price", "day", "seen")}, None),
+    ],
+    ids=["words, means", "hashes, flags", "array", "array, flags"],
+)
+def test_exports_treat_raw_rows_as_training_did(tmp_path, arguments, features):
+    pytest.importorskip("pyarrow")
+    raw = write_mixed(tmp_path / "data")
+    source = csv_input.load(str(tmp_path / "data"), 0, **arguments).train
+    read = source.read(np.arange(len(source)))[0]
+    is_array = "array" in arguments
+    model = {"model": "logistic"} if is_array else {"model": "wide_deep", "model_arg": ["hash_buckets=500", "width=2"]}
+    how = dict(
+        input="csv",
+        data_dir=str(tmp_path / "data"),
+        input_arg=[f"{name}={','.join(v) if isinstance(v, tuple) else v}" for name, v in arguments.items()],
+        run_dir=tmp_path / "run",
+        **model,
+    )
+    trained = run(mode="train", train_steps=3, global_batch_size=32, jit="off", progress="off", **how)
+    expected = trained.predict(read)
+    assert len(np.unique(expected)) > 100
+    if is_array:
+        days, seen = (np.where(raw[name] == "", "NaT", raw[name]).astype("M8[us]") for name in ("day", "seen"))
+        user = np.where(raw["user"] < 0, np.nan, raw["user"])
+        parts = [user, raw["price"], of_days(days)[0], *of_days(seen)]
+        raw = np.stack(parts, 1).astype(np.float32)
+    else:
+        assert len(read) == features
+    np.testing.assert_array_equal(trained.predict(raw), expected)
+    tf.nest.map_structure(np.testing.assert_array_equal, load_model(tmp_path / "run").names.ids(raw), read)
+    if not is_array:
+        with pytest.raises(UsageError, match="feature 'day' has text that is not a date; write 2024-02-29"):
+            trained.predict({**raw, "day": np.where(raw["day"] == "", "2023-02-29", raw["day"])})
+    folder = run(mode="export", progress="off", **how).result["export"]
+    serve = tf.saved_model.load(folder).signatures["serving_default"]
+    given = {name: tf.constant(x) for name, x in ({"features": raw} if is_array else raw).items()}
+    np.testing.assert_allclose(serve(**given)["outputs"], expected, rtol=1e-6)

@@ -1,0 +1,39 @@
+"""What is done to raw values by TensorFlow: dates are read as `pyarrow` reads them, and nothing else is."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.input.treatments import Treatment, hashed, times
+
+
+def test_times_are_read_as_they_are_in_files():
+    pa = pytest.importorskip("pyarrow")
+    local = [
+        "0001-01-01",
+        "1969-12-31 23:59:59.999999",
+        "2024-02-29T12:30",
+        "2000-12-31 00:00:01.5",
+        "1900-02-28 10:00",
+    ]
+    zoned = ["2024-02-29T23:30:00-01:00", "1970-01-01 00:00:00+0230", "2024-03-01T00:00:00Z", "1960-06-15 12:00:00+14"]
+    for text, zone in ((local, None), (zoned, "UTC")):
+        micros = pa.array(text).cast(pa.timestamp("us", zone)).cast(pa.int64()).to_numpy()
+        days, rest = np.divmod(micros, 24 * 3600 * 10**6)
+        read = times(tf.constant(text), with_seconds=True)
+        np.testing.assert_array_equal(read[0], days.astype(np.float32))
+        np.testing.assert_array_equal(read[1], (rest / 1e6).astype(np.float32))
+    days = np.arange(-700_000, 400_000, 97)
+    text = np.datetime_as_string(days.astype("M8[D]"))
+    plain = np.char.str_len(text) == 10
+    np.testing.assert_array_equal(times(tf.constant(text[plain]), with_seconds=False)[0], days[plain])
+
+
+@pytest.mark.parametrize("text", ["2023-02-29", "2024-13-01", "2024-00-10", "2024-1-1", "x", "2024-01-01 12:30", "12"])
+def test_what_is_no_date_is_refused(text):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not a d"):
+        Treatment("date", 0).apply("day", tf.constant(["2024-01-01", text]))
+
+
+def test_hashes_are_for_ever_alike():
+    assert hashed(["", "dog", "Zürich"]).numpy().tolist() == [0, 7634539057392638305, 4282268324657427643]
