@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,8 +25,8 @@ from .tables.parquet_table import Column, ParquetTable, first_line, library
 
 _PATTERNS = ("*.csv", "*.tsv")
 _EXPECTED = "CSV files (*.csv, else *.tsv)"
-_GROUP_ROWS = 1024
-_LARGE_BYTES, _LARGE_GROUP_ROWS = 256 << 20, 8192  # of larger files: what is known of each group takes memory
+_FEWEST_GROUP_ROWS, _MOST_GROUP_ROWS = 1024, 8192  # each group costs time and memory for each of its columns
+_GROUP_VALUES = 1 << 19
 _BLOCK_BYTES = 4 << 20  # that are parsed at once
 _BLOCK_BYTES_A_COLUMN = 1 << 10  # or more, for as many records as make a call for each column worth it
 _MOST_RECORD_BYTES = 256 << 20
@@ -127,7 +128,7 @@ class CsvTable(ParquetTable):
 
         made_by = {"delimiter": delimiter, "kinds": kinds, "texts": [*texts]}
         made = prepared(files, "csv", made_by, write, prepared_dir)
-        super().__init__(Files([made.path]), (), [_metadata(made)])
+        super().__init__(Files([made.path]), (), [_metadata(made)], os.path.dirname(made.path))
         self.kinds: dict[str, str] = made.about["kinds"]
         self._records: list[int] = made.about["records"]
         self.where = files.paths[0]
@@ -220,7 +221,7 @@ def _write_parquet(writer: Writer, reading: _Reading, kinds: dict[str, str], lik
     converters = [Converter(kind) for kind in kinds.values()]
     schema = pa.schema([(name, converter.type) for name, converter in zip(kinds, converters, strict=True)])
     records: dict[str, int] = {}
-    group_rows = _GROUP_ROWS if reading.nbytes < _LARGE_BYTES else _LARGE_GROUP_ROWS
+    group_rows = min(max(_GROUP_VALUES // len(kinds), _FEWEST_GROUP_ROWS), _MOST_GROUP_ROWS)
     rest = schema.empty_table()
     # Plain pages are what NumPy reads; the checksums find flipped bits.
     how: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}

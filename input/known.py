@@ -19,7 +19,7 @@ def as_json(splits: Splits) -> dict[str, Any]:
     if splits.tokens is not None:
         known["tokens"] = splits.tokens.kept()
     if splits.words is not None:
-        known["words"] = {name: [_as_text(word) for word in words] for name, words in splits.words.items()}
+        known["words"] = {name: [as_text(word) for word in words] for name, words in splits.words.items()}
     if splits.treatments is not None:
         known["treatments"] = {name: each._asdict() for name, each in splits.treatments.items()}
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
@@ -37,17 +37,20 @@ def of_json(content: Mapping[str, Any], path: str) -> Splits:
     if "classes" in known:
         known["classes"] = tuple(map(_text, known["classes"]))
     if "words" in known:
-        known["words"] = {
-            name: [_text(word).encode(errors="surrogateescape") for word in words]
-            for name, words in {**known["words"]}.items()
-        }
+        known["words"] = {name: [*map(as_bytes, words)] for name, words in {**known["words"]}.items()}
     if "treatments" in known:
         known["treatments"] = {name: Treatment(**each).checked() for name, each in {**known["treatments"]}.items()}
     return Splits(None, None, known.pop("num_classes", None), **known)
 
 
-def _as_text(word: bytes) -> str:
-    return word.decode(errors="surrogateescape")  # as files' names are: any bytes come back as they were
+def as_text(word: bytes) -> str:
+    """Returns a word as JSON can hold it: any bytes come back as they were, as those of files' names do."""
+    return word.decode(errors="surrogateescape")
+
+
+def as_bytes(word: Any) -> bytes:
+    """Returns the word that `as_text` has made text of. Raises TypeError if it is not text."""
+    return _text(word).encode(errors="surrogateescape")
 
 
 def _text(value: Any) -> str:

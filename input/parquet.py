@@ -27,6 +27,7 @@ def load(
     array: bool = False,
     missing: str = "refuse",
     eval_data_dir: str = "",
+    prepared_dir: str = "",
     validation_split: float = 0.0,
 ) -> Splits:
     """Reads Parquet files by whole row groups.
@@ -48,6 +49,7 @@ def load(
       missing: `refuse` rows without a value, as bad records; or read `zero`, the `mean` of training, or a number; or
         `column`, which reads 0 and says so in a feature NAME.missing. Of ids and text it is id 0 then.
       eval_data_dir: the files to evaluate on, as data_dir.
+      prepared_dir: where words and means are kept, in place of `.crankshaft` beside the files.
       validation_split: the share of the rows that is not trained on, of which no words and means are learnt.
 
     Returns:
@@ -57,7 +59,7 @@ def load(
       InputError: the library is not installed, there are no such files, or their columns are not those.
     """
     choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
-    train = ParquetTable(Files(storage.find(data_dir, _PATTERNS, _EXPECTED)), texts)
+    train = ParquetTable(Files(storage.find(data_dir, _PATTERNS, _EXPECTED)), texts, prepared_dir=prepared_dir or None)
     evaluation = None
     if eval_data_dir:
         evaluation = ParquetTable(Files(storage.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir")), texts)

@@ -1,4 +1,4 @@
-"""What is done to raw values of a table before a model takes them: filled, hashed, dates made numbers.
+"""What is done to raw values of tables before a model has them: filled, hashed, made numbers.
 
 TensorFlow's operations, eager on the host or in the graph of an export.
 """

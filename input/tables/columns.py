@@ -5,6 +5,7 @@ Host code.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.data.source import BadRecordError, Source, Spec
+from ..files.prepared import Writer, prepared
+from ..known import as_bytes, as_text
 from ..splits import InputError, Splits
 from ..treatments import MISSING, SECONDS, Treatment, hashed
 from .parquet_table import Column, Group, ParquetTable, Texts
@@ -84,32 +87,43 @@ class Learnt(NamedTuple):
       means: by column of numbers, where means were asked for.
       has_missing: columns in which a value is missing, where that was asked for.
       differ: columns of which all values differ, as a row's number does.
+      classes: the words of labels that are text, of all rows.
     """
 
     words: dict[str, list[bytes]]
     means: dict[str, np.ndarray]
-    has_missing: set[str]
+    has_missing: list[str]
     differ: list[str]
+    classes: list[bytes] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the same as JSON has it."""
+        words = {name: [*map(as_text, each)] for name, each in self.words.items()}
+        means = {name: mean.tolist() for name, mean in self.means.items()}
+        classes = None if self.classes is None else [as_text(word) for word in self.classes]
+        return {**self._asdict(), "words": words, "means": means, "classes": classes}
+
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> Learnt:
+        """Returns what `as_json` has made that of."""
+        learnt = cls(**content)
+        words = {name: [*map(as_bytes, each)] for name, each in learnt.words.items()}
+        means = {name: np.array(mean) for name, mean in learnt.means.items()}
+        classes = learnt.classes and [*map(as_bytes, learnt.classes)]
+        return learnt._replace(words=words, means=means, classes=classes)
 
 
 def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Splits:
     """Makes the splits of tables. Raises `InputError` where the choice does not fit them."""
     choice = choice._replace(features=_checked(train, choice))
     tables = [table for table in (train, evaluation) if table]
-    classes, num_classes = None, None
-    label = train.columns[choice.label] if choice.label != NONE else None
-    if label and label.kind == "text":
-        # None is not a class; validation_split leaves none unknown.
-        cure = "which are too many classes; choose another label"
-        classes = _words(train, [choice.label], sum(train.group_rows), cure)[choice.label]
-        num_classes = len(classes)
-    elif label:
-        num_classes = _num_classes(tables, choice.label)
     integers = [name for name in choice.features if train.columns[name] == Column("int64")]
     ends = train.extremes(integers)
     is_id = {name: ends[name] is None or ends[name][0] >= 0 for name in integers}
     ids = [] if choice.array else [name for name in integers if is_id[name] and name not in choice.numbers]
-    learnt = _learn(train, choice, ids)
+    learnt = _learnt(train, choice, ids)
+    classes = learnt.classes
+    num_classes = _num_classes(tables, choice.label) if classes is None else len(classes)
     features = [_feature(name, train.columns[name], ends.get(name), choice, learnt) for name in choice.features]
     _check_names(train, features)
     vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
@@ -191,7 +205,7 @@ def _number(text: str) -> float | None:
 
 
 def _num_classes(tables: list[ParquetTable], label: str) -> int | None:
-    if tables[0].columns[label] != Column("int64"):
+    if label == NONE or tables[0].columns[label] != Column("int64"):
         return None
     both = [ends for table in tables if table.columns.get(label) and (ends := table.extremes([label])[label])]
     if not both:
@@ -223,6 +237,22 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
     return {name: sorted(each - {b""}) for name, each in words.items()}
 
 
+def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
+    """Returns what the rows say, which is kept beside the table where it takes a while and can be written."""
+
+    def write(writer: Writer) -> None:
+        writer.about["learnt"] = _learn(table, choice, ids).as_json()
+
+    takes_a_while = choice.missing in ("mean", "column") or any(
+        column and column.kind == "text" for column in map(table.columns.get, (choice.label, *choice.features))
+    )
+    if takes_a_while:
+        made_by = {**choice._asdict(), "ids": ids}
+        with contextlib.suppress(InputError):  # which `_learn` raises again, if it is not that nothing can be written
+            return Learnt.of_json(prepared(table.source, "learnt", made_by, write, table.prepared_dir).about["learnt"])
+    return _learn(table, choice, ids)
+
+
 def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     rows = sum(table.group_rows.tolist())
     if choice.validation_split:
@@ -232,6 +262,12 @@ def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     sums: dict[str, Any] = {}
     counts: dict[str, Any] = {}
     has_missing: set[str] = set()
+    classes = None
+    label = table.columns.get(choice.label) if choice.label != NONE else None
+    if label and label.kind == "text":
+        # None is not a class; validation_split leaves none unknown.
+        cure = "which are too many classes; choose another label"
+        classes = _words(table, [choice.label], sum(table.group_rows), cure)[choice.label]
     numeric = [name for name in choice.features if name not in texts]
     if choice.missing in ("mean", "column"):
         for group, count in _groups(table, numeric, rows):
@@ -244,7 +280,7 @@ def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     means = {name: sums[name] / np.maximum(counts[name], 1) for name in numeric if name in sums}
     differ = {name for name, each in words.items() if len(each) == rows} | _all_differ(table, ids, rows)
     differ = differ if rows >= _FEW_ROWS else set()
-    return Learnt(words, means, has_missing, [name for name in choice.features if name in differ])
+    return Learnt(words, means, sorted(has_missing), [name for name in choice.features if name in differ], classes)
 
 
 def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:

@@ -71,10 +71,12 @@ class ParquetTable:
       files: of them.
       texts: columns whose values are read as text, whatever they are.
       metadata: of each file; None reads it.
+      prepared_dir: where what is learnt of its columns is kept; None is beside the files.
 
     Attributes:
       where: the first file, for messages.
-      paths: of what is read.
+      source: the files that are read.
+      paths: of them.
       columns: what each column holds, by name, in order; None where it can't be read.
       group_rows: rows of each group, [groups] int64.
       identity: text that differs where the contents do.
@@ -85,9 +87,16 @@ class ParquetTable:
 
     cure = "restore the file"
 
-    def __init__(self, files: Files, texts: Sequence[str] = (), metadata: list | None = None):
+    def __init__(
+        self,
+        files: Files,
+        texts: Sequence[str] = (),
+        metadata: list | None = None,
+        prepared_dir: str | None = None,
+    ):
         self._pa, self._parquet = library("parquet")
-        self._files, self._texts = files, texts
+        self.prepared_dir = prepared_dir
+        self.source, self._texts = files, texts
         self._idle: list[tuple[int, Any]] = []  # (number, reader) of files that no thread reads now
         self._lock = threading.Lock()
         self.where, self.paths = files.paths[0], files.paths
@@ -110,7 +119,7 @@ class ParquetTable:
     def read(self, group: int, names: Sequence[str]) -> Group:
         """Reads some columns of a group of rows; may be called by several threads. Raises `SourceError`."""
         number, row_group = self._groups[group]
-        self._files.check(number)
+        self.source.check(number)
         with self._lock:
             at = next((i for i, (each, _) in enumerate(self._idle) if each == number), None)
             reader = None if at is None else self._idle.pop(at)[1]
@@ -131,7 +140,7 @@ class ParquetTable:
         """Returns the file and the row in it of a group's row, for messages."""
         number, row_group = self._groups[group]
         before = sum(self._metadata[number].row_group(i).num_rows for i in range(row_group))
-        return f"{self._files.paths[number]}, row {before + row}"
+        return f"{self.source.paths[number]}, row {before + row}"
 
     def extremes(self, names: Sequence[str]) -> dict[str, tuple[int, int] | None]:
         """Returns the least and the most value of columns of integers; None of one that has no values."""
@@ -173,11 +182,11 @@ class ParquetTable:
             self.columns[name] = Column("text", why="integers beyond int64") if beyond else Column("int64")
 
     def _opened(self, number: int, error_class: type[ValueError], metadata=None):
-        path = self._files.paths[number]
-        self._files.check(number)
+        path = self.source.paths[number]
+        self.source.check(number)
         try:
             return self._parquet.ParquetFile(
-                self._files.stream(number) if storage.is_remote(path) else path,
+                self.source.stream(number) if storage.is_remote(path) else path,
                 metadata=metadata,
                 page_checksum_verification=True,
                 pre_buffer=storage.is_remote(path),  # of local files it costs a fifth of the time
@@ -186,9 +195,9 @@ class ParquetTable:
             raise error_class(f"{path} is no whole Parquet file ({first_line(error)}); restore or remove it") from None
 
     def _footer(self, number: int) -> tuple[int, int]:
-        size = self._files.sizes[number]
+        size = self.source.sizes[number]
         length = min(size, _FOOTER_BYTES)
-        return size, zlib.crc32(self._files.pread(number, size - length, length))
+        return size, zlib.crc32(self.source.pread(number, size - length, length))
 
     def _column(self, field) -> Column | None:
         """Returns what a column is read as; None where it can't be."""
@@ -224,7 +233,7 @@ class ParquetTable:
         return 0
 
     def _unreadable(self, kind: type[ValueError], number: int, row_group: int, error: Exception) -> ValueError:
-        path = self._files.paths[number]
+        path = self.source.paths[number]
         return kind(f"{path}: row group {row_group} can't be read ({first_line(error)}); {self.cure}")
 
     def _decode(self, name: str, chunks, group: Group) -> None:

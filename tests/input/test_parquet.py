@@ -11,6 +11,7 @@ from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
 from crankshaft.engine.data.split import order_of
 from crankshaft.input import parquet
 from crankshaft.input.splits import InputError
+from crankshaft.input.tables import columns
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -254,6 +255,29 @@ def test_any_form_of_text_is_ids_by_its_words(tmp_path, column):
     splits = parquet.load(written(tmp_path, table(4, city=column)), 0, features=("city",), missing="zero")
     assert splits.words == {"city": [b"a", b"b"]}
     assert all_of(splits.train)[0]["city"].tolist() == [2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("can_be_kept", [True, False])
+def test_words_and_means_are_learnt_once_where_they_can_be_kept(tmp_path, monkeypatch, can_be_kept):
+    odd = pa.array([b"b", b"\xff\xfe", b"a", b""], pa.binary())
+    folder = written(tmp_path / "data", table(4, city=odd, price=pa.array([1.0, None, 3.0, None])))
+    if not can_be_kept:
+        (tmp_path / "data" / ".crankshaft").write_text("a file in the way")
+    arguments = {"features": ("city", "price"), "missing": "mean"}
+    first = parquet.load(folder, 0, **arguments)
+    with monkeypatch.context() as learnt_once:
+        if can_be_kept:
+            learnt_once.setattr(columns, "_learn", None)
+        again = parquet.load(folder, 0, **arguments)
+    assert first._replace(train=None) == again._replace(train=None)
+    assert again.words == {"city": [b"a", b"b", b"\xff\xfe"]}
+    assert all_of(again.train)[0]["price"].tolist() == [1, 2, 3, 2]
+    assert all_of(parquet.load(folder, 0, **{**arguments, "missing": "zero"}).train)[0]["price"].tolist() == [
+        1,
+        0,
+        3,
+        0,
+    ]
 
 
 def test_dates_and_times_are_days_and_seconds(tmp_path):
