@@ -26,7 +26,8 @@ def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_small_text_is_learnt_by_heart(inside, tmp_path, text, precision):
-    flags = ("--train_steps=150", "--learning_rate=0.01", f"--precision={precision}", f"--run_dir={tmp_path}/run")
+    # At 0.01 it is the kind of CPU that decides, by its rounding, which seeds are still on a plateau after 150 steps.
+    flags = ("--train_steps=150", "--learning_rate=0.003", f"--precision={precision}", f"--run_dir={tmp_path}/run")
     inside(*RUN, *text, *flags).ok()
     found = result(tmp_path / "run")["eval"]
     # 55 bytes again and again: but for those of a window's beginning, each is told by those before it.
