@@ -38,6 +38,7 @@ def texts(cell) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_draws_its_progress(ran):
     notebook, folder = ran
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

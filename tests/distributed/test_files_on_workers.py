@@ -17,6 +17,7 @@ def files(tmp_path, number: int, *flags: str) -> tuple[str, ...]:
     return (f"--files={number}", f"--folder={tmp_path / 'files'}", *flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "chunked"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints
@@ -11,6 +12,7 @@ from tests.distributed import parts_writer
 from tests.distributed.conftest import ROOT
 
 
+@pytest.mark.slow
 def test_both_write_their_halves_and_a_half_alone_is_never_read(start_workers, tmp_path):
     workers = start_workers(2, ROOT / "tests" / "distributed" / "parts_writer.py", tmp_path)
     codes = workers.wait()

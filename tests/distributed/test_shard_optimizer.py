@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.runs import tensors
 
@@ -13,6 +14,7 @@ RUN = (
 )
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_device_trains(start_workers, inside, tmp_path):
     flags = (
         "--strategy=multi_worker",

@@ -132,6 +132,7 @@ def kill_again_and_again(run: Local, kills: int) -> None:
         os.kill(run.pids()[number % 2], signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_kills_of_chief_and_worker_and_a_preempted_worker_cost_time_and_nothing_else(local, straight):
     """Preempted, all save at one step, from which they go on: no step is lost."""
     run = local(2, *RUN, *OFTEN, f"--train_steps={STEPS}")

@@ -265,6 +265,7 @@ with Watchdog(0, ("worker 0",), ("localhost:0",), 1.0) as watchdog:
 """
 
 
+@pytest.mark.slow
 def test_library_that_never_lets_go_of_the_lock_ends_with_its_stack(start_workers):
     job = start_workers(1, "-c", HOLD)
     assert job.processes[0].wait(timeout=PATIENCE) == 1

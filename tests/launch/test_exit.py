@@ -115,6 +115,7 @@ def test_an_error_that_is_kept_keeps_no_input(fails):
     assert error.value.__cause__ is not None
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_evaluates_and_fails_ends(crank, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -46,6 +46,9 @@ HOLDS = {
     "A hook that stops": "stopped.result['stop'] == 'good enough' and stopped.result['step'] < 400",
     "The model afterwards": "np.allclose(tf.keras.models.load_model(served)(points), kept.predict(points), atol=1e-5)",
 }
+# Whole runs of minutes together, of several processes some of them.
+SLOW = {"data", "parameter_servers", "mesh", "model", "workers", "monitoring", "resume", "benchmark"}
+PAGES = [pytest.param(n, marks=pytest.mark.slow) if RUNNING[n].stem in SLOW else n for n in RUNNING]
 RECIPES = dict.fromkeys(block.section for block in blocks(COOKBOOK) if block.section and block.language == "python")
 
 
@@ -103,7 +106,7 @@ def reader(inside, tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", PAGES)
 def test_page_runs(name, reader):
     person, names = reader
     for block in blocks(RUNNING[name]):

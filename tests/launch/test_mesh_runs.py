@@ -43,6 +43,7 @@ def ran(inside, tmp_path, text):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh_and_is_evaluated_and_exported(ran, inside, tmp_path, text):
     first = ran("run", 3, *MESH)
     assert "parameters in all each replica has these" in first["out"]

@@ -236,7 +236,7 @@ def test_mirrored_without_a_gpu_says_how_to_have_replicas(inside):
     assert "found no GPU; use --num_virtual_devices=N" in outcome.error
 
 
-@pytest.mark.parametrize("address", ["", "grpc://127.0.0.1:1"])
+@pytest.mark.parametrize("address", [pytest.param("", marks=pytest.mark.slow), "grpc://127.0.0.1:1"])
 def test_tpu_without_a_tpu_says_so_and_waits_for_none(crank, address):
     outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu", f"--tpu_address={address}")
     assert outcome.code == 2

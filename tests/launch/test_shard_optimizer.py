@@ -31,6 +31,7 @@ def close(run_dir, other_dir):
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_bit_and_by_one_device(inside, tmp_path):
     sharded = (*RUN, *MIRRORED, "--shard_optimizer", "--check_sync_every_steps=5")
     inside(*RUN, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()

@@ -22,7 +22,11 @@ GIVEN = ("--model_arg=table_capacity=300", "--model_arg=admit_after=2")
 
 
 @pytest.mark.parametrize(
-    "strategy", [("--strategy=one_device", *GIVEN), ("--strategy=mirrored", "--num_virtual_devices=2")]
+    "strategy",
+    [
+        ("--strategy=one_device", *GIVEN),
+        pytest.param(("--strategy=mirrored", "--num_virtual_devices=2"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(inside, tmp_path, strategy):
     common = (*CLICKS, *strategy, "--ema_decay=0.9", "--clip_norm=1")

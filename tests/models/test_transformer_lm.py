@@ -93,7 +93,11 @@ def test_a_mistake_is_one_line(arguments, says):
 
 @pytest.mark.parametrize(
     ("shape", "arguments"),
-    [((1, 2), LLAMA), ((2, 2), {**GPT2, "layers": 1}), pytest.param((2, 1), LLAMA, marks=pytest.mark.slow)],
+    [
+        ((1, 2), LLAMA),
+        pytest.param((2, 2), {**GPT2, "layers": 1}, marks=pytest.mark.slow),
+        pytest.param((2, 1), LLAMA, marks=pytest.mark.slow),
+    ],
 )
 def test_twenty_steps_on_a_mesh_are_those_of_one_device(bench, shape, arguments):
     """Of 37 tokens, which do not divide; the last batch of an epoch leaves a replica few windows, and some padding."""

@@ -229,7 +229,7 @@ def saved(run, tmp_path_factory):
     return save
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("nadam", marks=pytest.mark.slow)])
 def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved, optimizer):
     folder, slots, arrays = saved(optimizer)
     assert slots

@@ -226,7 +226,7 @@ def run(bench):
     return make
 
 
-@pytest.mark.parametrize(("others", "options"), [((2, 4), {}), ((2,), {"accumulate_steps": 2})])
+@pytest.mark.parametrize(("others", "options"), [((2,), {}), ((4,), {"accumulate_steps": 2})])
 def test_a_run_is_the_same_on_any_number_of_replicas(bench, others, options):
     """30 steps: rounding, 1e-7 a step, grows faster than with exact sums, through what the memories give back."""
 

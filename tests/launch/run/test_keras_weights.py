@@ -61,8 +61,11 @@ def trained():
     return Kept, lambda: [np.array(v) for v in kept[-1].model.weights]
 
 
-@pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
-@pytest.mark.parametrize("where", [(), ("--strategy=mirrored", "--num_virtual_devices=2")], ids=["one", "mirrored"])
+@pytest.mark.parametrize(
+    ("ending", "where"),
+    [(".keras", ()), (".weights.h5", ("--strategy=mirrored", "--num_virtual_devices=2"))],
+    ids=["keras-one", "weights-mirrored"],
+)
 def test_a_run_starts_from_a_keras_file(inside, fitted, trained, tmp_path, ending, where):
     path = str(tmp_path / f"net{ending}")
     fitted.save(path) if ending == ".keras" else fitted.save_weights(path)

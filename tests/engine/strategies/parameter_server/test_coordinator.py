@@ -70,6 +70,7 @@ def closures(monkeypatch):
             each.set()
 
 
+@pytest.mark.slow
 def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_built(closures):
     closures, may_return = closures
     loops = [Loop() for _ in range(2)]
