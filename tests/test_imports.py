@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from docs.house import ROOT, arrows, between_rooms, circles, imports, source_files, with_drawing
 
 # What each room may import besides itself and the standard library, by the longest name that is
 # still allowed: `absl.logging` lets in neither `absl` nor `absl.flags`.
@@ -45,7 +45,6 @@ READERS = {
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-NOT_THE_HOUSE = {"build", "dist", "runs", "tests"}
 
 # Names with an underscore that tests may use.
 OPEN_TO_ALL = {
@@ -56,85 +55,9 @@ OPEN_TO_ALL = {
 }
 
 
-def source_files(root: Path) -> Iterator[Path]:
-    """The house's Python files, relative to `root`; not tests, hidden folders or build outputs."""
-    for entry in sorted(root.iterdir()):
-        if entry.is_dir() and entry.name not in NOT_THE_HOUSE and not entry.name.startswith("."):
-            yield from (path.relative_to(root) for path in sorted(entry.rglob("*.py")))
-        elif entry.suffix == ".py":
-            yield entry.relative_to(root)
-
-
 def is_within(name: str, allowed: set[str]) -> bool:
     """Whether the dotted `name` is one of `allowed` or lies inside one."""
     return any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
-
-
-def imported_from(node: ast.ImportFrom, path: Path) -> str:
-    """The absolute dotted module of a `from ... import`, whose leading dots count from `path`."""
-    if not node.level:
-        return node.module
-    package = ("crankshaft", *path.parts[:-1])[: len(path.parts) + 1 - node.level]
-    return ".".join((*package, *([node.module] if node.module else [])))
-
-
-def imports(tree: ast.Module, path: Path) -> Iterator[tuple[int, str, str]]:
-    """Every import in the file, inside functions too: (line, absolute dotted name, name it binds).
-
-    `import_module` and `__import__` count where their argument is a plain string; they bind no
-    name.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                yield node.lineno, alias.name, alias.asname or top
-        elif isinstance(node, ast.ImportFrom):
-            module = imported_from(node, path)
-            for alias in node.names:
-                name = f"{module}.{alias.name}" if module else alias.name
-                yield node.lineno, name, alias.asname or alias.name
-        elif isinstance(node, ast.Call) and node.args:
-            called = ast.unparse(node.func).rpartition(".")[2]
-            argument = node.args[0]
-            if called in {"import_module", "__import__"} and isinstance(argument, ast.Constant):
-                yield node.lineno, str(argument.value), ""
-
-
-def arrows(root: Path) -> dict[Path, set[Path]]:
-    """The house's files that each of them imports, inside functions and for types too."""
-    files = [path for path in source_files(root) if path.parts[0] in MAY_IMPORT]
-    modules = {".".join(("crankshaft", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in files}
-    found: dict[Path, set[Path]] = {}
-    for path in files:
-        names = [name for _, name, _ in imports(ast.parse((root / path).read_text(encoding="utf-8")), path)]
-        ends = {modules.get(name) or modules.get(name.rpartition(".")[0]) for name in names}
-        found[path] = {end for end in ends if end and end != path}
-    return found
-
-
-def room_of(path: Path) -> Path:
-    """The room within its top folder: a folder there, or a file that stands by itself."""
-    return Path(*path.parts[:2])
-
-
-def between_rooms(found: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
-    """The same arrows, from room to room."""
-    rooms: dict[Path, set[Path]] = {}
-    for path, ends in found.items():
-        rooms.setdefault(room_of(path), set()).update(room_of(end) for end in ends if room_of(end) != room_of(path))
-    return rooms
-
-
-def circles(found: dict[Path, set[Path]]) -> list[str]:
-    """What is left once everything whose arrows all end outside has been taken away, again and again, from both ends:
-    nothing, unless arrows run in a circle."""
-    left = {start: set(ends) for start, ends in found.items()}
-    while done := {start for start, ends in left.items() if not ends & left.keys()}:
-        left = {start: ends for start, ends in left.items() if start not in done}
-    while first := {start for start in left if not any(start in ends for ends in left.values())}:
-        left = {start: ends for start, ends in left.items() if start not in first}
-    return [f"{start} imports {end}" for start, ends in left.items() for end in sorted(ends & left.keys())]
 
 
 def attributes(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
@@ -273,6 +196,11 @@ def test_an_arrow_back_up_is_found_though_no_file_is_in_a_circle(tmp_path):
     plant(tmp_path, "engine/b/three.py", "from ..a.one import x\n")
     assert circles(arrows(tmp_path)) == []
     assert circles(between_rooms(arrows(tmp_path))) == ["engine/a imports engine/b", "engine/b imports engine/a"]
+
+
+def test_the_drawing_is_of_the_imports_as_they_are():
+    page = (ROOT / "BUILD.md").read_text(encoding="utf-8")
+    assert with_drawing(page) == page, "run `python docs/house.py`"
 
 
 def test_only_launch_reads_flags_and_environment():
