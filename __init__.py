@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from .engine.step.context import step_context
     from .engine.step.gradients import Update
     from .engine.trainer import Trainer
+    from .input.data import Data
     from .launch.api import Run, load_model, run
     from .launch.errors import RunError, UsageError
     from .launch.train import main
 
 _HOMES = {
+    "Data": "crankshaft.input.data",
     "KerasMetric": "crankshaft.engine",
     "Mean": "crankshaft.engine",
     "Run": "crankshaft.launch.api",
@@ -42,9 +44,10 @@ _HOMES = {
     "weighed": "crankshaft.engine",
 }
 
-_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.launch.errors")
+_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.input.data", "crankshaft.launch.errors")
 
 __all__ = [
+    "Data",
     "KerasMetric",
     "Mean",
     "Run",

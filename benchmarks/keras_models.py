@@ -8,14 +8,14 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from crankshaft.input.splits import Splits
+from crankshaft.input.data import Data
 
 from .workloads import WORKLOADS
 
 _layers = keras.layers
 
 
-def build(name: str, data: Splits) -> keras.Model:
+def build(name: str, data: Data) -> keras.Model:
     """Builds a workload's model, for its data; outputs are logits, in float32 whatever the policy is."""
     if name == "wide_deep":
         return _wide_deep(data.train[0]["categories"].shape[1], data.vocabulary["categories"])

@@ -49,7 +49,7 @@ def measure(name: str, setting: str, precision: str, seconds: float, quality_ste
     x, y = data.train
     few = quality_steps * BATCH_SIZE
     model.fit(tf.nest.map_structure(lambda array: array[:few], x), y[:few], **shown)
-    loss, metric = model.evaluate(*data.eval, batch_size=BATCH_SIZE, verbose=0)
+    loss, metric = model.evaluate(*data.evaluation, batch_size=BATCH_SIZE, verbose=0)
     watch = _stopwatch(seconds)
     model.fit(x, y, epochs=1_000_000, callbacks=[watch], **shown)
     return {

@@ -188,7 +188,7 @@ class Clicks:
 
     def distinct(self) -> float:
         """How many different ids a batch has, on average. Examples are drawn alike, so any batches will do."""
-        (features, _), *_ = synthetic_clicks.load(None, 0, examples=SAMPLED_BATCHES * self.batch, **self.arguments)
+        features, _ = synthetic_clicks.load(None, 0, examples=SAMPLED_BATCHES * self.batch, **self.arguments).train
         ids = features["categories"] * FIELDS + np.arange(FIELDS)  # a field's are its own
         return statistics.mean(len(np.unique(batch)) for batch in ids.reshape(SAMPLED_BATCHES, -1))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from crankshaft.input import synthetic, synthetic_clicks
-from crankshaft.input.splits import Splits
+from crankshaft.input.data import Data
 
 BATCH_SIZE = 64  # a replica's; with parameter servers an update's
 EVAL_EXAMPLES = 4_096
@@ -47,7 +47,7 @@ class Workload:
     def flags(self) -> tuple[str, ...]:
         return (*self.model_flags, *self.input_flags)
 
-    def load(self) -> Splits:
+    def load(self) -> Data:
         """Loads the very examples that `input_flags` ask for."""
         if self.shape is None:
             return synthetic_clicks.load(None, 0)

@@ -1,6 +1,6 @@
 """Data sources, one module each, found by the module's name: `--input=digits` is `input/digits.py`.
 
-Host code. A source is a module with a function `load(data_dir, seed, *, <arguments with typed defaults>) -> Splits`;
+Host code. A source is a module with a function `load(data_dir, seed, *, <arguments with typed defaults>) -> Data`;
 the first line of its docstring says what the data is. Modules without `load` hold what sources share. No module imports
 TensorFlow when it is imported, so files and arguments are checked before TensorFlow starts.
 """

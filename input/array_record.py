@@ -15,12 +15,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.source import BadRecordError
+from .data import Data, InputError, check_at_least
 from .files.storage import Files, is_remote
 from .records import shards
 from .records.examples import ExampleSource
 from .records.features import Features
 from .records.shards import find_splits, open_splits
-from .splits import InputError, Splits, check_at_least
 
 _PATTERNS = ("*.array_record", "*.array_record*", "*.arrayrecord*", "*.ar")
 _EXPECTED = "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)"
@@ -38,7 +38,7 @@ def load(
     weight: str = "",
     features: tuple = (),
     num_classes: int = 0,
-) -> Splits:
+) -> Data:
     """Opens shards that `crankshaft prepare --format=array_record` or others have written.
 
     Args:

@@ -9,10 +9,10 @@ import re
 
 import numpy as np
 
+from .data import Data, InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator, mix
 from .drawn.planted import clicks, effects, power_law_ids
 from .files.text_files import find_files
-from .splits import InputError, Splits, check_at_least, check_share, eval_count
 from .tables.delimited import BadRecords, read_records, shown
 
 _INTEGERS, _CATEGORIES = 13, 26
@@ -45,7 +45,7 @@ def load(
     hash_buckets: int = 100000,
     eval_share: float = 0.1,
     max_bad_records: int = 0,
-) -> Splits:
+) -> Data:
     """Reads the format of Kaggle's Display Advertising Challenge (2014) and of Criteo's terabyte of click logs.
 
     A line is label, I1..I13, C1..C26 between tabs; integers and categories may be missing. In a folder, train.txt and
@@ -86,7 +86,7 @@ def load(
     def part(rows: slice):
         return {"dense": dense[rows], "categories": categories[rows]}, labels[rows]
 
-    return Splits(part(slice(None, cut)), part(slice(cut, None)), 2, {"categories": hash_buckets})
+    return Data(part(slice(None, cut)), part(slice(cut, None)), 2, {"categories": hash_buckets})
 
 
 def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarray, ...]:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..engine.data.source import SourceError
+from .data import Data, InputError
 from .files import storage
 from .files.prepared import Prepared, Writer, prepared, progress
 from .files.storage import Files
-from .splits import InputError, Splits
 from .tables.columns import Choice, splits_of
 from .tables.csv_types import Converter, Finder, Unfit
 from .tables.parquet_table import Column, ParquetTable, first_line, library
@@ -50,7 +50,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
-) -> Splits:
+) -> Data:
     """Reads CSV in UTF-8 whose first record names the columns; fields may be quoted, and have line breaks then.
 
     A column whose values are all integers is int64, one of numbers float32, one of dates or times as ISO 8601 has them

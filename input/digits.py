@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from .splits import InputError, Splits, refuse_data_dir
+from .data import Data, InputError, refuse_data_dir
 
 _PATH = os.path.join(os.path.dirname(__file__), "data", "digits.csv.gz")
 _SCANS = 1797
@@ -20,7 +20,7 @@ _MARGIN = 2  # blank pixels on each side: 28x28, with an edge as MNIST has it
 _EVAL_EVERY = 5
 
 
-def load(data_dir: str | None, seed: int) -> Splits:
+def load(data_dir: str | None, seed: int) -> Data:
     """Reads Alpaydin, Kaynak: Optical Recognition of Handwritten Digits, doi.org/10.24432/C50P49.
 
     The split is fixed: scans are sorted by class, in file order within a class, and every fifth of them is for
@@ -41,9 +41,9 @@ def load(data_dir: str | None, seed: int) -> Splits:
     by_class = np.argsort(labels, kind="stable")
     is_eval = np.zeros(len(labels), bool)
     is_eval[by_class[::_EVAL_EVERY]] = True
-    return Splits(
+    return Data(
         train=(features[~is_eval], labels[~is_eval]),
-        eval=(features[is_eval], labels[is_eval]),
+        evaluation=(features[is_eval], labels[is_eval]),
         num_classes=10,
     )
 

@@ -3,11 +3,11 @@
 Without --data_dir, Keras's download. Host code.
 """
 
+from .data import Data
 from .files.mnist_files import read_or_download
-from .splits import Splits
 
 
-def load(data_dir: str | None, seed: int) -> Splits:
+def load(data_dir: str | None, seed: int) -> Data:
     """Reads Xiao, Rasul, Vollgraf: Fashion-MNIST, https://arxiv.org/abs/1708.07747.
 
     `seed` is not used: files are read in their order, which the pipeline shuffles.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..engine.data.source import BadRecordError, Source, Spec
+from .data import Data, InputError, check_at_least
 from .files import labelled_files, storage
-from .splits import InputError, Splits, check_at_least
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -44,7 +44,7 @@ def load(
     crop: float = 0.875,
     pixels: str = "float32",
     max_pixels: int = 50_000_000,
-) -> Splits:
+) -> Data:
     """Finds the images; reads none yet.
 
     Training takes a random part of an image, another one each epoch, scales it to size x size, bilinearly, and flips
@@ -79,9 +79,9 @@ def load(
     train = labelled_files.find(data_dir, _SUFFIXES, "data_dir")
     evaluation = eval_data_dir and labelled_files.find(eval_data_dir, _SUFFIXES, "eval_data_dir", train)
     names = train.names and hashlib.sha256("\0".join(train.names).encode()).digest()
-    return Splits(
+    return Data(
         train=Images(train, form, min_area if augment else 0.0, flip=augment and flip),
-        eval=Images(evaluation, form) if evaluation else None,
+        evaluation=Images(evaluation, form) if evaluation else None,
         num_classes=train.num_classes,
         ids=int.from_bytes(names[:4], "big") if names else None,
         classes=tuple(train.names) if train.names else None,

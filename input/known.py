@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from .data import Data
 from .files import tokens
-from .splits import Splits
 from .treatments import Treatment
 
-_NAMES = Splits._fields[2:]
+_NAMES = [field.name for field in dataclasses.fields(Data)][2:]
 
 
-def as_json(splits: Splits) -> dict[str, Any]:
+def as_json(data: Data) -> dict[str, Any]:
     """Returns what is known of the data, plain JSON, of which `of_json` makes the same again."""
-    known: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(splits, name)) is not None}
-    if splits.tokens is not None:
-        known["tokens"] = splits.tokens.kept()
-    if splits.words is not None:
-        known["words"] = {name: [as_text(word) for word in words] for name, words in splits.words.items()}
-    if splits.treatments is not None:
-        known["treatments"] = {name: each._asdict() for name, each in splits.treatments.items()}
+    known: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(data, name)) is not None}
+    if data.tokens is not None:
+        known["tokens"] = data.tokens.kept()
+    if data.words is not None:
+        known["words"] = {name: [as_text(word) for word in words] for name, words in data.words.items()}
+    if data.treatments is not None:
+        known["treatments"] = {name: each._asdict() for name, each in data.treatments.items()}
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
 
 
-def of_json(content: Mapping[str, Any], path: str) -> Splits:
-    """Returns splits without examples, by what was kept in the file at `path`; other keys of it are left alone.
+def of_json(content: Mapping[str, Any], path: str) -> Data:
+    """Returns data without examples, by what was kept in the file at `path`; other keys of it are left alone.
 
     Raises:
       KeyError, TypeError: that is not what `as_json` has made.
@@ -40,7 +41,7 @@ def of_json(content: Mapping[str, Any], path: str) -> Splits:
         known["words"] = {name: [*map(as_bytes, words)] for name, words in {**known["words"]}.items()}
     if "treatments" in known:
         known["treatments"] = {name: Treatment(**each).checked() for name, each in {**known["treatments"]}.items()}
-    return Splits(None, None, known.pop("num_classes", None), **known)
+    return Data(None, **known)
 
 
 def as_text(word: bytes) -> str:

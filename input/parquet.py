@@ -5,9 +5,9 @@ Host code, NumPy and `pyarrow` only.
 
 from __future__ import annotations
 
+from .data import Data
 from .files import storage
 from .files.storage import Files
-from .splits import Splits
 from .tables.columns import Choice, splits_of
 from .tables.parquet_table import ParquetTable
 
@@ -29,7 +29,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
-) -> Splits:
+) -> Data:
     """Reads Parquet files by whole row groups.
 
     Integers and booleans are int64, floats and decimals float32, text and binaries categories; dates are days since

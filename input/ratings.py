@@ -12,9 +12,9 @@ import zlib
 
 import numpy as np
 
+from .data import Data, InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator
 from .files.text_files import find_files, read_lines
-from .splits import InputError, Splits, check_at_least, check_share, eval_count
 from .tables.delimited import BadRecords, decode, read_records, shown
 
 _FILES = (r".*\.(tsv|csv|data|inter)",)
@@ -33,7 +33,7 @@ _COLUMN_OF_NAME = {
 
 def load(
     data_dir: str | None, seed: int, *, split: str = "time", eval_share: float = 0.1, max_bad_records: int = 0
-) -> Splits:
+) -> Data:
     """Reads a file, or the .tsv, .csv, .data and .inter files of a folder, plain or gzip, such as MovieLens, RecBole.
 
     Fields stand between tabs, commas (quotes as in RFC 4180, no line breaks inside) or `::`. The first line may name
@@ -79,7 +79,7 @@ def load(
         return {"user": users[rows], "item": items[rows]}, ratings[rows]
 
     vocabulary = {"user": len(known_users) + 1, "item": len(known_items) + 1}
-    return Splits(part(~is_eval), part(is_eval), None, vocabulary, ids)
+    return Data(part(~is_eval), part(is_eval), None, vocabulary, ids)
 
 
 def _read(data_dir: str, with_times: bool, max_bad_records: int) -> tuple:

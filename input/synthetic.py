@@ -8,8 +8,8 @@ import os
 
 import numpy as np
 
+from .data import Data, InputError, check_at_least, refuse_data_dir
 from .drawn.draws import generator
-from .splits import InputError, Splits, check_at_least, refuse_data_dir
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.
@@ -29,7 +29,7 @@ def load(
     classes: int = 10,
     examples: int = 0,
     eval_examples: int = 0,
-) -> Splits:
+) -> Data:
     """Draws Gaussian classes, a pure function of the seed.
 
     Example i of a split depends on the seed, the shape, the classes and i, and not on how many examples are asked for:
@@ -62,9 +62,9 @@ def load(
 
     prototypes = generator(seed, _PROTOTYPES, 0).standard_normal((classes, *shape), np.float32)
     prototypes *= np.float32(_SEPARATION / math.sqrt(2 * math.prod(shape)))
-    return Splits(
+    return Data(
         train=_draw(seed, _TRAIN_LABELS, _TRAIN_NOISE, prototypes, examples),
-        eval=_draw(seed, _EVAL_LABELS, _EVAL_NOISE, prototypes, eval_examples),
+        evaluation=_draw(seed, _EVAL_LABELS, _EVAL_NOISE, prototypes, eval_examples),
         num_classes=classes,
     )
 

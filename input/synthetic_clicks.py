@@ -5,9 +5,9 @@ Host code, NumPy only. For benchmarks and tests of embeddings: nothing is read o
 
 import numpy as np
 
+from .data import Data, InputError, check_at_least, refuse_data_dir
 from .drawn.draws import generator
 from .drawn.planted import auc, clicks, effects, power_law_ids
-from .splits import InputError, Splits, check_at_least, refuse_data_dir
 
 _BIAS = -1.0  # about three clicks in ten
 _TRAIN, _EVAL = (0, 1), (2, 3)  # streams of ids and of labels
@@ -24,7 +24,7 @@ def load(
     exponent: float = 1.1,
     signal: float = 2.0,
     noise: float = 0.0,
-) -> Splits:
+) -> Data:
     """Draws examples whose fields each hold an id; each field's id moves the odds of a click by its own weight.
 
     The weights are hidden: only ids and labels are given. Example i of a split depends on the seed, on i and on all
@@ -55,7 +55,7 @@ def load(
     planted = (seed, fields, rows, exponent, signal, noise)
     train, _ = _draw(_TRAIN, examples, *planted)
     evaluation, _ = _draw(_EVAL, eval_examples, *planted)
-    return Splits(train, evaluation, 2, {"categories": rows})
+    return Data(train, evaluation, 2, {"categories": rows})
 
 
 def planted_auc(

@@ -14,10 +14,10 @@ from collections.abc import Callable, Generator, Iterator
 import numpy as np
 
 from ..engine.data.source import BadRecordError, Source, Spec
+from .data import Data, InputError, check_at_least
 from .files import storage, tokens
 from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress
 from .files.storage import Files
-from .splits import InputError, Splits, check_at_least
 
 _BUNDLED = {split: os.path.join(BUNDLED, f"constitution.{split}.txt") for split in ("train", "eval")}
 _PATTERNS = ("*.txt", "*.md")
@@ -44,7 +44,7 @@ def load(
     documents: str = "file",
     eval_data_dir: str = "",
     prepared_dir: str = "",
-) -> Splits:
+) -> Data:
     """Reads text files as one row of tokens, cut into windows, see `Windows`.
 
     The tokens are made once and kept, see `input.files.prepared`.
@@ -91,7 +91,7 @@ def load(
         return Windows(prepared(files, "text", made_by, write, prepared_dir))
 
     evaluation = windows(_files(eval_data_dir, "eval_data_dir")) if eval_data_dir else None
-    return Splits(windows(files), evaluation, made.count, None, made.ids, made)
+    return Data(windows(files), evaluation, made.count, None, made.ids, made)
 
 
 class Windows(Source):

@@ -14,12 +14,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.source import BadRecordError, SourceError
+from .data import Data, check_at_least
 from .records import checksums, compressed, record_index
 from .records.examples import ExampleSource, as_list
 from .records.features import Features
 from .records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
 from .records.shards import find_splits, open_splits
-from .splits import Splits, check_at_least
 
 PATTERNS = ("*.tfrecord", "*.tfrecord*", "*.tfrec", "*.tfrec*", "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9]*")
 _EXPECTED = "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)"
@@ -36,7 +36,7 @@ def load(
     weight: str = "",
     features: tuple = (),
     num_classes: int = 0,
-) -> Splits:
+) -> Data:
     """Opens shards that `crankshaft prepare`, TensorFlow or others have written.
 
     Args:

@@ -50,16 +50,13 @@ def main(
 
     Args:
       trainer_class: your `crankshaft.Trainer`; None takes the one that --model names.
-      data: what, or a function without arguments that returns what, is (train, eval[, num_classes[, vocabulary[,
-        ids[, tokens[, classes[, words]]]]]]); train and eval are each (features, labels), (features, labels, weights)
+      data: what, or a function without arguments that returns what, is (train, eval[, num_classes[, vocabulary]]) or
+        a `crankshaft.Data`, which has more; train and eval are each (features, labels), (features, labels, weights)
         or (features,), of arrays whose first axis is examples (float64 is taken as float32, as Keras does), or of dicts
         and tuples of such arrays; a dict, which is features; or a `tf.data.Dataset` of such examples. eval may be
         None, or left out with all after it: no evaluation, unless --validation_split takes a part of train.
         vocabulary has, by the name of each feature that is an id, how many ids there are; None: no feature is.
-        ids tells numberings of them apart where the training data decides them, a number or text; None: it does
-        not say. tokens is what text was cut into, for --mode=generate, an `input.files.tokens.Bytes` or
-        `Vocabulary`. classes has the classes' names, by label number. words has, by the name of each feature whose
-        ids stand for text, that text: the first has id 1, and id 0 is any other text. None takes what --input names.
+        None takes what --input names.
       hooks: your `engine.hooks`.
       argv: the command line; None is the process's.
       may_change: names of your own absl flags that do not decide a run's numbers: with other values of the others,
@@ -186,16 +183,16 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
             stack.enter_context(asked.remote.pushing())
         held = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
         early = asked.input_entry and not asked.input_entry.path and asked.mode != "generate"
-        splits = datas.load(asked) if early else None
+        loaded = datas.load(asked) if early else None
         strategy = _start(asked, trainer_class, stack)
         get = functools.partial(datas.load, asked) if asked.input_entry else functools.partial(datas.call, data)
         if asked.mode == "generate":
             with strategy.watch():
                 return _generate(asked, trainer_class, strategy)
         if asked.is_evaluator:
-            return Done(_evaluate_checkpoints(asked, trainer_class, splits or get(), strategy))
+            return Done(_evaluate_checkpoints(asked, trainer_class, loaded or get(), strategy))
         with strategy.watch():
-            session = _create(asked, trainer_class, splits or get(), strategy)
+            session = _create(asked, trainer_class, loaded or get(), strategy)
             done = _work(session, hooks, held)
         done.result.setdefault("wall_seconds", time.monotonic() - started)
         _write_result(asked, done.result)
@@ -255,11 +252,11 @@ def _joining(asked: config.Config):
         yield
 
 
-def _create(asked: config.Config, trainer_class, splits, strategy):
+def _create(asked: config.Config, trainer_class, data, strategy):
     """Builds everything up to the first step. The devices are split by now, so the user's data may use TensorFlow."""
     from .run import session as sessions
 
-    return sessions.create(asked, trainer_class, splits, strategy)
+    return sessions.create(asked, trainer_class, data, strategy)
 
 
 def _generate(asked: config.Config, trainer_class, strategy) -> Done:
@@ -271,10 +268,10 @@ def _generate(asked: config.Config, trainer_class, strategy) -> Done:
     return Done(code, result, session)
 
 
-def _evaluate_checkpoints(asked: config.Config, trainer_class, splits, strategy) -> int:
+def _evaluate_checkpoints(asked: config.Config, trainer_class, data, strategy) -> int:
     from .run import evaluator
 
-    return evaluator.watch(_create(asked, trainer_class, splits, strategy))
+    return evaluator.watch(_create(asked, trainer_class, data, strategy))
 
 
 def _work(session, hooks, held: process.LockedRunDir | None) -> Done:

@@ -86,7 +86,7 @@ def main() -> None:
         return loss.item()
 
     train(arguments.quality_steps)
-    quality = evaluate(model.module, to_tensors(data.eval))
+    quality = evaluate(model.module, to_tensors(data.evaluation))
     train(arguments.warm_up_steps)
     dist.barrier()
     before = time.perf_counter()

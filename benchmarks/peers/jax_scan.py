@@ -97,7 +97,7 @@ def main() -> None:
         return calls * arguments.steps_per_call / (time.perf_counter() - before)
 
     run(arguments.quality_steps)
-    x, y = jax.device_put(splits.eval)
+    x, y = jax.device_put(splits.evaluation)
     logits = jax.jit(forward)(carry[0], x)
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
     quality = {"loss": float(loss), "accuracy": float((logits.argmax(-1) == y).mean())}

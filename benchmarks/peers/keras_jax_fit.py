@@ -53,7 +53,7 @@ def main() -> None:
     keras_models.compile(model, arguments.workload, steps_per_execution=arguments.steps_per_call)
     few = arguments.quality_steps * BATCH_SIZE
     model.fit(x[:few], y[:few], batch_size=BATCH_SIZE)
-    loss, accuracy = model.evaluate(*data.eval, batch_size=BATCH_SIZE, verbose=0)
+    loss, accuracy = model.evaluate(*data.evaluation, batch_size=BATCH_SIZE, verbose=0)
     watch = Stopwatch(arguments.warm_up_steps, arguments.steps, arguments.steps_per_call)
     model.fit(x, y, batch_size=BATCH_SIZE, epochs=1_000_000, callbacks=[watch])
     versions = {"keras": keras.__version__, "jax": jax.__version__}

@@ -51,7 +51,7 @@ class Task:
 
     def evaluate(self) -> dict:
         """On the coordinator, which the tutorial calls direct evaluation."""
-        x, y = self.data.eval
+        x, y = self.data.evaluation
         batches = tf.data.Dataset.from_tensor_slices(x).batch(512)
         outputs = np.concatenate([self.model(batch, training=False) for batch in batches])
         loss = float(np.mean(self.losses(y[:, None] if self.clicks else y, outputs)))

@@ -80,7 +80,7 @@ def main() -> None:
         return float(total_loss) / steps
 
     train(arguments.quality_steps)  # compiles
-    quality = evaluate(model, data.eval)
+    quality = evaluate(model, data.evaluation)
     train(arguments.warm_up_steps)
     before = time.perf_counter()
     loss = train(arguments.steps)

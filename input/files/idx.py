@@ -12,7 +12,7 @@ from io import BufferedReader
 
 import numpy as np
 
-from ..splits import InputError
+from ..data import InputError
 from .text_files import listing
 
 _TYPE_NAMES = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..splits import InputError
+from ..data import InputError
 from . import storage
 
 _LISTS = (".txt", ".csv", ".tsv", ".lst")

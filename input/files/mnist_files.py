@@ -5,7 +5,7 @@ The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to do
 
 import numpy as np
 
-from ..splits import InputError, Splits
+from ..data import Data, InputError
 from .idx import find_idx, read_idx
 
 NUM_CLASSES = 10
@@ -14,7 +14,7 @@ TRAIN_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 EVAL_NAMES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
-def read_or_download(data_dir: str | None, keras_name: str) -> Splits:
+def read_or_download(data_dir: str | None, keras_name: str) -> Data:
     """Reads splits from `data_dir`, or downloads them by Keras where no folder is given.
 
     Args:
@@ -34,7 +34,7 @@ def read_or_download(data_dir: str | None, keras_name: str) -> Splits:
         names = TRAIN_NAMES + EVAL_NAMES
         paths = [find_idx(data_dir, name) for name in names]
         train, evaluation = _read_pair(*paths[:2]), _read_pair(*paths[2:])
-    return Splits(_to_examples(*train), _to_examples(*evaluation), NUM_CLASSES)
+    return Data(_to_examples(*train), _to_examples(*evaluation), NUM_CLASSES)
 
 
 def _read_pair(images_path: str, labels_path: str) -> tuple[np.ndarray, np.ndarray]:

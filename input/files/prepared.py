@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from ...engine.data.source import SourceError
-from ..splits import InputError
+from ..data import InputError
 from . import storage
 from .storage import Files, is_remote
 

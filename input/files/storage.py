@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from ...engine.data.source import SourceError
-from ..splits import InputError
+from ..data import InputError
 
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as some 64 KiB do

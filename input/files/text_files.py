@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Iterator
 
-from ..splits import InputError
+from ..data import InputError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..data import Data, InputError
 from ..files import storage
-from ..splits import InputError, Splits
 from . import checksums
 from . import features as described
 from .features import Feature, Features, nested
@@ -37,7 +37,7 @@ def are_gzip(paths: list[str]) -> bool:
 
 def open_splits(
     train: list[str], evaluation: list[str] | None, asked: tuple[tuple, str, str], num_classes: int, samples: int
-) -> Splits:
+) -> Data:
     """Opens gzip shards of both splits as streams.
 
     Args:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ...engine.data.source import Spec
+from ..data import InputError
 from ..files.storage import is_remote
-from ..splits import InputError
 from . import example_wire
 
 NAME = "features.json"

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..data import InputError
 from ..files.storage import Files, is_remote, size_of
-from ..splits import InputError
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum

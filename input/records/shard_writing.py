@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.data.source import Spec
-from ..splits import InputError
+from ..data import InputError
 from . import checksums, example_wire, record_index, shards
 from .example_wire import Field, Layout
 from .features import Feature, Features, names_in

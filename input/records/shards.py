@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import known
+from ..data import Data, InputError
 from ..files import storage
-from ..splits import InputError, Splits
 from . import features, record_index
 from .features import Features
 
@@ -54,7 +55,7 @@ def _shards(where: str | None, patterns: tuple[str, ...], expected: str, flag: s
 
 def open_splits(
     train: list[str], evaluation: list[str] | None, kind: Any, asked: tuple[tuple, str, str], num_classes: int
-) -> Splits:
+) -> Data:
     """Opens the shards of both splits.
 
     Args:
@@ -76,7 +77,7 @@ def open_splits(
     return splits_of(splits, found["all"], num_classes)
 
 
-def splits_of(splits: Sequence[Any], found: Features, num_classes: int) -> Splits:
+def splits_of(splits: Sequence[Any], found: Features, num_classes: int) -> Data:
     """Returns opened splits, to train and to evaluate on, with what their features.json says of them.
 
     Args:
@@ -93,7 +94,9 @@ def splits_of(splits: Sequence[Any], found: Features, num_classes: int) -> Split
         raise InputError(
             f"{features.NAME} does not say what is known of the data ({error}); run crankshaft prepare again"
         ) from None
-    return about._replace(train=splits[0], eval=splits[1], num_classes=num_classes or about.num_classes)
+    return dataclasses.replace(
+        about, train=splits[0], evaluation=splits[1], num_classes=num_classes or about.num_classes
+    )
 
 
 def _check_noted(paths: list[str], is_whole_folder: bool) -> None:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.data.source import BadRecordError, Source, Spec
+from ..data import Data, InputError
 from ..files.prepared import Writer, prepared
 from ..known import as_bytes, as_text
-from ..splits import InputError, Splits
 from ..treatments import MISSING, SECONDS, Treatment, hashed
 from .parquet_table import Column, Group, ParquetTable, Texts
 
@@ -113,7 +113,7 @@ class Learnt(NamedTuple):
         return learnt._replace(words=words, means=means, classes=classes)
 
 
-def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Splits:
+def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Data:
     """Makes the splits of tables. Raises `InputError` where the choice does not fit them."""
     choice = choice._replace(features=_checked(train, choice))
     tables = [table for table in (train, evaluation) if table]
@@ -132,7 +132,7 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
     treatments = {feature.column: feature.treatment for feature in features if feature.treatment}
     treatments = _of_array(features, choice) if choice.array else treatments
     sources = [Columns(table, choice, features, train, classes) for table in tables]
-    return Splits(
+    return Data(
         sources[0],
         sources[1] if evaluation else None,
         num_classes,

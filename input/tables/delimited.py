@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from ..data import InputError
 from ..files.text_files import read_lines
-from ..splits import InputError
 
 _SHOWN = 60  # characters of a malformed record or field in a message
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.data.source import SourceError
+from ..data import InputError
 from ..files import storage
 from ..files.storage import Files
-from ..splits import InputError
 
 _FOOTER_BYTES = 1 << 16  # of a file's end, which tells one from another
 _LARGE_GROUP_BYTES = 16 << 20

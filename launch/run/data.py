@@ -10,14 +10,16 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ...engine.data.source import Source, SourceError
-from ...input.splits import Splits
+from ...input.data import Data
 from .. import explanations
 from ..command_line import own_files
 from ..command_line.config import Config
 from ..errors import UsageError
 
+_MOST_VALUES = 4  # of a tuple in place of a `Data`
 
-def load(config: Config) -> Splits:
+
+def load(config: Config) -> Data:
     """Loads the splits of --input."""
     found = own_files.module("input", config.input)
     arguments = {**config.input_arg, **{name: getattr(config, name) for name in config.input_entry.from_flags}}
@@ -35,23 +37,23 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
             raise UsageError("it was started without data; give all tasks the same command line")
         from . import splits
 
-        train, evaluation, *_ = load(config) if config.input_entry else call(data)
-        return [split for split in splits.of(config, train, evaluation)[:2] if isinstance(split, Source)]
+        found = load(config) if config.input_entry else call(data)
+        return [split for split in splits.of(config, found.train, found.evaluation)[:2] if isinstance(split, Source)]
     except Exception as error:  # the border of what a worker does by itself
         raise SourceError(explanations.explain(error)[1]) from None
 
 
-def call(data: Callable | Sequence) -> Splits:
-    """Calls the user's function, if it is one, and fills up its tuple with None; see `train.main` for the tuple."""
-    most = len(Splits._fields)
-    splits = data() if callable(data) else data
-    if splits is not None and not isinstance(splits, (tuple, list)):
-        splits = (splits,)
-    if splits is None or not 1 <= len(splits) <= most:
-        found = "None" if splits is None else f"{len(splits)} values"
+def call(data: Callable | Sequence | Data) -> Data:
+    """Calls the user's function, if it is one, and makes `Data` of its tuple; see `train.main` for the tuple."""
+    found = data() if callable(data) else data
+    if isinstance(found, Data):
+        return found
+    values = found if isinstance(found, (tuple, list)) else (found,)
+    if found is None or not 1 <= len(values) <= _MOST_VALUES:
         raise UsageError(
-            f"the data function gave {found}; return (train, eval), (train, eval, num_classes) or (..., vocabulary)"
+            f"the data function gave {'None' if found is None else f'{len(values)} values'}; return (train, eval), "
+            "(train, eval, num_classes), (train, eval, num_classes, vocabulary) or a crankshaft.Data"
         )
-    if len(splits) == 1 and hasattr(splits[0], "shape"):  # an array alone is features, which no other form can be
-        splits = ((splits[0],),)
-    return Splits(*splits, *[None] * (most - len(splits)))
+    if len(values) == 1 and hasattr(values[0], "shape"):  # an array alone is features, which no other form can be
+        return Data((values[0],))
+    return Data(*values)

@@ -16,8 +16,8 @@ from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals.errors import counted
 from ...engine.strategies.base import Strategy
+from ...input.data import Data, InputError
 from ...input.files import tokens as kinds
-from ...input.splits import InputError, Splits
 from ..command_line import checks
 from ..command_line.config import Config
 from ..errors import UsageError
@@ -149,7 +149,7 @@ def _model(session: Session) -> Generates:
     return model
 
 
-def _readable(known: Splits, run_dir: str) -> Splits:
+def _readable(known: Data, run_dir: str) -> Data:
     """Returns what is known of the data, once it is found that its tokens can be read. Raises `UsageError`."""
     try:
         _ = known.tokens and known.tokens.ids  # which reads it

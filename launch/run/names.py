@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ...engine.step import batches
-from ...input.splits import Splits
+from ...input.data import Data
 from ...input.treatments import Treatment
 from ..errors import UsageError
 
@@ -22,7 +23,7 @@ class Names:
       tables: those that a graph looks up in, which what holds the graph has to hold.
     """
 
-    def __init__(self, known: Splits):
+    def __init__(self, known: Data):
         self.classes = known.classes
         self.words = known.words or {}
         self.tables: dict[str, tf.lookup.StaticHashTable] = {}
@@ -81,7 +82,7 @@ class Names:
         return self.tables.get(name)
 
 
-def checked(known: Splits, example: Any) -> Splits:
+def checked(known: Data, example: Any) -> Data:
     """Returns what the data says of itself, with names in one form. Raises `UsageError` where it is not of the data."""
     classes, words = known.classes, known.words
     if classes is not None:
@@ -96,4 +97,4 @@ def checked(known: Splits, example: Any) -> Splits:
                     f"the data has words of {name!r}, which is no feature of integers by that name; leave them out"
                 )
         words = {name: [tf.compat.as_bytes(word) for word in each] for name, each in words.items()}
-    return known._replace(classes=classes, words=words)
+    return dataclasses.replace(known, classes=classes, words=words)

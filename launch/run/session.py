@@ -39,7 +39,7 @@ from ...engine.strategies.multi_worker import WorkerTask
 from ...engine.strategies.parameter_server.coordinator import Cluster
 from ...engine.strategies.parameter_server.placement import Rule
 from ...engine.strategies.parameter_server.strategy import ServerOptions
-from ...input.splits import Splits
+from ...input.data import Data
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from .. import terminal
@@ -84,7 +84,7 @@ class Session:
     has_evaluation: bool
     checkpoints: Checkpoints | None
     best: Checkpoints | None
-    known: Splits
+    known: Data
     faster_input: str = ""
     bad_records: Mapping[str, WithoutBadRecords] = dataclasses.field(default_factory=dict)
     files: Sequence[str] = ()
@@ -157,15 +157,15 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
     return strategy
 
 
-def create(config: Config, trainer_class: type[Trainer] | None, splits: Splits, strategy: Strategy) -> Session:
+def create(config: Config, trainer_class: type[Trainer] | None, data: Data, strategy: Strategy) -> Session:
     """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
     trainer_class = trainer_class or config.named_class
-    train, evaluation, said = datasplits.of(config, splits.train, splits.eval)
-    _check_data(config, trainer_class, train, evaluation, splits.num_classes)
+    train, evaluation, said = datasplits.of(config, data.train, data.evaluation)
+    _check_data(config, trainer_class, train, evaluation, data.num_classes)
     example = datasplits.example(train)
-    if splits.num_classes is None and issubclass(trainer_class, Tabular):
-        splits = splits._replace(num_classes=_classes_by_values(config, train))
-    known = names.checked(splits._replace(train=None, eval=None), example)
+    if data.num_classes is None and issubclass(trainer_class, Tabular):
+        data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
+    known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
     known_input = _known_input(config, strategy)
@@ -173,10 +173,10 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits: Splits, 
     eval_feed = None
     if evaluation is not None:
         eval_feed = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
-    data = {"train": fingerprints.of(train, train_feed.order.num_examples, known.ids)}
+    contents = {"train": fingerprints.of(train, train_feed.order.num_examples, known.ids)}
     if eval_feed:
-        data["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
-    agreement.check_data(data, strategy)
+        contents["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
+    agreement.check_data(contents, strategy)
     per_epoch = train_feed.order.steps_per_epoch
     # Epochs as written: 1.1 is 11/10.
     train_steps = config.train_steps or math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)
@@ -187,7 +187,7 @@ def create(config: Config, trainer_class: type[Trainer] | None, splits: Splits, 
     strategy.bind(state, train_feed, eval_feed)
     feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}
     inputs = {split: about for split, feed in feeds.items() if (about := feed.about())}
-    checkpoints, best = checkpoints_of(config, state, strategy, data, inputs)
+    checkpoints, best = checkpoints_of(config, state, strategy, contents, inputs)
     session = Session(
         *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best, known),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),

@@ -35,8 +35,8 @@ class Loaded:
 def load(asked: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
     found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
-    found = data.call([*found])
-    for name, split in (("train", found.train), ("eval", found.eval)):
+    found = data.call(found)
+    for name, split in (("train", found.train), ("eval", found.evaluation)):
         if is_stream(split):
             raise UsageError(
                 f"the {name} data of --input={asked.input} is a tf.data.Dataset, whose examples have no number; give "
@@ -47,7 +47,7 @@ def load(asked: ShardRequest) -> Loaded:
                 f"the {name} data of --input={asked.input} draws its examples anew each epoch, and shards would keep "
                 "one draw of them; turn that off by --input_arg"
             )
-    train, evaluation, _ = splits.prepare(found.train, found.eval)
+    train, evaluation, _ = splits.prepare(found.train, found.evaluation)
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
     return Loaded(by_name, shard_writing.described(spec_of(train), known.as_json(found)))
 

@@ -15,8 +15,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from ...engine.data.source import SourceError
+from ...input.data import InputError
 from ...input.records.shard_writing import Shard, ShardRequest
-from ...input.splits import InputError
 from ..errors import UsageError
 from ..host import process
 

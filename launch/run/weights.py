@@ -22,7 +22,7 @@ from ...engine.optimizers.averaging import WeightAverage
 from ...engine.reduction import Reduction
 from ...engine.step import batches
 from ...input import known
-from ...input.splits import Splits
+from ...input.data import Data
 from ..command_line import config as configs
 from ..command_line import own_files, registry
 from ..command_line.config import KERAS_FILES
@@ -65,7 +65,7 @@ class About(NamedTuple):
 
     architecture: dict[str, Any] | None
     features: Any
-    known: Splits
+    known: Data
 
 
 def about(run_dir: str) -> About:

@@ -9,9 +9,9 @@ import pytest
 
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
 from crankshaft.input import array_record
+from crankshaft.input.data import InputError
 from crankshaft.input.records import example_wire
 from crankshaft.input.records.shards import library
-from crankshaft.input.splits import InputError
 
 COUNTS = (30, 1, 69)
 

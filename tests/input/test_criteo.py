@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import criteo
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 
 
 def line(label="1", integers=None, categories=None) -> str:
@@ -35,7 +35,7 @@ def load(tmp_path):
 
 def whole(splits):
     """Both splits as one: dense, categories, labels."""
-    (some, some_labels), (others, other_labels) = splits.train, splits.eval
+    (some, some_labels), (others, other_labels) = splits.train, splits.evaluation
     features = [np.concatenate([some[name], others[name]]) for name in ("dense", "categories")]
     return *features, np.concatenate([some_labels, other_labels])
 
@@ -73,7 +73,7 @@ def test_hashes_fill_the_buckets_evenly_and_leave_0_to_the_missing(load):
 def test_the_last_share_of_the_lines_is_for_evaluation(load):
     splits = load(lines(50), eval_share=0.2)
     assert len(splits.train[1]) == 40
-    np.testing.assert_allclose(splits.eval[0]["dense"][:, 0], np.log1p(np.arange(40, 50)), rtol=1e-6)
+    np.testing.assert_allclose(splits.evaluation[0]["dense"][:, 0], np.log1p(np.arange(40, 50)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
 from crankshaft.input import csv
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns
 
 pytest.importorskip("pyarrow")
@@ -116,7 +116,7 @@ def test_text_is_ids_by_the_words_of_training(tmp_path):
     splits = csv.load(folder, 0, features=("y",), eval_data_dir=other)
     assert (splits.vocabulary, splits.words) == ({"y": 4}, {"y": [b"cat", b"dog", b"eel"]})
     assert all_of(splits.train)[0]["y"].tolist() == [2, 1, 0, 3]
-    assert all_of(splits.eval)[0]["y"].tolist() == [0, 2]
+    assert all_of(splits.evaluation)[0]["y"].tolist() == [0, 2]
     assert csv.load(other, 0, features=("y",)).ids != splits.ids
     divided = csv.load(folder, 0, features=("y",), validation_split=0.25)  # the last row is not trained on
     assert divided.words == {"y": [b"cat", b"dog"]}
@@ -198,7 +198,10 @@ def test_missing_values_are_the_mean_of_training_or_a_number_or_a_column_says_so
 
     def read(missing, **more):
         splits = csv.load(folder, 0, numbers=("full",), missing=missing, eval_data_dir=other, **more)
-        return [{name: array.tolist() for name, array in all_of(split)[0].items()} for split in splits[:2]]
+        return [
+            {name: array.tolist() for name, array in all_of(split)[0].items()}
+            for split in (splits.train, splits.evaluation)
+        ]
 
     assert read("mean") == [
         {"id": [1, 0, 3, 4], "price": [1, 4, 2, 9], "full": [5, 6, 7, 8]},
@@ -213,7 +216,7 @@ def test_missing_values_are_the_mean_of_training_or_a_number_or_a_column_says_so
     divided = csv.load(folder, 0, missing="mean", validation_split=0.25).train
     assert all_of(divided)[0]["price"].tolist() == [1, 1.5, 2, 9]
     bad = written(tmp_path / "bad", "id,price,full,label\n1,1,,0\n1,1,1,\n")
-    source = csv.load(folder, 0, numbers=("full",), missing="column", eval_data_dir=bad).eval
+    source = csv.load(folder, 0, numbers=("full",), missing="column", eval_data_dir=bad).evaluation
     with pytest.raises(BadRecordError, match="record 1: column 'full' has no value and has one in each row to train"):
         all_of(source)
     with pytest.raises(BadRecordError, match="record 2: column 'label' has no value"):
@@ -264,7 +267,7 @@ def test_labels_of_text_are_classes(tmp_path):
     assert (splits.num_classes, splits.classes) == (2, ("cat", "dog"))
     assert all_of(splits.train)[1].tolist() == [1, 0, 1]
     with pytest.raises(BadRecordError, match=r"0.csv, record 2: label '' is not among those of training \(cat, dog\)"):
-        all_of(splits.eval)
+        all_of(splits.evaluation)
 
 
 def test_many_different_texts_are_classes_too(tmp_path):
@@ -276,7 +279,7 @@ def test_many_different_texts_are_classes_too(tmp_path):
 def test_evaluation_has_the_types_of_training(tmp_path):
     folder = written(tmp_path / "train", "x,y,label\n1.5,a,0\n")
     splits = csv.load(folder, 0, eval_data_dir=written(tmp_path / "eval", "x,y,label\n1,007,1\n"), text="keep")
-    features, _ = all_of(splits.eval)
+    features, _ = all_of(splits.evaluation)
     assert (features["x"].tolist(), features["y"].tolist()) == ([1.0], [b"007"])
     assert splits.num_classes == 2
     bad = written(tmp_path / "bad", "x,y,label\n1,b,1\n2,b,0.5\n")

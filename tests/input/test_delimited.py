@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
+from crankshaft.input.data import InputError
 from crankshaft.input.files.text_files import find_files, read_lines
-from crankshaft.input.splits import InputError
 from crankshaft.input.tables.delimited import BadRecords, read_records
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import crankshaft.input
 from crankshaft.input import digits
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 
 PATH = os.path.join(os.path.dirname(crankshaft.input.__file__), "data", "digits.csv.gz")
 
@@ -21,7 +21,7 @@ def splits():
 
 def test_shapes_types_and_range(splits):
     assert splits.num_classes == 10
-    for (features, labels), count in [(splits.train, 1437), (splits.eval, 360)]:
+    for (features, labels), count in [(splits.train, 1437), (splits.evaluation, 360)]:
         assert features.shape == (count, 28, 28, 1)
         assert features.dtype == np.float32
         assert labels.shape == (count,)
@@ -34,25 +34,25 @@ def test_shapes_types_and_range(splits):
 
 def test_split_is_the_same_for_every_seed(splits):
     other = digits.load(None, 12345)
-    for mine, theirs in [(splits.train, other.train), (splits.eval, other.eval)]:
+    for mine, theirs in [(splits.train, other.train), (splits.evaluation, other.evaluation)]:
         np.testing.assert_array_equal(mine[0], theirs[0])
         np.testing.assert_array_equal(mine[1], theirs[1])
 
 
 def test_every_class_is_split_four_to_one(splits):
-    train, evaluation = np.bincount(splits.train[1]), np.bincount(splits.eval[1])
+    train, evaluation = np.bincount(splits.train[1]), np.bincount(splits.evaluation[1])
     # Every fifth of a row of n holds n/5, rounded one way or the other.
     assert np.all(np.abs(evaluation - (train + evaluation) / 5) < 1)
 
 
 def test_splits_are_disjoint_and_all_scans_differ(splits):
     # No two of the file's scans are equal, so equal images would be one scan in both splits.
-    images = np.concatenate([splits.train[0], splits.eval[0]])
+    images = np.concatenate([splits.train[0], splits.evaluation[0]])
     assert len({image.tobytes() for image in images}) == 1797
 
 
 def test_scaling_is_bilinear_with_a_blank_margin(splits):
-    images = np.concatenate([splits.train[0], splits.eval[0]])[..., 0]
+    images = np.concatenate([splits.train[0], splits.evaluation[0]])[..., 0]
     inner = images[:, 2:26, 2:26]
     # Inked pixels stand in the inner 24x24 only. Of three scaled pixels the middle one lies on a
     # scan's pixel, a number of sixteenths: exact in float32.
@@ -66,10 +66,10 @@ def test_scaling_is_bilinear_with_a_blank_margin(splits):
 
 def test_images_tell_their_classes(splits):
     # The nearest training image has the same label for nearly all: labels belong to their images.
-    train, evaluation = (s[0].reshape(len(s[0]), -1) for s in (splits.train, splits.eval))
+    train, evaluation = (s[0].reshape(len(s[0]), -1) for s in (splits.train, splits.evaluation))
     distances = (train**2).sum(1) - 2 * evaluation @ train.T
     nearest = splits.train[1][distances.argmin(1)]
-    assert (nearest == splits.eval[1]).mean() > 0.97
+    assert (nearest == splits.evaluation[1]).mean() > 0.97
 
 
 def test_folder_is_refused_as_digits_read_none(tmp_path):

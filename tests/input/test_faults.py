@@ -7,8 +7,8 @@ import time
 import pytest
 
 from crankshaft.engine.data.source import SourceError
+from crankshaft.input.data import InputError
 from crankshaft.input.files import storage
-from crankshaft.input.splits import InputError
 
 CONTENT = bytes(range(256)) * 4
 

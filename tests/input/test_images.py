@@ -15,7 +15,7 @@ from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.source import BadRecordError, SourceError, SourceSlice, WithoutBadRecords
 from crankshaft.input import images
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 
 
 def picture(number: int, height: int = 40, width: int = 60, channels: int = 3) -> np.ndarray:
@@ -76,7 +76,7 @@ def loaded(data_dir, **arguments):
 
 def test_classes_are_folders_in_the_order_of_their_names(folder):
     found = loaded(folder, augment=False)
-    assert (found.num_classes, found.classes, found.eval, len(found.train)) == (3, ("a", "b", "c"), None, 12)
+    assert (found.num_classes, found.classes, found.evaluation, len(found.train)) == (3, ("a", "b", "c"), None, 12)
     features, labels = examples(found.train)
     assert features.shape == (12, 16, 16, 3)
     assert features.dtype == np.float32
@@ -184,18 +184,18 @@ def test_a_list_of_names_numbers_them_in_their_order(tmp_path):
     (tmp_path / "list.txt").write_text("0.jpg dog\n1.jpg cat\n2.jpg dog\n")
     (tmp_path / "eval.txt").write_text("1.jpg dog\n")
     found = loaded(tmp_path / "list.txt", eval_data_dir=str(tmp_path / "eval.txt"))
-    assert (found.num_classes, examples(found.train)[1].tolist(), examples(found.eval)[1].tolist()) == (
+    assert (found.num_classes, examples(found.train)[1].tolist(), examples(found.evaluation)[1].tolist()) == (
         2,
         [1, 0, 1],
         [1],
     )
-    assert not found.eval.draws
+    assert not found.evaluation.draws
 
 
 def test_classes_of_evaluation_are_those_of_training(folder, tmp_path):
     write(tmp_path / "eval" / "b" / "1.jpg", jpeg(1))
     found = loaded(folder, eval_data_dir=str(tmp_path / "eval"))
-    assert examples(found.eval)[1].tolist() == [1]
+    assert examples(found.evaluation)[1].tolist() == [1]
     write(tmp_path / "eval" / "d" / "1.jpg", jpeg(1))
     with pytest.raises(
         InputError, match=r"--eval_data_dir: .*d/1\.jpg is of class d, which the training data has not \(a, b, c\)"

@@ -1,24 +1,25 @@
 """What is known of the data comes back from a file as it was, and what is not of its form is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from crankshaft.input import known
+from crankshaft.input.data import Data
 from crankshaft.input.files import tokens
-from crankshaft.input.splits import Splits
 
 
 def test_what_is_known_comes_back_from_a_file():
     words = {"city": [b"bern", b"a\nb", b"\xff\xfe", "Zürich".encode()]}
-    splits = Splits(
-        "train", None, np.int64(3), {"city": np.int64(5)}, "by name", tokens.Bytes(), ("a", "b", "c"), words
-    )
+    splits = Data("train", None, np.int64(3), {"city": np.int64(5)}, "by name", tokens.Bytes(), ("a", "b", "c"), words)
     kept = json.loads(json.dumps(known.as_json(splits)))
     again = known.of_json({**kept, "features": {}}, "here")
     assert isinstance(again.tokens, tokens.Bytes)
-    assert again._replace(tokens=None) == Splits(None, None, 3, {"city": 5}, "by name", None, ("a", "b", "c"), words)
+    assert dataclasses.replace(again, tokens=None) == Data(
+        None, None, 3, {"city": 5}, "by name", None, ("a", "b", "c"), words
+    )
 
 
 @pytest.mark.parametrize("content", [{"classes": [1]}, {"classes": 3}, {"words": [["a"]]}, {"words": {"city": [None]}}])

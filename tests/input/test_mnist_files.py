@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import fashion_mnist, mnist
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 from tests.waiting import PATIENCE
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -69,7 +69,7 @@ def test_files_come_back_scaled_and_in_their_order(tmp_path, module, compressed)
     assert splits.num_classes == 10
     for (features, labels), images_name, labels_name in [
         (splits.train, TRAIN_IMAGES, TRAIN_LABELS),
-        (splits.eval, EVAL_IMAGES, EVAL_LABELS),
+        (splits.evaluation, EVAL_IMAGES, EVAL_LABELS),
     ]:
         assert features.dtype == np.float32
         assert labels.dtype == np.int32
@@ -259,9 +259,9 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
     arrays = write_data_set(cache, compressed=True)
     program = (
         "from crankshaft.input import fashion_mnist, mnist\n"
-        "from crankshaft.input.splits import InputError\n"
+        "from crankshaft.input.data import InputError\n"
         "splits = fashion_mnist.load(None, 0)\n"
-        "print(splits.train[0].shape, splits.train[0].dtype, splits.eval[1].tolist())\n"
+        "print(splits.train[0].shape, splits.train[0].dtype, splits.evaluation[1].tolist())\n"
         "try: mnist.load('', 0)\n"
         "except InputError as error: print(error)\n"
     )
@@ -285,7 +285,7 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
 @pytest.mark.skipif(not os.path.isdir(DEBIAN_FOLDER), reason="Debian's dataset-fashion-mnist is not installed")
 def test_debians_fashion_mnist_is_whole_and_balanced():
     splits = fashion_mnist.load(DEBIAN_FOLDER, 0)
-    for (features, labels), count in [(splits.train, 60000), (splits.eval, 10000)]:
+    for (features, labels), count in [(splits.train, 60000), (splits.evaluation, 10000)]:
         assert features.shape == (count, 28, 28, 1)
         assert features.min() == 0
         assert features.max() == 1

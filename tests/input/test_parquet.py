@@ -10,7 +10,7 @@ from crankshaft.engine.data.reading import SourceReader
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
 from crankshaft.engine.data.split import order_of
 from crankshaft.input import parquet
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns
 
 pa = pytest.importorskip("pyarrow")
@@ -86,7 +86,7 @@ def test_labels_of_text_are_numbered_by_the_data_to_train_on(tmp_path):
     splits = parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=other)
     assert (splits.num_classes, splits.classes) == (3, ("city 0", "city 1", "city 2"))
     assert all_of(splits.train)[1].tolist() == [0, 1, 2, 0, 1, 2]
-    assert all_of(splits.eval)[1].tolist() == [2, 0]
+    assert all_of(splits.evaluation)[1].tolist() == [2, 0]
     assert parquet.load(other, 0, label="city", features=("id",)).ids != splits.ids
     strange = written(tmp_path / "strange", table(3, city=pa.array([1, 2, 3])))
     with pytest.raises(InputError, match=r"column 'city' holds int64, and text in .*train/part-0.parquet; write both"):
@@ -96,7 +96,7 @@ def test_labels_of_text_are_numbered_by_the_data_to_train_on(tmp_path):
 def test_a_label_that_training_has_not_is_a_bad_record(tmp_path):
     folder = written(tmp_path / "train", table(2))
     other = written(tmp_path / "eval", table(3))
-    source = parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=other).eval
+    source = parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=other).evaluation
     source.read(np.array([1, 0]))
     with pytest.raises(BadRecordError, match=r"part-0.parquet, row 2: label 'city 2' is not among those of training"):
         source.read(np.array([1, 2]))

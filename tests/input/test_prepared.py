@@ -9,9 +9,9 @@ import time
 import pytest
 
 from crankshaft.engine.data.source import SourceError
+from crankshaft.input.data import InputError
 from crankshaft.input.files.prepared import Prepared, prepared
 from crankshaft.input.files.storage import Files
-from crankshaft.input.splits import InputError
 from tests.waiting import PATIENCE
 
 

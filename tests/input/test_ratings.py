@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import ratings
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 
 # By time, the last of ten is d's; b comes before a in the file.
 ROWS = [("b", "x", 1.0, 50), ("a", "x", 2.5, 40), ("a", "y z", 3.0, 30), ("d", "w", 4.0, 99), ("c", "y z", 5.0, 10)]
@@ -50,7 +50,7 @@ def check_rows(splits):
     np.testing.assert_array_equal(features["user"], [1, 2, 2, 3, 2, 1, 3, 1, 2])
     np.testing.assert_array_equal(features["item"], [1, 1, 2, 2, 1, 1, 1, 1, 1])
     np.testing.assert_array_equal(labels, [1, 2.5, 3, 5, 1.5, 1.5, 1.5, 1.5, 1.5])
-    held_out, held_out_labels = splits.eval
+    held_out, held_out_labels = splits.evaluation
     assert (held_out["user"].tolist(), held_out["item"].tolist(), held_out_labels.tolist()) == ([0], [0], [4.0])
     assert splits.num_classes is None
     assert splits.vocabulary == {"user": 4, "item": 3}
@@ -110,25 +110,25 @@ def test_files_of_a_folder_are_one_table_each_with_its_own_layout(tmp_path):
 
 def test_time_puts_the_latest_into_evaluation_and_ties_by_their_order(load):
     rows = [("u", "i", place, time) for place, time in enumerate([9, 5, 5, 1, 5, 5, 5, 5, 2, 3])]
-    assert load(text(rows=rows), eval_share=0.3).eval[1].tolist() == [0, 6, 7]
+    assert load(text(rows=rows), eval_share=0.3).evaluation[1].tolist() == [0, 6, 7]
 
 
 def test_random_split_hangs_on_the_seed_alone_and_needs_no_timestamps(load):
     rows = [(f"u{i % 7}", f"i{i}", i) for i in range(200)]
     one, same, other = (load(text(rows=rows), seed=seed, split="random") for seed in (1, 1, 2))
-    assert len(one.eval[1]) == 20
-    assert sorted([*one.train[1], *one.eval[1]]) == list(range(200))
-    np.testing.assert_array_equal(one.eval[1], same.eval[1])
-    assert set(one.eval[1]) != set(other.eval[1])
+    assert len(one.evaluation[1]) == 20
+    assert sorted([*one.train[1], *one.evaluation[1]]) == list(range(200))
+    np.testing.assert_array_equal(one.evaluation[1], same.evaluation[1])
+    assert set(one.evaluation[1]) != set(other.evaluation[1])
     assert one.vocabulary == {"user": 8, "item": 181}
     assert one.train[0]["item"].tolist() == list(range(1, 181))
-    assert not one.eval[0]["item"].any()
+    assert not one.evaluation[0]["item"].any()
 
 
 @pytest.mark.parametrize(("share", "held_out"), [(0.001, 1), (0.25, 2), (0.999, 9)])
 def test_neither_split_is_ever_empty(load, share, held_out):
     splits = load(text(), eval_share=share)
-    assert (len(splits.train[1]), len(splits.eval[1])) == (10 - held_out, held_out)
+    assert (len(splits.train[1]), len(splits.evaluation[1])) == (10 - held_out, held_out)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,6 @@ def test_lines_are_refused_one_by_one_exactly_where_they_are_together(load):
     noise = [bytes(rng.choice(alphabet, rng.integers(1, 12))) for _ in range(2000)]
     lines = [b"%s,%s,%s" % tuple(noise[i : i + 3]) for i in range(0, 1998, 3)] + noise
     splits = load(b"u,i,1\n" + b"\n".join(lines) + b"\nu,i,2\n", "a.csv", split="random", max_bad_records=10**6)
-    labels = np.concatenate([splits.train[1], splits.eval[1]])
+    labels = np.concatenate([splits.train[1], splits.evaluation[1]])
     assert np.isfinite(labels).all()
     assert 2 < len(labels) < len(lines)

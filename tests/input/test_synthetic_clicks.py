@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from crankshaft.input import synthetic_clicks
+from crankshaft.input.data import InputError
 from crankshaft.input.drawn.draws import mix
 from crankshaft.input.drawn.planted import auc, power_law_ids
-from crankshaft.input.splits import InputError
 
 
 def load(seed=0, *, fields=3, rows=50, examples=2000, eval_examples=100, **arguments):
@@ -16,7 +16,7 @@ def load(seed=0, *, fields=3, rows=50, examples=2000, eval_examples=100, **argum
 
 
 def arrays(splits):
-    return [splits.train[0]["categories"], splits.train[1], splits.eval[0]["categories"], splits.eval[1]]
+    return [splits.train[0]["categories"], splits.train[1], splits.evaluation[0]["categories"], splits.evaluation[1]]
 
 
 def test_same_seed_same_bits_another_seed_others():
@@ -93,7 +93,7 @@ def test_a_logistic_model_comes_within_a_hundredth_of_the_planted_auc_and_not_ab
     shape = {"fields": 4, "rows": 100, "eval_examples": 50_000, "noise": noise}
     splits = load(examples=100_000, **shape)
     planted = synthetic_clicks.planted_auc(0, **shape)
-    learnt = auc(splits.eval[1], logistic_regression(splits))
+    learnt = auc(splits.evaluation[1], logistic_regression(splits))
     # The AUC of 50,000 examples has a standard error of 0.002, but both are of the same examples.
     assert planted - 0.01 < learnt < planted + 0.002
     assert planted > 0.7

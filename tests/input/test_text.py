@@ -9,8 +9,8 @@ import pytest
 
 from crankshaft.engine.data.source import BadRecordError, SourceError
 from crankshaft.input import text
+from crankshaft.input.data import InputError
 from crankshaft.input.files import tokens
-from crankshaft.input.splits import InputError
 
 SEPARATOR = 256
 
@@ -127,10 +127,10 @@ def test_a_vocabulary_is_made_of_the_text_to_train_on(tmp_path):
     assert made.num_classes == 263  # and the separator
     assert made.train.labels < 15 * 30
     again = text.load(folder, 0, context=8, vocabulary_size=262, eval_data_dir=other)
-    assert (again.ids, again.train.identity(), again.eval.identity()) == (
+    assert (again.ids, again.train.identity(), again.evaluation.identity()) == (
         made.ids,
         made.train.identity(),
-        made.eval.identity(),
+        made.evaluation.identity(),
     )
 
 
@@ -227,14 +227,14 @@ def test_without_a_folder_it_is_the_bundled_text_which_is_not_written_to(tmp_pat
     before = sorted(path.name for path in folder.rglob("*"))
     for more in ({}, {"vocabulary_size": 300}):
         found = text.load(None, 0, context=64, **more)
-        for name, source in (("train", found.train), ("eval", found.eval)):
+        for name, source in (("train", found.train), ("eval", found.evaluation)):
             decoder, row = found.tokens.decoder(), row_of(source)[1:-1]
             decoded = "".join(map(decoder.text, row)) + decoder.rest()
             assert decoded == (folder / f"constitution.{name}.txt").read_text()
             assert source.files() == []
     assert sorted(path.name for path in folder.rglob("*")) == before
     (tmp_path / "a.txt").write_text("abc")
-    assert text.load(None, 0, eval_data_dir=str(tmp_path)).eval.labels == 4
+    assert text.load(None, 0, eval_data_dir=str(tmp_path)).evaluation.labels == 4
 
 
 def test_what_cut_the_text_is_kept_and_tells_tokens_back(tmp_path):

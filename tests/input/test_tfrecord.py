@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from crankshaft.engine.data.source import BadRecordError, SourceError, WithoutBadRecords
 from crankshaft.input import tfrecord
+from crankshaft.input.data import InputError
 from crankshaft.input.records import checksums, record_index
-from crankshaft.input.splits import InputError
 
 IMAGES = ("image:uint8:4x5", "label:int64")
 
@@ -97,7 +97,7 @@ def test_checksums_are_the_known_ones():
 def test_without_the_library_one_line_says_what_to_install(shards):
     code = """import sys; sys.modules["crc32c"] = None
 from crankshaft.input import tfrecord
-from crankshaft.input.splits import InputError
+from crankshaft.input.data import InputError
 try:
     tfrecord.load(sys.argv[1], 0)
 except InputError as error:
@@ -357,10 +357,10 @@ def test_folder_with_train_and_eval_has_both_splits(shards, tmp_path_factory):
     shutil.copytree(folder, top / "train")
     shutil.copytree(folder, top / "eval")
     splits = tfrecord.load(str(top), 0, features=IMAGES)
-    assert (len(splits.train), len(splits.eval)) == (100, 100)
-    np.testing.assert_array_equal(read_all(splits.eval)[0], pixels)
+    assert (len(splits.train), len(splits.evaluation)) == (100, 100)
+    np.testing.assert_array_equal(read_all(splits.evaluation)[0], pixels)
     only = f"{top}/eval/some.tfrecord-00000-of-00003"
-    assert len(tfrecord.load(str(top), 0, eval_data_dir=only, features=IMAGES).eval) == 30
+    assert len(tfrecord.load(str(top), 0, eval_data_dir=only, features=IMAGES).evaluation) == 30
 
 
 def test_shards_of_a_remote_file_system_are_read(shards):

@@ -33,7 +33,8 @@ def write_files(folder: pathlib.Path, files: int) -> None:
 
 def data(folder, kind: str = "files"):
     """Returns what a data function does: a stream of the examples that the files number, and arrays to evaluate on."""
-    (images, labels), evaluation, *more = digits.load("", 0)
+    loaded = digits.load("", 0)
+    images, labels = loaded.train
     images, labels = np.asarray(images), np.asarray(labels)
 
     def example(line):
@@ -43,7 +44,7 @@ def data(folder, kind: str = "files"):
         return tf.gather(images, number), tf.gather(labels, number)
 
     paths = sorted(map(str, pathlib.Path(folder).glob("*.txt")))
-    return tf.data.TextLineDataset(paths).map(example), evaluation, *more
+    return tf.data.TextLineDataset(paths).map(example), loaded.evaluation, loaded.num_classes
 
 
 def main(folder: str, kind: str, runs: str, name: str = "", step: str = "0") -> None:

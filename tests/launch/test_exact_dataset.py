@@ -101,7 +101,7 @@ def test_one_example_is_an_epoch(ran, folder, tmp_path):
 
 
 def test_gzip_records_are_trained_on_and_gone_on_with(inside, tmp_path):
-    (images, labels), *_ = digits.load("", 0)
+    images, labels = digits.load("", 0).train
     for number in range(3):
         with tf.io.TFRecordWriter(f"{tmp_path}/{number}.tfrecord.gz", "GZIP") as file:
             for image, label in zip(np.asarray(images)[number:100:3], np.asarray(labels)[number:100:3], strict=True):

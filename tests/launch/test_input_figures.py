@@ -19,7 +19,7 @@ import numpy as np
 
 from crankshaft import Source, Spec
 from crankshaft.engine.data.source import BadRecordError
-from crankshaft.input.splits import Splits
+from crankshaft.input.data import Data
 
 
 class Rows(Source):
@@ -39,7 +39,7 @@ class Rows(Source):
 
 
 def load(data_dir, seed):
-    return Splits(Rows([3]), Rows([0, 1]), num_classes=2)
+    return Data(Rows([3]), Rows([0, 1]), num_classes=2)
 '''
 FLAGS = ("--model=logistic", "--jit=off", "--global_batch_size=8", "--max_bad_records=2")
 FIGURES = {"input_wait_fraction", "input_wait_ms", "input_bytes_per_sec", "input_steps_ahead"}
@@ -121,7 +121,7 @@ def windows(tmp_path):
         '"""Numbers."""\n'
         "import numpy as np\n"
         "from crankshaft import Source, Spec\n"
-        "from crankshaft.input.splits import Splits\n"
+        "from crankshaft.input.data import Data\n"
         "from crankshaft.input.files.storage import Files\n"
         "class Numbers(Source):\n"
         "    element_spec = (Spec((1,), np.float32), Spec((), np.int64))\n"
@@ -135,7 +135,7 @@ def windows(tmp_path):
         "    def files(self):\n"
         "        return self._files.paths\n"
         "def load(data_dir, seed):\n"
-        "    return Splits(Numbers(data_dir), None, num_classes=2)\n"
+        "    return Data(Numbers(data_dir), None, num_classes=2)\n"
     )
     return (f"--input={tmp_path / 'numbers.py'}", f"--data_dir={tmp_path / 'numbers.bin'}", "--global_batch_size=64")
 

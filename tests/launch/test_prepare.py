@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from crankshaft.input import array_record, tfrecord
+from crankshaft.input.data import InputError
 from crankshaft.input.files import tokens
-from crankshaft.input.splits import InputError
 from crankshaft.launch import prepare
 from tests.runs import assert_equal_bits
 
@@ -77,7 +77,7 @@ def test_every_form_of_an_example_comes_back_as_it_was(prepared, own_input, tmp_
     prepared(f"--input={own_input}", f"--output_dir={out}", "--shards=4", f"--format={kind}")
     splits = (tfrecord if kind == "tfrecord" else array_record).load(str(out), 0)
     assert splits.vocabulary == {"label": 2000}
-    for split, first, count in ((splits.train, 0, 10), (splits.eval, 1000, 4)):
+    for split, first, count in ((splits.train, 0, 10), (splits.evaluation, 1000, 4)):
         k = np.arange(first, first + count)
         features, labels, weights = split.read(np.arange(count))
         np.testing.assert_array_equal(features["x"], (k[:, np.newaxis] / 7).astype(np.float32))

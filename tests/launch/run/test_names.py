@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, UsageError, load_model, mean, run
+from crankshaft import Data, Trainer, UsageError, load_model, mean, run
 
 WORDS = [b"bern", b"rome\nlazio", b"\xff\xfe"]  # a line's end, and no UTF-8
 CLASSES = ("small", "middle", "large")
@@ -31,7 +31,7 @@ class Towns(Trainer):
 
 def data(classes=CLASSES, words=WORDS, name="city"):
     train = ({"city": IDS, "size": SIZES}, IDS % 3)
-    return train, None, 3, {"city": 4}, "of the words", None, classes, {name: words}
+    return Data(train, None, 3, {"city": 4}, "of the words", classes=classes, words={name: words})
 
 
 def run_towns(run_dir, mode="train", given=None):
