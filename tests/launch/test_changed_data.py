@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import crankshaft
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.checkpoints.manifest import sealed
 from tests import runs
@@ -179,7 +180,8 @@ class Mean(Trainer):
 
 def from_seed(seed: int, examples: int, vocabulary=None, ids=None):
     features = np.random.default_rng(seed).random((examples, 3), np.float32)
-    return lambda: ((features, features[:, 0]), (features[:9], features[:9, 0]), None, vocabulary, ids)
+    train, evaluation = (features, features[:, 0]), (features[:9], features[:9, 0])
+    return lambda: crankshaft.Data(train, evaluation, vocabulary=vocabulary, ids=ids)
 
 
 def test_a_scripts_dataset_of_another_length_is_refused_and_none_is_read(inside, tmp_path):
@@ -192,7 +194,7 @@ def test_a_scripts_dataset_of_another_length_is_refused_and_none_is_read(inside,
             return tf.ones(3), tf.constant(1.0)
 
         made = tf.data.Dataset.range(examples).map(one).apply(tf.data.experimental.assert_cardinality(examples))
-        return lambda: (made, from_seed(0, 9)()[1])
+        return lambda: (made, from_seed(0, 9)().evaluation)
 
     inside(*run, "--train_steps=2", trainer=Mean, data=data(40)).ok()
     seen.clear()
