@@ -151,6 +151,37 @@ def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_pa
     assert (outcome.code, outcome.err) == (-signal.SIGINT, "")
 
 
+TRAIN = ("--model=cnn", "--input=digits", "--train_steps=100000", "--progress=plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", *TRAIN],
+        ["train", *TRAIN, "--mode=benchmark"],
+        ["local", "--workers=2", "--", *TRAIN],
+        ["prepare", "--input=synthetic", "--input_arg=examples=3000000", "--output_dir=shards"],
+    ],
+    ids=["train", "benchmark", "local", "prepare"],
+)
+def test_ctrl_c_before_a_program_is_at_work_ends_it_in_a_line(tmp_path, monkeypatch, command):
+    """While Python, TensorFlow and the model start; later it is saved first, which other tests try."""
+    monkeypatch.chdir(tmp_path)
+    for number, seconds in enumerate((0.2, 0.7, 1.5, 3, 5)):
+        program = Program(
+            ["-m", "crankshaft", *command], tmp_path / str(number), {**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        try:
+            time.sleep(seconds)
+            program.send(signal.SIGINT)
+            outcome = program.wait()
+        finally:
+            program.end()
+        assert outcome.code in (-signal.SIGINT, 128 + signal.SIGINT)
+        assert "Traceback" not in outcome.out + outcome.err
+
+
 @pytest.mark.parametrize(("before", "after"), [(signal.SIG_DFL, ["SIGHUP"]), (signal.SIG_IGN, [])])
 def test_a_hang_up_asks_to_save_unless_it_is_ignored(before, after):
     asked, at_start = [], signal.signal(signal.SIGHUP, before)
