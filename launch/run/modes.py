@@ -135,6 +135,8 @@ def train(session: Session, user_hooks: Sequence[Hook], history: History) -> tup
     if session.evaluates and not exit_code:
         result["eval"] = _evaluation_of(state.step, hooks) or evaluation.evaluate(session.strategy, session.state)
         session.say(f"evaluation at step {state.step}: {as_line(result['eval'])}")
+    if "loss_with_penalties" in {**metrics.means, **result.get("eval", {})}:
+        session.say("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
     if status.stop:
         result["stop"] = status.stop
         session.say(f"stopped at step {state.step}: {status.stop}")

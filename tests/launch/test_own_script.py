@@ -316,3 +316,16 @@ def test_an_own_train_step_is_taken(inside, tmp_path):
     for folder in ("checkpoints", "best"):
         shutil.rmtree(tmp_path / folder)
     assert "resumed" not in inside(*flags, trainer=Two, data=arrays).ok().out
+
+
+@pytest.mark.parametrize("regularizer", [None, "l2"])
+@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
+def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularizer):
+    class Penalized(Regression):
+        def build_model(self):
+            return tf.keras.Sequential([tf.keras.layers.Dense(1, activity_regularizer=regularizer)])
+
+    done = inside(
+        "--jit=off", "--progress=plain", f"--mode={mode}", "--train_steps=3", trainer=Penalized, data=arrays
+    ).ok()
+    assert ("loss leaves out what layers add to it; loss_with_penalties" in done.out) == bool(regularizer)
