@@ -5,6 +5,7 @@ The methods up to `build` are host code, run once in the strategy's scope; the s
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ import tensorflow as tf
 from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .holdings import Holdings
-from .internals import keras
+from .internals import graphs, keras
 from .metrics.means import Mean, as_loss, checked, folded
 from .optimizers import schedules
 from .reduction import Reduction
@@ -174,9 +175,14 @@ class Trainer(tf.Module):
     def _loss_of(self, outputs, batch, training: bool) -> Mean:
         """Returns the loss, weighed by the examples' weights, once it is found to be over examples, not their pairs."""
         with batches.labels_as_numbers(batch, self):
-            loss = (self.training_loss if training else self.loss)(outputs, batches.without_weights(batch))
+            compute = functools.partial(
+                self.training_loss if training else self.loss, outputs, batches.without_weights(batch)
+            )
+            loss = compute()
         where, weights = f"{type(self).__name__}.loss", batches.fields(batch).weights
         example_counts.check(loss, where, outputs, batch)
+        if self.given.options.debug:  # a `tf.function` around a loss hides what it summed
+            example_counts.check(graphs.in_place(compute), where, outputs, batch)
         return as_loss(loss, where, weights, check_values=self.given.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:

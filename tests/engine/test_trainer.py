@@ -149,6 +149,32 @@ def test_values_of_pairs_of_examples_are_refused_by_shape(bench, where):
             bench(Pairs(), source, 4).train(1)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_debug_sees_pairs_of_examples_in_a_compiled_loss(bench, replicas):
+    class Pairs(Linear):
+        @tf.function
+        def loss(self, outputs, batch):
+            return mean(tf.square(outputs - batch[1]))
+
+    arrays = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
+    bench(Pairs(), arrays, 4 * replicas, replicas).train(1)
+    with pytest.raises(ValueError, match=r"Pairs.loss: crankshaft.mean was given \[n, n\]"):
+        bench(Pairs(), arrays, 4 * replicas, replicas, debug=True).train(1)
+
+
+def test_debug_leaves_a_loss_alone_that_only_autograph_can_trace(bench):
+    class Branches(Linear):
+        @tf.function
+        def loss(self, outputs, batch):
+            if tf.reduce_sum(outputs) > 1e9:
+                outputs = 2 * outputs
+            return mean(tf.square(outputs[:, 0] - batch[1]))
+
+    arrays = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
+    curves = [bench(Branches(), arrays, 4, debug=debug).curve(3) for debug in (False, True)]
+    np.testing.assert_array_equal(*curves)
+
+
 def test_tokens_as_many_as_examples_are_no_pairs_of_them(bench):
     class Tokens(Linear):
         def loss(self, outputs, batch):
