@@ -170,9 +170,10 @@ def test_where_there_is_an_evaluator_the_coordinator_leaves_the_best_checkpoint_
     crank, monkeypatch, tmp_path, evaluator
 ):
     """What a killed writer leaves is, to another process, the same as what a live one has half written."""
-    half_written = tmp_path / "best" / "ckpt-9.index"
-    half_written.parent.mkdir()
-    half_written.write_bytes(b"half")
+    half_written = tmp_path / "best" / "ckpt-9_temp_0_1"
+    half_written.mkdir(parents=True)
+    (half_written / ".crankshaft").touch()
+    (half_written / "part-0").write_bytes(b"half")
     kinds = ["chief", "worker", "ps", *(["evaluator"] if evaluator else [])]  # which nobody waits for, nor starts here
     jobs = {kind: [f"127.0.0.1:{port}"] for kind, port in zip(kinds, free_ports(len(kinds)), strict=True)}
     flags = ("--model=logistic", "--input=digits", "--mode=train", "--train_steps=3", f"--run_dir={tmp_path}")
