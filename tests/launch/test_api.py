@@ -327,11 +327,17 @@ def test_runs_of_one_process_are_each_as_if_alone():
     assert len(set(alone.values())) == 4
 
 
-def test_runs_on_files_leave_no_thread_and_no_file_open(tmp_path):
-    done = subprocess.run([sys.executable, OPEN, tmp_path], capture_output=True, text=True, timeout=PATIENCE)
+@pytest.mark.parametrize(
+    ("runs", "kinds"), [(4, ["csv", "tfrecord", "gzip"]), pytest.param(15, [], marks=pytest.mark.slow)]
+)
+def test_runs_leave_no_thread_and_no_file_open_whatever_they_read(tmp_path, runs, kinds):
+    command = [sys.executable, OPEN, tmp_path, str(runs), *kinds]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
-    for name, after in json.loads(done.stdout.splitlines()[-1]).items():
-        for counted in zip(after[1], after[-1], strict=True):  # threads, descriptors; freed by the next run at last
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == (len(kinds) or 12)
+    for name, after in found.items():
+        for counted in zip(after[0], after[-1], strict=True):  # threads, descriptors
             assert counted[1] <= counted[0], (name, after)
 
 
