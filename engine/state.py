@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-from .checkpoints import snapshot
+from .checkpoints import Manifest, Part, graph
 from .data.position import Position
+from .holdings import Holdings
+from .internals.variables import path_of, tf_variable
+from .optimizers.averaging import WeightAverage
 from .reduction import per_replica
 from .trainer import Trainer
 
@@ -53,7 +58,7 @@ class TrainState:
     def variables(self) -> list[tf.Variable]:
         """Returns every variable of the checkpoint, each once."""
         found = {}
-        for _, trackable in snapshot.walk(self.checkpoint):
+        for _, trackable in graph.walk(self.checkpoint):
             variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
             if isinstance(variable, tf.Variable):
                 found[id(variable)] = variable
@@ -86,14 +91,65 @@ class TrainState:
 
         return put_back
 
+    def updated(self) -> dict[str, list[str]]:
+        """Returns the names of the variables that each optimizer, and each weights' average, is of, in its order."""
+        names = {id(tf_variable(node)): graph.prefix_of(path) for path, node in graph.walk(self.checkpoint)}
+        return {
+            path: [names.get(id(tf_variable(variable)), path_of(variable)) for variable in whole.of_variables]
+            for path, whole in self._updating().items()
+        }
+
+    def _updating(self) -> dict[str, Any]:
+        """Returns optimizers and averages by the path of their attributes in the trainer."""
+        found: dict[str, Any] = {}
+        for path, optimizer in Holdings(self.trainer).optimizers.items():
+            found[path] = optimizer
+            if optimizer.weight_average is not None:
+                found[f"{path}.weight_average"] = optimizer.weight_average
+        return found
+
+    def parts(self, manifest: Manifest) -> list[Part]:
+        """Returns what can begin again where other variables are trained than in the run that saved a checkpoint.
+
+        Those are the slots of each optimizer, all of them, with its count of updates for the correction of their bias,
+        while its schedule goes on; the weights' averages of variables that had none; the reduction's memory; float16's
+        loss scale.
+        """
+        before, now = manifest.about.get("updated", {}), self.updated()
+        since = manifest.host_state.get("state", {}).get("slots_since", {})
+        parts = []
+        for path, optimizer in Holdings(self.trainer).optimizers.items():
+            at, average = ("trainer", *path.split(".")), optimizer.weight_average
+            kept = ("iterations", "learning_rate_scale", "weight_average")
+            settle = functools.partial(optimizer.settle_slots, int(since.get(path, 0)))
+            parts.append(Part(f"the slots of {path}", at, before.get(path, now[path]) != now[path], settle, kept))
+            path, at = f"{path}.weight_average", (*at, "weight_average")
+            theirs, ours = before.get(path), now.get(path)
+            known: list[tuple[Any, str]] = []
+            if average is not None and theirs:
+                places = {name: graph.key_of((*at, "shadows", str(i))) for i, name in enumerate(theirs)}
+                shadows = zip(ours, average.shadows, strict=True)
+                known = [(shadow, places[name]) for name, shadow in shadows if name in places]
+            settle = functools.partial(_settle_average, average)
+            parts.append(Part(f"the average {path}", at, bool(theirs and ours and theirs != ours), settle, known=known))
+        others = any(part.is_other for part in parts)
+        parts.append(Part("the reduction's memory", ("trainer", "reduction"), others, lambda again: None))
+        return [*parts, Part("the loss scale", ("trainer", "loss_scale"), False, lambda again: None)]
+
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
-        return {"jit": self.jit, "rules": RULES}
+        since = {path: each.slots_since for path, each in Holdings(self.trainer).optimizers.items() if each.slots_since}
+        return {"jit": self.jit, "rules": RULES, **({"slots_since": since} if since else {})}
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""
         self.step = int(self.step_variable.numpy())
         self.jit = values.get("jit")
+
+
+def _settle_average(average: WeightAverage | None, begins_again: bool) -> None:
+    if average is not None and begins_again:
+        average.reset()
 
 
 def host_of(device: str) -> str:

@@ -1,36 +1,36 @@
-"""Variables that a checkpoint writes in slices: parts of what is cut over a mesh, rows of large tables. Host code.
+"""A checkpoint's entries, written and read: whole, or in slices of what is cut over a mesh, and of large tables.
 
-Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the files, and the
-key is then one entry of the whole's shape, from which any other slice can be read.
+Host code. Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the
+files, and the key is then one entry of the whole's shape, from which any other slice can be read.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from ..internals.tensorflow import TrackableNode
 from ..internals.variables import tf_variable
 from ..mesh import cuts
 from ..mesh.cuts import Box
+from ..reduction import per_replica
 
 # Bytes of a slice. What can't be written from the variable's own memory is copied slice by slice; so is what is read.
 SLICE_BYTES = 32 << 20
+T = TypeVar("T")
 _ALIGNMENT_BYTES = 64  # of tensors: rows that begin at another address have to be copied
 
 
-@dataclasses.dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """One slice of a variable.
 
     Attributes:
-      spec: which slice it is, in the form that SaveV2 takes.
+      spec: which slice it is, in the form that SaveV2 takes; "" is all.
       device: the CPU that writes it.
       read: returns its values.
       copied_bytes: memory that reading it takes; 0 where it shares the variable's.
@@ -39,53 +39,37 @@ class Slice:
     spec: str
     device: str
     read: Callable[[], tf.Tensor]
-    copied_bytes: int
+    copied_bytes: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class SlicedVariable:
+class Entry(NamedTuple):
     """A variable at the moment of a snapshot, in the slices that this process writes.
 
     Attributes:
       key: in the checkpoint.
-      slices: the first is of a few rows only: it is written with the state's graph, by the process that writes that.
+      slices: that this process has.
       is_live: whether slices are read from the variable itself, so they have to be written before it changes.
       writers: numbers of the processes that write slices of it.
     """
 
     key: str
     slices: Sequence[Slice]
-    is_live: bool
+    is_live: bool = False
     writers: frozenset[int] = frozenset({0})
 
-    @property
-    def stand_in(self) -> TrackableNode:
-        """What stands for the variable in the graph of a checkpoint that is written: it holds the first slice."""
-        return _FirstSlice(self.slices[0])
+
+def of_value(value: tf.Tensor, key: str) -> Entry:
+    """Makes the entry of a value that was read."""
+    return Entry(key, [Slice("", host_of(value.device), lambda: value)])
 
 
-class _FirstSlice(TrackableNode):
-    def __init__(self, slice_: Slice):
-        # What TensorFlow makes for a save lives until garbage is collected, and a slice that shares memory would keep
-        # all of the part until then.
-        self._values = {slice_.spec: tf.raw_ops.DeepCopy(x=slice_.read())}
-
-    def _serialize_to_tensors(self):
-        return {"VARIABLE_VALUE": self._values}
-
-    def _restore_from_tensors(self, restored_tensors):
-        raise NotImplementedError("what is written is not read into")
-
-
-def of_table(variable: tf.Variable, key: str) -> SlicedVariable:
+def of_table(variable: tf.Variable, key: str) -> Entry:
     """Slices a large table, or a slot of one. It is read some rows at a time, since reading all of it would copy it."""
     whole = Box((0,) * len(variable.shape), tuple(variable.shape))
-    return SlicedVariable(
-        key, list(_slices_of(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), is_live=True
-    )
+    return Entry(key, list(_slices_of(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), True)
 
 
-def of_parts(variable, key: str, is_live: bool) -> SlicedVariable:
+def of_parts(variable, key: str, is_live: bool) -> Entry:
     """Slices what this process writes of a variable that is cut over a mesh: the parts whose first holder it has.
 
     Args:
@@ -97,11 +81,11 @@ def of_parts(variable, key: str, is_live: bool) -> SlicedVariable:
     slices: list[Slice] = []
     for replica, part in held:
         if cut.is_first_holder(replica):
-            read = _rows_of(part) if is_live else _rows_in(_read(part))
+            read = _rows_of(part) if is_live else _rows_in(read_on_host(part))
             box = cut.box(replica)
             is_copied = is_live or box.size[1:] != cut.local_shape[1:]
             slices += _slices_of(cut.shape, box, read, part, is_copied)
-    return SlicedVariable(key, slices, is_live, frozenset(_writers(cut, len(held))))
+    return Entry(key, slices, is_live, frozenset(_writers(cut, len(held))))
 
 
 def _writers(cut: cuts.Cut, replicas_a_process: int) -> Iterator[int]:
@@ -119,7 +103,7 @@ def _slices_of(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.V
     rows_at_once = max(1, SLICE_BYTES // row_bytes // unit) * unit
     first = 0
     while first < box.size[0]:
-        stop = min(first + (rows_at_once if first else unit), box.size[0])
+        stop = min(first + rows_at_once, box.size[0])
         size = (stop - first, *box.size[1:])
         inside = Box((first, *(0 for _ in size[1:])), size)
         spec = Box((box.begin[0] + first, *box.begin[1:]), size).spec(shape)
@@ -149,7 +133,8 @@ def _rows_in(value: tf.Tensor) -> Callable[[Box], tf.Tensor]:
     return read
 
 
-def _read(variable: tf.Variable) -> tf.Tensor:
+def read_on_host(variable: tf.Variable) -> tf.Tensor:
+    """Reads a variable, on the CPU of the process that has it."""
     with tf.device(host_of(variable.device)):
         return tf.identity(variable.read_value())
 
@@ -166,44 +151,87 @@ def copies_when_read(variable: tf.Variable) -> bool:
     return first != second
 
 
-def write(found: Iterable[tuple[Slice, str]], prefix: str) -> list[str]:
-    """Writes (slice, its key) to checkpoint files; returns their prefixes: `prefix` and a number each."""
+def write(entries: Iterable[Entry], prefix: str) -> list[str]:
+    """Writes the slices of entries to checkpoint files; returns their prefixes: `prefix` and a number each."""
     names = []
-    for number, batch in enumerate(_batches(found)):
+    # Slices on one host, of which no more than SLICE_BYTES have to be copied, are written to one file.
+    found = [(each, entry.key) for entry in entries for each in entry.slices]
+    for number, batch in enumerate(_batches(found, lambda pair: (pair[0].device, pair[0].copied_bytes))):
         names.append(f"{prefix}-{number}")
         with tf.device(batch[0][0].device):
             tf.raw_ops.SaveV2(
                 prefix=names[-1],
                 tensor_names=[key for _, key in batch],
-                shape_and_slices=[slice_.spec for slice_, _ in batch],
-                tensors=[slice_.read() for slice_, _ in batch],
+                shape_and_slices=[each.spec for each, _ in batch],
+                tensors=[each.read() for each, _ in batch],
             )
     return names
 
 
-def _batches(found: Iterable[tuple[Slice, str]]) -> Iterator[list[tuple[Slice, str]]]:
-    """Yields what is written to one file: slices on one host, of which no more than SLICE_BYTES have to be copied."""
-    batch: list[tuple[Slice, str]] = []
-    copied = 0
-    for slice_, key in found:
-        if batch and (slice_.device != batch[0][0].device or copied + slice_.copied_bytes > SLICE_BYTES):
+def _batches(found: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterator[list[T]]:
+    """Yields what is done at once: on one device, and of no more than SLICE_BYTES; `cost` returns both of each."""
+    batch: list[T] = []
+    before, total = "", 0
+    for each in found:
+        device, num_bytes = cost(each)
+        if batch and (device != before or total + num_bytes > SLICE_BYTES):
             yield batch
-            batch, copied = [], 0
-        batch.append((slice_, key))
-        copied += slice_.copied_bytes
+            batch, total = [], 0
+        batch.append(each)
+        before, total = device, total + num_bytes
     if batch:
         yield batch
 
 
-def read_parts(prefix: str, key: str, variable) -> None:
-    """Reads each local replica's part of a cut variable from a checkpoint, whatever mesh that was written on."""
+def read(prefix: str, pairs: Iterable[tuple[Any, str]]) -> None:
+    """Reads entries of a checkpoint into variables, Keras's or TensorFlow's: (variable, key), of fitting shapes.
+
+    A variable that differs by replica takes rows of an array, one that is cut over a mesh each replica's part, whatever
+    mesh that was written on; one that is summed on read a share of its sum.
+    """
+    plain = []
+    for variable, key in pairs:
+        if cuts.cut_of(variable):
+            _read_parts(prefix, key, variable)
+        else:
+            plain.append((tf_variable(variable), key))
+    for batch in _batches(plain, lambda pair: (host_of(pair[0].device), pair[0].dtype.size * _elements(pair[0]))):
+        with tf.device(host_of(batch[0][0].device)):
+            values = tf.raw_ops.RestoreV2(
+                prefix=os.fspath(prefix),
+                tensor_names=[key for _, key in batch],
+                shape_and_slices=[""] * len(batch),
+                dtypes=[variable.dtype for variable, _ in batch],
+            )
+        for (variable, _), value in zip(batch, values, strict=True):
+            _assign(variable, value)
+
+
+def _elements(variable: tf.Variable) -> int:
+    return variable.shape.num_elements() or 0
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
+    if per_replica.differs(variable):
+        per_replica.assign_rows(variable, value)
+        return
+    components = per_replica.components(variable)
+    is_summed = variable.synchronization == tf.VariableSynchronization.ON_READ
+    if is_summed and variable.aggregation == tf.VariableAggregation.SUM:
+        value = value / tf.cast(variable.distribute_strategy.num_replicas_in_sync, value.dtype)
+    for component in components:
+        component.assign(value)
+
+
+def _read_parts(prefix: str, key: str, variable) -> None:
+    """Reads each local replica's part of a cut variable."""
     cut, variable = cuts.cut_of(variable), tf_variable(variable)
-    read: dict[Box, tf.Tensor] = {}
+    values: dict[Box, tf.Tensor] = {}
     for replica, part in cuts.parts(variable):
         box = cut.box(replica)
-        if box not in read:
-            read[box] = _restored(prefix, key, cut, box, part, cuts.padding_of(variable))
-        part.assign(read[box])
+        if box not in values:
+            values[box] = _restored(prefix, key, cut, box, part, cuts.padding_of(variable))
+        part.assign(values[box])
 
 
 def _restored(prefix: str, key: str, cut: cuts.Cut, box: Box, part: tf.Variable, filling: float) -> tf.Tensor:

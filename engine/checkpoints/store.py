@@ -23,19 +23,20 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from absl import logging
 
 from ..internals.errors import reason
 from ..machine import environment, files
+from . import graph, shares, slices, snapshot
 from . import manifest as manifests
-from . import shares, slices, snapshot
 from .catalogue import Catalogue
+from .graph import Part
 from .manifest import CheckpointError, Manifest
 from .shares import Writer
-from .slices import SlicedVariable
+from .slices import Entry
 
 # Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
 _NICENESS = 15
@@ -53,15 +54,16 @@ class _Saving:
     Attributes:
       step: of the state.
       folder: for what is written before it is whole; of this save alone, and of all processes that write it.
-      tree, slices: of the state, made by `snapshot.take`.
+      entries: of the state that this process writes, made by `snapshot.take`.
+      others: numbers of the other processes that write some.
       record: what the manifest says of the state.
       may_change: set once nothing is read from variables any more.
     """
 
     step: int
     folder: str
-    tree: dict
-    slices: list[SlicedVariable]
+    entries: list[Entry]
+    others: frozenset[int]
     record: dict
     may_change: threading.Event
 
@@ -149,15 +151,16 @@ class Checkpoints:
             return
         self._saves += 1
         about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
-        tree, variables = snapshot.take(self.state)  # takes part in gathering what differs by replica
-        own = snapshot.slices_in(tree)
-        if not self.writes or (self._writer.process and not any(each.slices for each in own)):
+        entries, variables = snapshot.take(self.state)  # takes part in gathering what differs by replica
+        own = [entry for entry in entries if self._writer.process in entry.writers]
+        if not self.writes or not own:
             self._current_step = step
             return
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self._writer.life}_{self._saves}")
         record = {"about": about, "host_state": host_state, "variables": variables}
-        saving = _Saving(int(step), folder, tree, own, record, threading.Event())
-        if not any(each.is_live for each in own):
+        others = frozenset().union(*(entry.writers for entry in entries)) - {0}
+        saving = _Saving(int(step), folder, own, others, record, threading.Event())
+        if not any(entry.is_live for entry in own):
             saving.may_change.set()
         # Not a daemon: a process that ends, by an exception too, first finishes what it is writing.
         self._thread = threading.Thread(target=self._write, args=(saving,), name=f"checkpoint-{step}")
@@ -194,10 +197,20 @@ class Checkpoints:
         problems += [self._catalogue.problem(each) for each in found[::-1]]
         return problems[-1] if problems and all(problems) else None
 
-    def restore(self, manifest: Manifest | None = None) -> Manifest | None:
+    def restore(
+        self,
+        manifest: Manifest | None = None,
+        parts: Callable[[Manifest], Sequence[Part]] = lambda manifest: (),
+        begins_again: bool = False,
+    ) -> Manifest | None:
         """Restores the state's variables from a checkpoint, the latest one if None, and returns its manifest.
 
         Returns None when there is no valid checkpoint.
+
+        Args:
+          manifest: which checkpoint.
+          parts: returns the parts of the state that can begin again where a checkpoint does not fit them.
+          begins_again: whether they may; they are named in a line.
 
         Raises:
           CheckpointError: before any variable is changed, when the checkpoint is broken or is not one of this state:
@@ -207,11 +220,11 @@ class Checkpoints:
         if manifest is not None:
             if problem := self._catalogue.problem(manifest):
                 raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
-            self._restore_verified(manifest)
+            self._restore_verified(manifest, parts, begins_again)
             return manifest
         while (manifest := self.latest()) is not None:
             try:
-                self._restore_verified(manifest)
+                self._restore_verified(manifest, parts, begins_again)
                 return manifest
             except (tf.errors.OpError, CheckpointError):
                 # A writer elsewhere may have removed it since; then there is a newer one.
@@ -219,17 +232,14 @@ class Checkpoints:
                     raise
         return None
 
-    def _restore_verified(self, manifest: Manifest) -> None:
-        try:
-            comparison = snapshot.compare(manifest.prefix, self.state)
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{manifest.prefix} can't be read: {reason(error)}") from error
-        if comparison.missing or comparison.extra or comparison.reshaped:
-            raise CheckpointError(
-                f"{manifest.name} in {self.directory} is of another model or optimizer; "
-                "use another `run_dir`, or take its weights only with `init_from`: " + comparison.message()
-            )
-        snapshot.restore(manifest.prefix, self.state, comparison)
+    def _restore_verified(self, manifest: Manifest, parts, begins_again: bool) -> None:
+        why_not = (
+            f"{manifest.name} in {self.directory} is of another model or optimizer; "
+            "use another `run_dir`, or take its weights only with `init_from`"
+        )
+        found = graph.restore(manifest.prefix, self.state, why_not, (), parts(manifest), begins_again)
+        if found[1] and not self._writer.process:
+            logging.warning("%s does not fit these, which begin again: %s", manifest.name, found[1])
         self._current_step = manifest.step
 
     def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):
@@ -286,11 +296,15 @@ class Checkpoints:
 
     def _write_share(self, saving: _Saving) -> None:
         """Writes this process's slices, for the first process to seal."""
-        found = [(slice_, each.key) for each in saving.slices for slice_ in each.slices]
-        names = slices.write(found, os.path.join(saving.folder, f"part-{self._writer.process}"))
-        saving.may_change.set()
-        shares.give(saving.folder, self._writer.process, names)
+        shares.give(saving.folder, self._writer.process, self._write_own(saving))
         self._current_step = saving.step
+
+    def _write_own(self, saving: _Saving) -> list[str]:
+        """Writes this process's entries, first those that are read from variables; returns what to merge."""
+        prefix = os.path.join(saving.folder, f"part-{self._writer.process}")
+        names = slices.write([entry for entry in saving.entries if entry.is_live], f"{prefix}-live")
+        saving.may_change.set()
+        return names + slices.write([entry for entry in saving.entries if not entry.is_live], prefix)
 
     def _write_whole(self, saving: _Saving) -> None:
         """Writes and seals a checkpoint, and removes those that are not to be kept."""
@@ -304,18 +318,12 @@ class Checkpoints:
             self._write_state_file()
 
     def _write_files(self, saving: _Saving) -> str:
-        """Writes TensorFlow's files: slices, then the rest, merged with what others wrote into one checkpoint.
+        """Writes TensorFlow's files, merged with what other processes wrote into one checkpoint.
 
         Returns its prefix, in the save's own folder.
         """
-        found = [(slice_, each.key) for each in saving.slices for slice_ in each.slices[1:]]
-        parts = slices.write(found, os.path.join(saving.folder, "part-0"))
-        checkpoint = snapshot.to_checkpoint(saving.tree)
-        saving.may_change.set()
-        manager = tf.train.CheckpointManager(checkpoint, saving.folder, max_to_keep=None)
-        parts.append(manager.save(checkpoint_number=saving.step))
-        others = frozenset().union(*(each.writers for each in saving.slices)) - {0}
-        parts += shares.collect(saving.folder, others, self._writer.timeout_seconds)
+        parts = self._write_own(saving)
+        parts += shares.collect(saving.folder, saving.others, self._writer.timeout_seconds)
         prefix = os.path.join(saving.folder, "whole", f"ckpt-{saving.step}")
         with tf.device("CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix)

@@ -6,9 +6,8 @@ import os
 
 import tensorflow as tf
 
-from ..internals.errors import reason
+from . import graph
 from . import manifest as manifests
-from . import snapshot
 from .manifest import CheckpointError
 from .store import Checkpoints
 
@@ -31,17 +30,8 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
     """
     prefix = _find_prefix(os.path.abspath(path))
     at = tuple(part for part in name.split(".") if part)
-    try:
-        comparison = snapshot.compare(prefix, target, at)
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
-    if comparison.missing or comparison.extra or comparison.reshaped or not comparison.matched:
-        raise CheckpointError(
-            f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run: "
-            + comparison.message()
-        )
-    snapshot.restore(prefix, target, comparison, at)
-    return comparison.matched
+    why_not = f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run"
+    return graph.restore(prefix, target, why_not, at)[0]
 
 
 def _find_prefix(path: str) -> str:

@@ -18,6 +18,8 @@ from keras.src.backend.common.variables import AutocastScope
 
 # A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
+# An optimizer's attribute that has what it updates, which is a model's.
+UPDATED = "_trainable_variables"
 
 
 def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:
@@ -138,6 +140,14 @@ def is_of_this_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
 def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
     """Returns whether an optimizer's weight decay applies to a variable (`exclude_from_weight_decay`)."""
     return optimizer._use_weight_decay(variable)
+
+
+def learning_rate(optimizer: tf.keras.optimizers.Optimizer, before: int) -> Any:
+    """Returns an optimizer's own rate; a schedule's, after so many updates before those that it has counted."""
+    schedule = optimizer._learning_rate
+    if before and isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return schedule(optimizer.iterations + before)
+    return optimizer.learning_rate
 
 
 def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:

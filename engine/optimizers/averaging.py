@@ -34,6 +34,11 @@ class WeightAverage(tf.Module):
         self._pairs = _Pairs(variables, self.shadows)
         self.reset()  # of a variable that is cut each replica has been given the first one's part
 
+    @property
+    def of_variables(self) -> list[tf.Variable]:
+        """The variables that have a shadow, in order."""
+        return [variable for variable, _ in self._pairs]
+
     def reset(self) -> None:
         """Restarts the average from the variables' present values. Host code, after weights were loaded."""
         for variable, shadow in self._pairs.components():
@@ -88,6 +93,9 @@ class _Pairs:
     def __init__(self, variables: Sequence, shadows: Sequence[tf.Variable]):
         self._pairs = [(tf_variable(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]
         self._by_id = {id(variable): shadow for variable, shadow in self._pairs}
+
+    def __iter__(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
+        return iter(self._pairs)
 
     def components(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
         """Yields what each replica of this process holds of each pair."""

@@ -48,6 +48,8 @@ class Optimizer(tf.Module):
     is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, where there is one.
     weight_average = None
+    # The count of updates at which the slots were made again, in a run that has come to train other variables.
+    slots_since = 0
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None):
         super().__init__(name=name or type(self).__name__.lower())
@@ -89,6 +91,20 @@ class Optimizer(tf.Module):
     def updated_variables(self):
         """The tf.Variables given to `build` that are not frozen, in order."""
         return [target.variable for target in self._targets]
+
+    @property
+    def of_variables(self):
+        """All that were given to `build`, as tf.Variables, in order."""
+        return self._targets.variables
+
+    def settle_slots(self, since, begins_again):
+        """Sets from which update on the slots, just restored or just made, are. Host code, before a step is traced.
+
+        Args:
+          since: as the checkpoint has it.
+          begins_again: whether the slots are new.
+        """
+        self.slots_since = int(self.iterations.numpy()) if begins_again else since
 
     def current_learning_rate(self):
         """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
@@ -142,7 +158,7 @@ class Optimizer(tf.Module):
         learning_rate = self._rate(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
-        self._update(pairs, learning_rate * factor, iterations)
+        self._update(pairs, learning_rate * factor, iterations - self.slots_since if self.slots_since else iterations)
         close([target for _, target in pairs if isinstance(target, OpenPiece)])
         for target in updated:
             target.constrain()
@@ -156,7 +172,7 @@ class Optimizer(tf.Module):
         raise NotImplementedError
 
     def _update(self, pairs, learning_rate, iterations):
-        """Applies the rule to (gradient, target) pairs, each at `target.rate`, after `iterations` updates.
+        """Applies the rule to (gradient, target) pairs, each at `target.rate`, after `iterations` updates of the slots.
 
         Replica code.
         """

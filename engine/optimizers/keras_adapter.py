@@ -45,7 +45,8 @@ class KerasOptimizer(Optimizer):
     def _rate(self, iterations, scale):
         if self._learning_rate is not None:
             return super()._rate(iterations, scale)
-        return tf.cast(tf.convert_to_tensor(self.keras_optimizer.learning_rate), tf.float32) * scale
+        rate = keras.learning_rate(self.keras_optimizer, self.slots_since)
+        return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
     def _build_slots(self, targets):
         optimizer = self._make()

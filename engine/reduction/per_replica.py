@@ -11,12 +11,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..internals.tensorflow import TrackableNode
 from ..internals.variables import read_local, tf_variable
 from ..mesh import collectives
-
-# A variable's key among those of its trackable: `VARIABLE_VALUE_KEY` of TensorFlow's checkpoints.
-_VALUE = "VARIABLE_VALUE"
 
 
 def variable(initial_value, name: str) -> tf.Variable:
@@ -65,33 +61,22 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
     return [strategy.experimental_local_results(each)[0] for each in rows]
 
 
-class Rows(TrackableNode):
-    """Stands for such a variable where a checkpoint is read: each replica takes its own row of the array.
+def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
+    """Assigns each replica its own row of an array.
 
     If the array has another number of rows than there are replicas, each replica takes the mean of all. What replicas
     keep for themselves is of a kind whose mean counts (what a gradient's mean is owed, a moment of the gradients), and
     the mean is then what it was.
     """
+    strategy = _strategy(variable)
 
-    def __init__(self, variable):
-        self._setattr_tracking = False  # the variable itself would be read as one value
-        self._variable = tf_variable(variable)
+    def row(context: tf.distribute.ValueContext) -> tf.Tensor:
+        same = rows.shape[0] == context.num_replicas_in_sync
+        return rows[context.replica_id_in_sync_group] if same else tf.reduce_mean(rows, 0)
 
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_VALUE: tf.zeros([0], self._variable.dtype)}  # only its name and dtype count, since nothing is saved
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
-        rows, strategy = restored[_VALUE], _strategy(self._variable)
-
-        def row(context: tf.distribute.ValueContext) -> tf.Tensor:
-            same = rows.shape[0] == context.num_replicas_in_sync
-            return rows[context.replica_id_in_sync_group] if same else tf.reduce_mean(rows, 0)
-
-        values = strategy.experimental_distribute_values_from_function(row)
-        for component, value in zip(
-            components(self._variable), strategy.experimental_local_results(values), strict=True
-        ):
-            component.assign(value)
+    values = strategy.experimental_distribute_values_from_function(row)
+    for component, value in zip(components(variable), strategy.experimental_local_results(values), strict=True):
+        component.assign(value)
 
 
 def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:

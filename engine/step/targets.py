@@ -102,6 +102,11 @@ class Targets:
         targets = [Target(*each) for each in zip(variables, range(len(variables)), multipliers, strict=True)]
         self._by_id = {id(target.variable): target for target in targets}
 
+    @property
+    def variables(self):
+        """All variables, frozen ones too, in order."""
+        return [target.variable for target in self._by_id.values()]
+
     def __iter__(self):
         """Yields the targets that are updated: all but the frozen ones."""
         return (target for target in self._by_id.values() if target.multiplier)

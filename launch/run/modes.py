@@ -255,7 +255,8 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
             fingerprints.check_division(session.config, newest, session.checkpoints.about, replicas)
             if session.config.is_chief:
                 threads.warn_of_others(newest, session.checkpoints.about)
-            manifest = saving.restore(session.checkpoints, session.state, hooks, newest)
+            again = session.config.allow_changed_config
+            manifest = saving.restore(session.checkpoints, session.state, hooks, newest, again)
     if manifest is None:
         weights.start(session)
     return manifest

@@ -67,7 +67,8 @@ def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest
     if session.config.mode == "eval":
         fingerprints.check_evaluated(session.config, manifest, checkpoints.about)
     try:
-        return saving.restore(checkpoints, session.state, manifest=manifest)
+        again = session.config.allow_changed_config
+        return saving.restore(checkpoints, session.state, manifest=manifest, begins_again=again)
     except (CheckpointError, tf.errors.OpError):
         # Workers that evaluate together must either all restore it or none.
         if manifest.problem(content=False) is None or session.strategy.num_hosts > 1:

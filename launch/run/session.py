@@ -418,7 +418,7 @@ def checkpoints_of(
     if not config.run_dir:
         return None, None
     about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}
-    about["cpu"] = threads.of(strategy)
+    about["cpu"], about["updated"] = threads.of(strategy), state.updated()
     if inputs:
         about["input"] = inputs
     life = strategy.exchange_text(uuid.uuid4().hex)[0]

@@ -329,3 +329,25 @@ def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularize
         "--jit=off", "--progress=plain", f"--mode={mode}", "--train_steps=3", trainer=Penalized, data=arrays
     ).ok()
     assert ("loss leaves out what layers add to it; loss_with_penalties" in done.out) == bool(regularizer)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+def test_a_run_goes_on_with_a_layer_unfrozen(inside, tmp_path, optimizer):
+    class Tuned(Regression):
+        def __init__(self, frozen: bool = True):
+            super().__init__()
+            self.frozen = frozen
+
+        def build_model(self):
+            first = tf.keras.layers.Dense(3)
+            first.trainable = not self.frozen
+            return tf.keras.Sequential([first, tf.keras.layers.Dense(1)])
+
+    run = (*QUIET, f"--optimizer={optimizer}", "--ema_decay=0.9", f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=4", trainer=Tuned, data=arrays).ok()
+    run = (*run, "--train_steps=8", "--model_arg=frozen=false")
+    assert "--allow_changed_config" in inside(*run, trainer=Tuned, data=arrays).error
+    done = inside(*run, "--allow_changed_config", trainer=Tuned, data=arrays).ok()
+    assert "begin again: the slots of optimizer (" in done.err
+    assert "resumed at step 4 of 8" in done.out
+    inside(*run, "--train_steps=12", trainer=Tuned, data=arrays).ok()

@@ -158,12 +158,15 @@ def test_writing_shares_the_memory_of_parts(distribution, width):
         variable = tf.Variable(tf.zeros(cut.local_shape))
     cuts.mark(variable, cut)
     cuts.fill(variable, lambda box: tf.ones(box.size))  # replicas share zeros
-    tree, _ = snapshot.take(tf.train.Checkpoint(variable=variable))
-    (found,) = snapshot.slices_in(tree)
+    (found,) = entries_of(tf.train.Checkpoint(variable=variable))
     memory = [range(at := _address(part.read_value()), at + 64 * width * 4) for _, part in cuts.parts(variable)]
     held = [_address(piece.read()) for piece in found.slices]
     assert not found.is_live
-    assert [[at in part for at in held] for part in memory] == [[True, True, False, False], [False, False, True, True]]
+    assert [[at in part for at in held] for part in memory] == [[True, False], [False, True]]
+
+
+def entries_of(state):
+    return snapshot.take(state).entries[2:]  # behind what is TensorFlow's own
 
 
 def _address(tensor):
@@ -194,8 +197,7 @@ def test_parts_whose_reading_copies_them_are_written_before_they_change(tmp_path
     for _, part in cuts.parts(state.variables["table"]):
         part.scatter_update(tf.IndexedSlices(part[:1], [0]))
     kept = checkpoints(tmp_path, state)
-    tree, _ = snapshot.take(state.tracked)
-    assert [each.key.partition("/")[0] for each in snapshot.slices_in(tree) if each.is_live] == ["table"]
+    assert [each.key.partition("/")[0] for each in entries_of(state.tracked) if each.is_live] == ["table"]
     kept.save(1, {})
     state.fill(2.0)
     kept.wait()

@@ -34,6 +34,7 @@ OWNERS = {
     "_get_own_losses": _LAYER,
     "_initialized": _CONTEXT,
     "_iterations": _OPTIMIZER,
+    "_learning_rate": _OPTIMIZER,
     "_launchers": f"{_REDUCE}.cross_device_ops.CollectiveAllReduce",
     "_layers": _LAYER,
     "_non_trainable_variables": _LAYER,

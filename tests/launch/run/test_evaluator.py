@@ -16,6 +16,9 @@ class State(tf.train.Checkpoint):
     def restore_host_state(self, host_state):
         pass
 
+    def parts(self, manifest):
+        return []
+
 
 def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypatch):
     writer = Checkpoints(tmp_path / "checkpoints", State(value=tf.Variable(1.0)), keep=None, about=ABOUT)
