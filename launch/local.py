@@ -33,6 +33,7 @@ from .errors import UsageError
 from .host import process
 
 _PROGRAM = "crankshaft local"
+_RESTART_WINDOW_SECONDS = 600.0  # failures longer ago are forgotten
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
     True: "who can log in to this machine can have TensorFlow's servers run code; --own_network keeps others out",
@@ -58,8 +59,7 @@ def _define_flags() -> None:
         flag_values=FLAGS,
     )
     integer("cores_per_task", None, "Logical cores of each task; all / tasks if not given.", 1)
-    integer("max_restarts", 5, "Restarts after failures within --restart_window_seconds; one more failure ends it.", 0)
-    seconds("restart_window_seconds", 600, "Failures longer ago than this are forgotten.")
+    integer("max_restarts", 5, "Restarts after failures within ten minutes; one more failure ends it.", 0)
     seconds("grace_seconds", 30, "What tasks have to save and end after a signal, before they are killed.")
 
 
@@ -137,7 +137,7 @@ def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
         _specs(environment, None if asked.names_gpus else shares.visible_gpus(environment)),
         asked.command,
         asked.arguments,
-        rule(FLAGS.max_restarts, FLAGS.restart_window_seconds, FLAGS.grace_seconds, compares=asked.compares),
+        rule(FLAGS.max_restarts, _RESTART_WINDOW_SECONDS, FLAGS.grace_seconds, compares=asked.compares),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),

@@ -12,6 +12,7 @@ from ..errors import UsageError
 from . import config as configs
 from . import paths, rules
 from .config import KERAS_FILES, Config
+from .given import without_gone
 from .values import differences
 
 _WRITTEN = ("model.json", "history.jsonl", "history.csv", "result.json")  # by a run that trains, beside config.json
@@ -343,7 +344,7 @@ def _check_run_dir(config: Config) -> None:
 
 
 def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> None:
-    """Raises `UsageError` where a run was begun with other values of flags that decide its numbers.
+    """Raises `UsageError` where a run was begun with other values of flags that decide its numbers, or that are gone.
 
     Args:
       config: what was asked.
@@ -352,6 +353,8 @@ def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> Non
     """
     if config.allow_changed_config or config.mode == "benchmark":
         return
+    if config.trains:
+        without_gone(where, before["flags"], "use --allow_changed_config to go on so, or another --run_dir")
     now = config.deciding()
     if "script_flags" not in before["deciding"]:
         now.pop("script_flags", None)  # of a run before they were kept

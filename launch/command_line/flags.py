@@ -149,14 +149,6 @@ def _define_between_replicas() -> None:
         only=(*_REPLICAS, "parameter_server"),
     )
     between(
-        _number,
-        "reduce_pack_mb",
-        4.0,
-        "Gradients travel in packs of about so many MiB; 0 is one pack.",
-        lower=0,
-        upper=1e6,
-    )
-    between(
         _integer, "powersgd_rank", 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT
     )
     between(
@@ -180,7 +172,6 @@ def _define_between_replicas() -> None:
 
 def _define_servers() -> None:
     servers = group("Parameter servers", for_all=_SERVERS)
-    servers(_integer, "max_inflight_per_worker", 2, "Closures that are out at once, times the workers.", lower=1)
     servers(
         _integer,
         "max_staleness_steps",
@@ -195,7 +186,6 @@ def _define_servers() -> None:
         "A worker computes with the variables that it pulled for so many steps, within a closure.",
         lower=1,
     )
-    servers(_integer, "max_closure_retries", 3, "How often a closure that raises is tried again.", **_COUNT)
     servers(
         _repeated,
         "variable_placement",

@@ -25,6 +25,31 @@ _OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config
 _OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 _OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
 _MOST_FLAGFILES = 100
+# Flags that runs may have been begun with and that are gone: the value that is left, and what holds now.
+GONE = {
+    "reduce_pack_mb": (4.0, "gradients travel in packs of 4 MiB"),
+    "max_inflight_per_worker": (2, "two closures a worker are out at once"),
+    "max_closure_retries": (3, "a closure that raises is tried again three times"),
+}
+
+
+def without_gone(where: str, values: Mapping[str, Any], cure: str) -> dict[str, Any]:
+    """Returns an older run's flags without those that are gone.
+
+    Args:
+      where: what they were read from.
+      values: by name, numbers also as text.
+      cure: what to do about a flag that is gone.
+
+    Raises:
+      UsageError: a flag that is gone had another value than the one that holds now.
+    """
+    for name, (value, what_holds) in GONE.items():
+        if name in values and str(values[name]) != str(value):
+            raise UsageError(
+                f"{where} has {name}={values[name]} among its flags, and --{name} is gone: {what_holds}; {cure}"
+            )
+    return {name: value for name, value in values.items() if name not in GONE}
 
 
 def words(values: Mapping[str, Any]) -> Iterator[str]:
@@ -126,7 +151,7 @@ def _read(path: str, names: Collection[str]) -> dict[str, Any]:
     try:
         values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
         if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
-            of_run = _mapping("flags", values["flags"])
+            of_run = without_gone(f"--config={path}", _mapping("flags", values["flags"]), "take it out")
             own_files.refuse_of_file(f"--config={path}", of_run, names)
             script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
             of_run = {name: value for name, value in script.items() if name not in HELP} | of_run

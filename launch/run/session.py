@@ -351,11 +351,9 @@ def _servers(config: Config) -> ServerOptions | None:
     cluster = config.cluster
     return ServerOptions(
         Cluster(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
-        config.max_inflight_per_worker,
-        config.max_staleness_steps,
-        config.max_closure_retries,
-        config.pull_every_steps,
-        tuple(Rule(*rule) for rule in config.placement_rules),
+        max_staleness_steps=config.max_staleness_steps,
+        pull_every_steps=config.pull_every_steps,
+        placement_rules=tuple(Rule(*rule) for rule in config.placement_rules),
     )
 
 
@@ -392,11 +390,12 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
 
 
 def _reduction(config: Config) -> Reduction:
-    travel = (config.reduce_dtype, int(config.reduce_pack_mb * (1 << 20)))
     if config.sync_every_steps > 1:
         outer = optimizers.outer(config.outer_learning_rate, config.outer_momentum)
-        return LocalSgd(config.sync_every_steps, outer, *travel)
-    return PowerSgd(config.powersgd_rank, *travel) if config.powersgd_rank else Reduction(*travel)
+        return LocalSgd(config.sync_every_steps, outer, config.reduce_dtype)
+    if config.powersgd_rank:
+        return PowerSgd(config.powersgd_rank, config.reduce_dtype)
+    return Reduction(config.reduce_dtype)
 
 
 def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:

@@ -310,7 +310,7 @@ def test_another_system_than_linux_is_told_in_one_line():
 
 def test_help_names_every_flag(crank):
     outcome = crank("--help", command="local", tensorflow=False).ok()
-    for name in ("workers", "cores_per_task", "max_restarts", "restart_window_seconds", "grace_seconds"):
+    for name in ("workers", "cores_per_task", "max_restarts", "grace_seconds"):
         assert f"\n  --{name}=...\n" in outcome.out
 
 

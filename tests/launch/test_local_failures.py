@@ -58,10 +58,10 @@ if index == 1:
     sys.exit(1)
 sys.exit("step failed: \\x1b[31mnot finite\\x1b[0m")
 """
-    outcome = local(script, "--max_restarts=1", "--restart_window_seconds=100", own=(f"--run_dir={tmp_path}",)).wait()
+    outcome = local(script, "--max_restarts=1", own=(f"--run_dir={tmp_path}",)).wait()
     assert outcome.code == 1
     assert outcome.error == (
-        "worker 0 ended with exit code 1; it is failure 2 within 100 s, and --max_restarts=1 restarts are used up; "
+        "worker 0 ended with exit code 1; it is failure 2 within 600 s, and --max_restarts=1 restarts are used up; "
         f"its last lines ({tmp_path}/logs/worker-0.log):"
     )
     assert outcome.err.endswith(":\n    start 2\n    step failed: not finite\n")

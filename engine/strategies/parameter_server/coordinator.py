@@ -323,7 +323,7 @@ class Closures:
         what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
             f"{where} failed {counted(times, 'time')} on {self._describe(lease, step)}: "
-            f"{what}; correct the model or the data, or raise `max_closure_retries`"
+            f"{what}; correct the model or the data"
         )
 
 

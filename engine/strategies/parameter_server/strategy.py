@@ -38,6 +38,8 @@ from .staleness import Staleness
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _WAIT_SECONDS = 1.0
+_INFLIGHT_PER_WORKER = 2  # closures that are out at once
+_MAX_CLOSURE_RETRIES = 3  # of a closure that raises
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
@@ -47,17 +49,13 @@ class ServerOptions:
 
     Attributes:
       cluster: where the tasks are.
-      max_inflight_per_worker: closures that are out at once, times the workers.
       max_staleness_steps: a worker that is more updates than this ahead of the slowest waits; None is never.
-      max_closure_retries: of a closure that raises.
       pull_every_steps: steps for which a worker computes with the variables that it pulled, at the longest.
       placement_rules: which variables go where.
     """
 
     cluster: Cluster
-    max_inflight_per_worker: int = 2
     max_staleness_steps: int | None = None
-    max_closure_retries: int = 3
     pull_every_steps: int = 1
     placement_rules: tuple[Rule, ...] = ()
 
@@ -229,12 +227,12 @@ class ParameterServer(Measured):
         self._train_loop: Any = None
         handed_out = self._closures.ledger.scheduled if self._closures else 0
         self._pace = ClosurePace(len(self.cluster.workers), self._steps_per_loop, handed_out)
-        options, trainer = self.options, state.trainer
+        trainer = state.trainer
         self._closures = self._closures or Closures(
             self.coordinator,
             self.cluster,
-            max_inflight_per_worker=options.max_inflight_per_worker,
-            max_retries=options.max_closure_retries,
+            max_inflight_per_worker=_INFLIGHT_PER_WORKER,
+            max_retries=_MAX_CLOSURE_RETRIES,
             timeout_seconds=self.step_timeout_seconds,
             describe=self._describe_lease,
             fault_of_data=self._fault_of_data,

@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 
 from crankshaft.launch.command_line import checks, config, registry, values
 from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.command_line.given import GONE, expanded
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host.files import write_json
 
@@ -21,11 +22,11 @@ OF_THE_RUN = (
 ).split()
 
 
-def asked(*given, script: type | None = None) -> Config:
+def asked(*words, script: type | None = None) -> Config:
     with flagsaver.flagsaver():
         for name in flags.FLAGS:
             flags.FLAGS[name].unparse()
-        flags.FLAGS(["crankshaft train", *map(str, given)])
+        flags.FLAGS(["crankshaft train", *map(str, words)])
         return config.from_flags(script, False, {})
 
 
@@ -92,6 +93,26 @@ def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, w
     checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--auto_shard_policy={now}"))
     with pytest.raises(UsageError, match=f"auto_shard_policy: {now} -> data"):
         checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data"))
+
+
+@pytest.mark.parametrize(("flag", "left", "other"), [(name, value, 7) for name, (value, _) in GONE.items()])
+def test_a_run_with_a_flag_that_is_gone_goes_on_where_it_was_the_value_that_is_left(run_dir, flag, left, other):
+    path = run_dir / config.FILE_NAME
+    before = json.loads(path.read_text())
+    again = ["--model=mlp", f"--config={path}"]
+    for value in (left, other):
+        before["flags"][flag] = value
+        path.write_text(json.dumps(before))
+        if value == left:
+            checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
+            assert flag not in " ".join(expanded(again))
+    with pytest.raises(UsageError, match=f"{flag}=7 among its flags, and --{flag} is gone: .*--allow_changed_config"):
+        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
+    with pytest.raises(
+        UsageError, match=f"config.json has {flag}=7 among its flags, and --{flag} is gone: .*; take it"
+    ):
+        expanded(again)
+    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", "--allow_changed_config"))
 
 
 def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
