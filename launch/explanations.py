@@ -15,7 +15,7 @@ from ..engine.data.source import SourceError, StuckReadError
 from ..engine.internals.errors import reason
 from ..input.data import InputError
 from .cluster.tf_config import ClusterError
-from .command_line.groups import GROUPS
+from .command_line.flags import GROUPS
 from .errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -32,9 +32,8 @@ FLAGS = flags.FlagValues()  # apart from crankshaft train's
 def _define_flags() -> None:
     own: dict[str, Any] = {"flag_values": FLAGS}
     module: dict[str, Any] = {**rules.MODULE, **own}
-    argument: dict[str, Any] = {**rules.ARGUMENT, **own}
     rules.text("input", None, "What is written: an input, or a .py file with a function load.", **module)
-    rules.repeated("input_arg", [], "NAME=VALUE for the input. Repeatable.", **argument)
+    rules.arguments("input_arg", [], "NAME=VALUE for the input. Repeatable.", **own)
     rules.files("data_dir", None, "Where the input's files are, as crankshaft train takes it.", **own)
     rules.files("eval_data_dir", None, "Where those to evaluate on are, likewise.", **own)
     rules.whole("seed", 0, "The seed that the input is given, as crankshaft train gives it.", lower=0, **own)

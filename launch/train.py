@@ -175,9 +175,9 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         servers.fail_fast()
     process.prepare(asked.tune_allocator)
     if asked.serves:
-        gpus = {"gpus": asked.gpu_numbers, "gpu_memory_growth": asked.gpu_memory_growth}
         load = functools.partial(datas.sources, asked, data)
-        return Done(servers.serve(asked.cluster, asked.cluster_timeout_seconds, not asked.debug, load, **gpus))
+        serve = functools.partial(servers.serve, gpus=asked.gpu_numbers, gpu_memory_growth=asked.gpu_memory_growth)
+        return Done(serve(asked.cluster, asked.cluster_timeout_seconds, not asked.debug, load))
     with contextlib.ExitStack() as stack:
         if asked.remote and (asked.writes_run or asked.mode == "export"):
             stack.enter_context(asked.remote.pushing())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -16,23 +17,16 @@ from ..cluster import tf_config
 from ..cluster.tf_config import Cluster
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
-from . import gpu_flags, own_files, paths, registry, uses
-from .flags import GROUPS, USES
-from .given import ARGUMENTS
+from . import own_files, paths, registry, uses
+from .flags import ABOUT, ARGUMENTS, USES, Flags, named
 from .values import plain, shown
 
 FILE_NAME = "config.json"
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 
-# Flags that decide the numbers of a run: a run_dir is resumed only with the same. The others may change from call to
-# call.
-DECIDING = (
-    "model model_arg input input_arg global_batch_size seed optimizer optimizer_arg learning_rate "
-    "learning_rate_schedule learning_rate_schedule_arg warmup_steps weight_decay weight_decay_exclude clip_norm "
-    "clip_variable_norm clip_value ema_decay accumulate_steps precision on_nonfinite reduce_dtype powersgd_rank "
-    "sync_every_steps outer_learning_rate outer_momentum pull_every_steps shuffle_buffer shuffle_window "
-    "auto_shard_policy validation_split"
-).split()
+DECIDING = named(lambda flag: flag.decides)
+PERIODS = named(lambda flag: flag.is_period)
+OF_THIS_CALL = named(lambda flag: flag.of_call)
 READING = ("eval", "export", "generate")  # modes that read a run, and change nothing of it
 # Python types by absl's type of flag; all other flags are strings.
 _KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
@@ -40,16 +34,6 @@ _CURE = (
     'restore it from a copy (a checkpoint\'s manifest has the same under "about"), or use another --run_dir; the '
     "checkpoints are as they were"
 )
-# Flags that say when something is due that reads the weights.
-PERIODS = (
-    "eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps check_sync_every_steps"
-).split()
-# Flags that a call that reads a run does not take over from it.
-OF_THIS_CALL = (
-    "mode run_dir config result_json progress export_dir export_format eval_checkpoint debug check_numerics init_from "
-    "allow_changed_config tpu_address gpus gpu_memory_growth"
-).split()
-OF_THIS_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 # Flags that mean nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
     "input": ("input_arg", "data_dir", "eval_data_dir"),
@@ -63,42 +47,30 @@ _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several proce
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
 
-class Config:
-    """The flags' values as attributes, with `*_arg` flags as dictionaries.
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Config(Flags):
+    """A command line that was checked, and what it names.
 
-    Args:
-      values: flag name -> value.
-      model: the registry's entry of the model.
-      input: the registry's entry of the input.
+    Attributes:
+      model_entry: the registry's entry of the model.
+      input_entry: the registry's entry of the input.
       cluster: of a strategy that has one: the workers, and which of them this process is.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
     """
 
-    def __init__(
-        self,
-        values: dict[str, Any],
-        model: registry.Entry,
-        input: registry.Entry | None,
-        cluster: Cluster | None = None,
-        script_flags: Mapping[str, Any] | None = None,
-        owns_process: bool = True,
-        remote: RemoteFolder | None = None,
-    ):
-        self.values = values
-        self.model_entry = model
-        self.input_entry = input
-        self.cluster = cluster
-        self.script_flags = script_flags or {}
-        self.owns_process = owns_process
-        self.remote = remote
+    model_entry: registry.Entry
+    input_entry: registry.Entry | None
+    cluster: Cluster | None = None
+    script_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    owns_process: bool = True
+    remote: RemoteFolder | None = None
 
-    def __getattr__(self, name: str):
-        try:
-            return self.__dict__["values"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+    @property
+    def values(self) -> dict[str, Any]:
+        """The flags' values by name."""
+        return {name: getattr(self, name) for name in ABOUT}
 
     @functools.cached_property
     def named_class(self) -> type:
@@ -141,7 +113,9 @@ class Config:
     @property
     def gpu_numbers(self) -> tuple[int, ...] | None:
         """The numbers of --gpus, () for none; None where the flag is not given."""
-        return gpu_flags.numbers(self.gpus)
+        if not self.gpus:
+            return None
+        return () if self.gpus == "none" else tuple(map(int, self.gpus.split(",")))
 
     @property
     def serves(self) -> bool:
@@ -216,7 +190,7 @@ def from_flags(
       owns_process: see `Config`.
       remote: see `Config`.
     """
-    values = {name: flags.FLAGS[name].value for names in GROUPS.values() for name in names}
+    values = {name: flags.FLAGS[name].value for name in ABOUT}
     if remote:
         values["run_dir"] = remote.folder
     paths.check(values)
@@ -255,7 +229,15 @@ def from_flags(
         if values[name] and not flags.FLAGS[name].present:
             values[name] = whole_periods(values[name], values["sync_every_steps"])
     own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
-    return Config(values, model, data, cluster, own, owns_process, remote)
+    return Config(
+        **values,
+        model_entry=model,
+        input_entry=data,
+        cluster=cluster,
+        script_flags=own,
+        owns_process=owns_process,
+        remote=remote,
+    )
 
 
 def _refuse_without_model(run_dir: str, mode: str) -> None:

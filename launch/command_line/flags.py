@@ -1,360 +1,565 @@
-"""The command line: every flag, by group. Nothing here starts TensorFlow."""
+"""Every flag of `crankshaft train`, each said once: name, type, default, rule, help, and what it is for.
+
+The command line, `crankshaft.run`'s keywords, files of flags, docs/flags.md, resume and what workers have to agree on
+are made from the fields of `Flags`. Nothing here starts TensorFlow.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
 from ...engine.step.ranges import HUGE
 from ...engine.strategies import registry
-from . import benchmark_flags, gpu_flags, input_flags, mesh_flags, mode_flags, rules
-from .groups import GROUPS, HELP, USES, group
-
-__all__ = ["ESSENTIAL", "GROUPS", "HELP", "USES"]
+from . import rules
+from .uses import Use
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
+AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
+EXPORT_FORMATS = ("saved_model", "keras")
+BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 
-
-_path, _integer, _number, _string, _repeated = rules.path, rules.whole, rules.number, rules.text, rules.repeated
-_boolean, _enum = flags.DEFINE_bool, flags.DEFINE_enum
+_boolean, _enum, _arguments = flags.DEFINE_bool, flags.DEFINE_enum, rules.arguments
+_path, _files, _integer, _number, _string = rules.path, rules.files, rules.whole, rules.number, rules.text
 _COUNT = {"lower": 0}
 _SECONDS = {"lower": 0, "upper": 1e6}
 _NAME = {"wants": "a name"}
 _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", "multi_worker", "parameter_server")
+_MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
-_LOCAL_SGD = ("sync_every_steps",)
-
-ESSENTIAL = (
+ESSENTIAL = (  # what --helpshort has
     "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
     "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
     "eval_every_steps checkpoint_every_steps early_stopping_patience restore_best result_json"
 ).split()
+_LOCAL_SGD = ("sync_every_steps",)
+_OF_A_FOLDER = ("run_dir",)
+_STOPPING = ("early_stopping_patience",)
+_PLATEAU = ("reduce_lr_patience",)
+_EXPORT = ("mode", "export")
 
 
-def _define_what() -> None:
-    run = group("The run")
-    run(_enum, "mode", "train_and_eval", "What to do.", enum_values=MODES)
-    run(
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What is known of a flag besides its name, type and default.
+
+    Attributes:
+      group: under which it stands in --help.
+      define: defines it for absl: `define(name=, default=, help=, **rule)`.
+      rule: its range, choices or rule.
+      help: what it is, in a line.
+      use: what it is for, if not for all runs; see `uses.check`.
+      decides: whether it decides a run's numbers: a run_dir is resumed only with the same value.
+      of_call: whether it is of one call: a call that reads a run does not take it over from it.
+      may_differ: whether workers that train together may be given different values.
+      may_be_elsewhere: whether only that it is given has to agree: a folder may have another name on another host.
+      is_period: whether it says when something is due that reads the weights.
+    """
+
+    group: str
+    define: Callable[..., Any]
+    rule: Mapping[str, Any]
+    help: str
+    use: Use | None = None
+    decides: bool = False
+    of_call: bool = False
+    may_differ: bool = False
+    may_be_elsewhere: bool = False
+    is_period: bool = False
+
+
+def _in(group: str, for_all: Use | None = None, **of_all: bool) -> Callable[..., Any]:
+    """Returns a function that makes a field of a group; `use`, or `for_all`, says what a flag is for."""
+    known = {field.name for field in dataclasses.fields(About) if field.default is False}
+
+    def field(define: Callable[..., Any], default: Any, help: str, use: Use | None = None, **more: Any) -> Any:
+        about = {**of_all, **{name: more.pop(name) for name in [*more] if name in known}}
+        metadata = {"about": About(group, define, more, help, use or for_all, **about)}
+        if isinstance(default, (list, dict)):
+            return dataclasses.field(default_factory=default.copy, metadata=metadata)
+        return dataclasses.field(default=default, metadata=metadata)
+
+    return field
+
+
+_run, _model, _input, _where = map(_in, ("The run", "Model", "Input", "Where it runs"))
+_between = _in("Between replicas", for_all=_REPLICAS)
+_servers = _in("Parameter servers", for_all=_SERVERS)
+_update, _when = map(_in, ("The update", "When (in steps; 0 is never)"))
+_shown, _modes = map(_in, ("What is shown and checked", "Modes other than training"))
+_generation = _in("Generation", for_all=("mode", "generate"), of_call=True)
+_benchmark = _in("Benchmark mode", for_all=("mode", "benchmark"), of_call=True)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Flags:
+    """The values of a command line; arguments of NAME=VALUE are parsed."""
+
+    # The run
+    mode: str = _run(_enum, "train_and_eval", "What to do.", enum_values=MODES, of_call=True)
+    run_dir: str | None = _run(
         rules.folder,
-        "run_dir",
         None,
         "Checkpoints, TensorBoard files, config and result live here, gs://... too; an existing run resumes.",
+        of_call=True,
+        may_be_elsewhere=True,
     )
-    run(_path, "config", None, "Flags by name in a YAML or JSON file, a run's config.json too; the command line wins.")
-    run(_integer, "seed", 0, "The run's only source of randomness, below 2^31.", lower=0, upper=2**31 - 1)
-    run(_integer, "train_steps", None, "Updates in all. One of --train_steps and --train_epochs.", lower=1)
-    run(
-        _number,
-        "train_epochs",
+    config: str | None = _run(
+        _path,
         None,
-        "Passes over the training data in all; 10 if neither is given.",
-        above=0,
-        upper=1e9,
+        "Flags by name in a YAML or JSON file, a run's config.json too; the command line wins.",
+        of_call=True,
     )
-    run(_boolean, "allow_changed_config", False, "Resume a run_dir although its configuration was another.")
-    run(_path, "result_json", None, "Write the result here too.")
-
-    model = group("Model")
-    model(_string, "model", None, "One that comes with Crankshaft, or a .py file with a class Model.", **rules.MODULE)
-    model(
-        _repeated,
-        "model_arg",
-        [],
-        "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.",
-        **rules.ARGUMENT,
+    seed: int = _run(
+        _integer, 0, "The run's only source of randomness, below 2^31.", lower=0, upper=2**31 - 1, decides=True
     )
-    model(_path, "init_from", None, "Start from the weights (no more) of this run, checkpoint or Keras file.")
+    train_steps: int | None = _run(_integer, None, "Updates in all. One of --train_steps and --train_epochs.", lower=1)
+    train_epochs: float | None = _run(
+        _number, None, "Passes over the training data in all; 10 if neither is given.", above=0, upper=1e9
+    )
+    allow_changed_config: bool = _run(
+        _boolean, False, "Resume a run_dir although its configuration was another.", of_call=True
+    )
+    result_json: str | None = _run(_path, None, "Write the result here too.", of_call=True, may_differ=True)
 
-    input_flags.define(group("Input"))
+    # Model
+    model: str | None = _model(
+        _string, None, "One that comes with Crankshaft, or a .py file with a class Model.", **rules.MODULE, decides=True
+    )
+    model_arg: Mapping[str, Any] = _model(
+        _arguments, {}, "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.", decides=True
+    )
+    init_from: str | None = _model(
+        _path,
+        None,
+        "Start from the weights (no more) of this run, checkpoint or Keras file.",
+        of_call=True,
+        may_be_elsewhere=True,
+    )
 
-
-def _define_where() -> None:
-    where = group("Where it runs")
-    where(rules.one_of, "strategy", "one_device", "How steps are distributed.", known=registry.names)
-    where(
+    # Input
+    input: str | None = _input(
+        _string,
+        None,
+        "One that comes with Crankshaft, or a .py file with a function load.",
+        **rules.MODULE,
+        decides=True,
+    )
+    input_arg: Mapping[str, Any] = _input(
+        _arguments, {}, "NAME=VALUE for the input, e.g. examples=10000. Repeatable.", decides=True
+    )
+    data_dir: str | None = _input(
+        _files, None, "Where the input's files are: a folder, a glob, or several with commas.", may_differ=True
+    )
+    eval_data_dir: str | None = _input(
+        _files, None, "Where those to evaluate on are, for an input that takes them apart.", may_differ=True
+    )
+    global_batch_size: int = _input(_integer, 64, "Examples an update, over all replicas.", lower=1, decides=True)
+    validation_split: float = _input(
+        _number, 0.0, "Share of the training data, its end, to evaluate on.", lower=0, upper=1, decides=True
+    )
+    eval_batch_size: int = _input(_integer, 512, "Examples an evaluation step, over all replicas.", lower=1)
+    resident_data_mb: int = _input(_integer, 1024, "Arrays up to so many MiB are kept on each device.", lower=0)
+    shuffle_window: int = _input(
         _integer,
-        "num_virtual_devices",
+        0,
+        "Shuffle chunks of files, then examples within so many chunks; 0: single examples where they are read well.",
+        lower=0,
+        upper=1 << 20,
+        decides=True,
+    )
+    max_bad_records: int = _input(_integer, 0, "Examples in files that can't be read and are left out.", lower=0)
+    shuffle_buffer: int = _input(
+        _integer, 10_000, "Examples in the shuffle buffer of a tf.data.Dataset.", lower=1, decides=True
+    )
+    auto_shard_policy: str = _input(
+        _enum,
+        "auto",
+        "How workers divide a tf.data.Dataset: by files, or each reads all, and takes its rows; auto: files if enough.",
+        enum_values=AUTO_SHARD_POLICIES,
+        decides=True,
+    )
+
+    # Where it runs
+    strategy: str = _where(rules.one_of, "one_device", "How steps are distributed.", known=registry.names)
+    num_virtual_devices: int = _where(
+        _integer,
         0,
         "Split the CPU (or the one GPU) into so many devices; 0 leaves it.",
         lower=0,
         upper=1000,
-        only=("strategy", "mirrored"),
+        use=("strategy", "mirrored"),
     )
-    mesh_flags.define(where, _boolean)
-    where(
+    mesh: str | None = _where(
         _string,
-        "tpu_address",
+        None,
+        "Replicas as data:D,model:M: layers of engine.parallel are cut over M of them; without it each has all.",
+        wants="data:D,model:M",
+        rule=rules.mesh,
+        use=_MESHES,
+    )
+    shard_optimizer: bool = _where(
+        _boolean,
+        False,
+        "Each replica keeps the optimizer's slots of a part of the weights, and updates that (ZeRO, stage 1).",
+        use=_MESHES,
+    )
+    recompute: bool = _where(
+        _boolean,
+        False,
+        "The model's blocks are computed again in the backward pass: less memory for activations, a third more work.",
+    )
+    tpu_address: str = _where(
+        _string,
         "",
         "The TPU's name or grpc:// address; empty finds the local one.",
         wants="a TPU's name or address",
-        rule=rules.matching(r"[\w.:/-]+", "it is neither name nor address; use e.g. local or grpc://10.0.0.2:8470"),
+        rule=rules.matching("[\\w.:/-]+", "it is neither name nor address; use e.g. local or grpc://10.0.0.2:8470"),
         may_be_empty=True,
-        only=("strategy", "tpu"),
+        use=("strategy", "tpu"),
+        of_call=True,
     )
-    gpu_flags.define(where, _string, _boolean)
-
-
-def _define_how_it_runs() -> None:
-    where = group("Where it runs")
-    where(_integer, "steps_per_loop", 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT)
-    where(
-        _enum, "jit", "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
+    gpus: str | None = _where(
+        _string,
+        None,
+        "Numbers of the GPUs to use, e.g. 0,1, or none; all if not given (one_device: the first).",
+        wants="GPUs' numbers, or none",
+        rule=rules.matching("none|\\d{1,4}(,\\d{1,4})*", "it is no list of GPUs' numbers; use e.g. 0,1, or none"),
+        of_call=True,
+        may_differ=True,
     )
-    where(
+    gpu_memory_growth: bool = _where(
+        _boolean,
+        True,
+        "Take a GPU's memory as it is needed, not all of it at the start.",
+        of_call=True,
+        may_differ=True,
+    )
+    steps_per_loop: int = _where(
+        _integer, 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT
+    )
+    jit: str = _where(
+        _enum, "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
+    )
+    batch_parts: int = _where(
         _integer,
-        "batch_parts",
         0,
         "Parts of each batch for a CPU's cores to take one each; 0: one a core where the model's are faster so.",
         lower=0,
         upper=1000,
     )
-    where(
+    communication: str = _where(
         _enum,
-        "communication",
         "auto",
         "How sums travel between hosts: ring (TensorFlow's, over gRPC), nccl (GPUs).",
         enum_values=("auto", "ring", "nccl"),
-        only=("strategy", "multi_worker"),
+        use=("strategy", "multi_worker"),
     )
-    where(
-        _number,
-        "cluster_timeout_seconds",
-        300.0,
-        "How long to wait for all workers to come.",
-        **_SECONDS,
-        only=_CLUSTERS,
+    cluster_timeout_seconds: float = _where(
+        _number, 300.0, "How long to wait for all workers to come.", **_SECONDS, use=_CLUSTERS, may_differ=True
     )
-    where(
+    step_timeout_seconds: float | None = _where(
         _number,
-        "step_timeout_seconds",
         None,
         "A worker without progress for so long names who is stuck, and ends, as does a run whose files or stream give "
         "nothing for half as long; 0 is never. 600, in a debugger 0, if not given.",
         **_SECONDS,
+        may_differ=True,
     )
-    where(_boolean, "tune_allocator", True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.")
+    tune_allocator: bool = _where(
+        _boolean, True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.", may_differ=True
+    )
 
-
-def _define_between_replicas() -> None:
-    between = group("Between replicas", for_all=_REPLICAS)
-    between(
+    # Between replicas
+    reduce_dtype: str = _between(
         _enum,
-        "reduce_dtype",
         "float32",
         "What gradients travel as between replicas; what a step pulls from and pushes to parameter servers.",
         enum_values=WIRE_DTYPES,
-        only=(*_REPLICAS, "parameter_server"),
+        use=(*_REPLICAS, "parameter_server"),
+        decides=True,
     )
-    between(
-        _integer, "powersgd_rank", 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT
+    reduce_pack_mb: float = _between(
+        _number, 4.0, "Gradients travel in packs of about so many MiB; 0 is one pack.", lower=0, upper=1e6
     )
-    between(
+    powersgd_rank: int = _between(
+        _integer, 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT, decides=True
+    )
+    sync_every_steps: int = _between(
         _integer,
-        "sync_every_steps",
         1,
         "Replicas train alone for so many steps, then meet (local SGD, DiLoCo); 1 is always in step.",
         lower=1,
+        decides=True,
     )
-    between(
+    outer_learning_rate: float = _between(
         _number,
-        "outer_learning_rate",
         0.7,
         "Of the step that they take together then; 1 averages.",
         lower=0,
         upper=HUGE,
-        only=_LOCAL_SGD,
+        use=_LOCAL_SGD,
+        decides=True,
     )
-    between(_number, "outer_momentum", 0.9, "Of that step, Nesterov's; 0 is none.", lower=0, below=1, only=_LOCAL_SGD)
+    outer_momentum: float = _between(
+        _number, 0.9, "Of that step, Nesterov's; 0 is none.", lower=0, below=1, use=_LOCAL_SGD, decides=True
+    )
 
-
-def _define_servers() -> None:
-    servers = group("Parameter servers", for_all=_SERVERS)
-    servers(
+    # Parameter servers
+    max_inflight_per_worker: int = _servers(_integer, 2, "Closures that are out at once, times the workers.", lower=1)
+    max_staleness_steps: int | None = _servers(
         _integer,
-        "max_staleness_steps",
         None,
         "A worker more updates than this ahead of the slowest waits; 0 makes rounds. None waits if not given.",
         **_COUNT,
     )
-    servers(
+    pull_every_steps: int = _servers(
         _integer,
-        "pull_every_steps",
         1,
         "A worker computes with the variables that it pulled for so many steps, within a closure.",
         lower=1,
+        decides=True,
     )
-    servers(
-        _repeated,
-        "variable_placement",
+    max_closure_retries: int = _servers(_integer, 3, "How often a closure that raises is tried again.", **_COUNT)
+    variable_placement: Sequence[str] = _servers(
+        rules.repeated,
         [],
         "REGEX=ps:N puts variables in whose path it is found on that server, e.g. embedding=ps:0. Repeatable.",
         wants="REGEX=ps:N",
-        rule=rules.matching(r".+=ps:\d+", "it is no REGEX=ps:N; use e.g. table=ps:0"),
+        rule=rules.matching(".+=ps:\\d+", "it is no REGEX=ps:N; use e.g. table=ps:0"),
     )
 
-
-def _define_rule() -> None:
-    update = group("The update")
-    update(
+    # The update
+    optimizer: str = _update(
         _string,
-        "optimizer",
         "adam",
         "sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers.",
         **_NAME,
+        decides=True,
     )
-    update(
-        _repeated, "optimizer_arg", [], "NAME=VALUE for the optimizer, e.g. beta_1=0.8. Repeatable.", **rules.ARGUMENT
+    optimizer_arg: Mapping[str, Any] = _update(
+        _arguments, {}, "NAME=VALUE for the optimizer, e.g. beta_1=0.8. Repeatable.", decides=True
     )
-    update(
+    learning_rate: float = _update(
         _number,
-        "learning_rate",
-        1e-3,
+        0.001,
         "The learning rate, or the one that the schedule starts from.",
         lower=0,
         upper=HUGE,
+        decides=True,
     )
-    update(_enum, "learning_rate_schedule", "constant", "How it changes.", enum_values=SCHEDULES)
-    update(
-        _repeated,
-        "learning_rate_schedule_arg",
-        [],
-        "NAME=VALUE for the schedule, e.g. decay_rate=0.9. Repeatable.",
-        **rules.ARGUMENT,
+    learning_rate_schedule: str = _update(_enum, "constant", "How it changes.", enum_values=SCHEDULES, decides=True)
+    learning_rate_schedule_arg: Mapping[str, Any] = _update(
+        _arguments, {}, "NAME=VALUE for the schedule, e.g. decay_rate=0.9. Repeatable.", decides=True
     )
-    update(_integer, "warmup_steps", 0, "Steps in which the rate rises linearly to where it begins.", **_COUNT)
-    update(
+    warmup_steps: int = _update(
+        _integer, 0, "Steps in which the rate rises linearly to where it begins.", **_COUNT, decides=True
+    )
+    weight_decay: float | None = _update(
         _number,
-        "weight_decay",
         None,
         "Decoupled decay, times the rate; the optimizer's own if not given.",
         lower=0,
         upper=HUGE,
+        decides=True,
     )
-
-
-def _define_what_else_an_update_is() -> None:
-    update = group("The update")
-    update(
+    weight_decay_exclude: str = _update(
         _string,
-        "weight_decay_exclude",
         "bias|gamma|beta|(gain|scale)$",
         "Variables whose path this finds are not decayed.",
         wants="a regular expression",
         rule=rules.regular_expression,
         may_be_empty=True,
+        decides=True,
     )
-    update(_number, "clip_norm", 0.0, "Clip the gradients' global norm to this; 0 is off.", lower=0, upper=HUGE)
-    update(
-        _number, "clip_variable_norm", 0.0, "Clip the norm of each variable's gradient; 0 is off.", lower=0, upper=HUGE
+    clip_norm: float = _update(
+        _number, 0.0, "Clip the gradients' global norm to this; 0 is off.", lower=0, upper=HUGE, decides=True
     )
-    update(
-        _number, "clip_value", 0.0, "Clip each value of the gradients to [-this, this]; 0 is off.", lower=0, upper=HUGE
+    clip_variable_norm: float = _update(
+        _number, 0.0, "Clip the norm of each variable's gradient; 0 is off.", lower=0, upper=HUGE, decides=True
     )
-    update(
+    clip_value: float = _update(
+        _number, 0.0, "Clip each value of the gradients to [-this, this]; 0 is off.", lower=0, upper=HUGE, decides=True
+    )
+    ema_decay: float = _update(
         _number,
-        "ema_decay",
         0.0,
         "Decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.",
         lower=0,
         below=1,
+        decides=True,
     )
-    update(_integer, "accumulate_steps", 1, "Micro-batches that one update is made of.", lower=1)
-    update(
-        _enum, "precision", "float32", "What layers compute in (float16: dynamic loss scale).", enum_values=PRECISIONS
+    accumulate_steps: int = _update(_integer, 1, "Micro-batches that one update is made of.", lower=1, decides=True)
+    precision: str = _update(
+        _enum, "float32", "What layers compute in (float16: dynamic loss scale).", enum_values=PRECISIONS, decides=True
     )
-    update(
-        _enum,
-        "on_nonfinite",
-        "raise",
-        "A step that is not finite: stop, or leave it out.",
-        enum_values=("raise", "skip"),
+    on_nonfinite: str = _update(
+        _enum, "raise", "A step that is not finite: stop, or leave it out.", enum_values=("raise", "skip"), decides=True
     )
 
-
-def _define_when() -> None:
-    when, kept = (group("When (in steps; 0 is never)", for_all=use) for use in (None, ("run_dir",)))
-    when(
+    # When (in steps; 0 is never)
+    eval_every_steps: int | None = _when(
+        _integer, None, "Evaluate; each epoch if not given. The end is evaluated in any case.", **_COUNT, is_period=True
+    )
+    checkpoint_every_steps: int = _when(
         _integer,
-        "eval_every_steps",
-        None,
-        "Evaluate; each epoch if not given. The end is evaluated in any case.",
+        1000,
+        "Write a checkpoint. The end is written in any case.",
         **_COUNT,
+        use=_OF_A_FOLDER,
+        is_period=True,
     )
-    kept(_integer, "checkpoint_every_steps", 1000, "Write a checkpoint. The end is written in any case.", **_COUNT)
-    when(_integer, "summary_every_steps", 500, "Write scalars to TensorBoard.", **_COUNT)
-    kept(_integer, "histogram_every_steps", 0, "Write histograms of weights and gradients.", **_COUNT)
-    kept(_integer, "keep_checkpoints", 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT)
-    when(
+    summary_every_steps: int = _when(_integer, 500, "Write scalars to TensorBoard.", **_COUNT, is_period=True)
+    histogram_every_steps: int = _when(
+        _integer, 0, "Write histograms of weights and gradients.", **_COUNT, use=_OF_A_FOLDER, is_period=True
+    )
+    keep_checkpoints: int = _when(
+        _integer, 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT, use=_OF_A_FOLDER, may_differ=True
+    )
+    monitor: str = _when(
         _string,
-        "monitor",
         "eval_loss",
         "What best checkpoint, early stopping and plateau watch.",
         wants="a metric's name",
-        rule=rules.matching(r"(eval|train)_.+", "it is no metric's name; use e.g. eval_loss or train_loss"),
+        rule=rules.matching("(eval|train)_.+", "it is no metric's name; use e.g. eval_loss or train_loss"),
     )
-    when(_integer, "early_stopping_patience", 0, "Stop after so many evaluations without improvement.", **_COUNT)
-    when(
-        _number,
-        "early_stopping_min_delta",
-        0.0,
-        "Better by no more than this is no improvement.",
-        lower=0,
-        upper=HUGE,
-        only=("early_stopping_patience",),
+    early_stopping_patience: int = _when(_integer, 0, "Stop after so many evaluations without improvement.", **_COUNT)
+    early_stopping_min_delta: float = _when(
+        _number, 0.0, "Better by no more than this is no improvement.", lower=0, upper=HUGE, use=_STOPPING
     )
-    when(_integer, "reduce_lr_patience", 0, "Lower the rate after so many evaluations without improvement.", **_COUNT)
-    when(
-        _number,
-        "reduce_lr_min_delta",
-        1e-4,
-        "Better by no more than this is no improvement.",
-        lower=0,
-        upper=HUGE,
-        only=("reduce_lr_patience",),
+    reduce_lr_patience: int = _when(
+        _integer, 0, "Lower the rate after so many evaluations without improvement.", **_COUNT
     )
-    when(
-        _number,
-        "reduce_lr_factor",
-        0.1,
-        "Times this, down to a thousandth in all.",
-        above=0,
-        below=1,
-        only=("reduce_lr_patience",),
+    reduce_lr_min_delta: float = _when(
+        _number, 0.0001, "Better by no more than this is no improvement.", lower=0, upper=HUGE, use=_PLATEAU
     )
-    when(_boolean, "restore_best", False, "End with the weights of the best evaluation: eval and export take them too.")
+    reduce_lr_factor: float = _when(
+        _number, 0.1, "Times this, down to a thousandth in all.", above=0, below=1, use=_PLATEAU
+    )
+    restore_best: bool = _when(
+        _boolean, False, "End with the weights of the best evaluation: eval and export take them too."
+    )
 
-
-def _define_what_is_shown() -> None:
-    show = group("What is shown and checked")
-    modes = ("auto", "bar", "plain", "off")
-    show(_enum, "progress", "auto", "Live bar, plain lines, or off: nothing of a run.", enum_values=modes)
-    show(_boolean, "debug", False, "Check shapes and labels in each step; full tracebacks.")
-    show(
+    # What is shown and checked
+    progress: str = _shown(
+        _enum,
+        "auto",
+        "Live bar, plain lines, or off: nothing of a run.",
+        enum_values=("auto", "bar", "plain", "off"),
+        of_call=True,
+        may_differ=True,
+    )
+    debug: bool = _shown(
+        _boolean, False, "Check shapes and labels in each step; full tracebacks.", of_call=True, may_differ=True
+    )
+    check_sync_every_steps: int = _shown(
         _integer,
-        "check_sync_every_steps",
         0,
         "Compare all replicas' variables, and name one that differs; 0 is never.",
         **_COUNT,
-        only=_REPLICAS,
+        use=_REPLICAS,
+        is_period=True,
     )
-    show(_boolean, "check_numerics", False, "Name the first op that gives inf or nan. Slow.")
+    check_numerics: bool = _shown(_boolean, False, "Name the first op that gives inf or nan. Slow.", of_call=True)
+
+    # Modes other than training
+    eval_checkpoint: str = _modes(
+        _string,
+        "latest",
+        "eval, export, generate: latest, best, all, or a step.",
+        wants="latest, best, all, or a step",
+        rule=rules.matching("latest|best|all|\\d+", "it is no step either"),
+        use=("mode", "eval", "export", "generate"),
+        of_call=True,
+    )
+    export_dir: str | None = _modes(
+        _path,
+        None,
+        "export: where the model goes; run_dir/export if not given.",
+        use=_EXPORT,
+        of_call=True,
+        may_differ=True,
+    )
+    export_format: str = _modes(
+        _enum,
+        "saved_model",
+        "export: a SavedModel with a serving signature, or a .keras file of Trainer.model.",
+        enum_values=EXPORT_FORMATS,
+        use=_EXPORT,
+        of_call=True,
+    )
+
+    # Generation
+    prompt: str = _generation(
+        _string, "", "What the text begins with; nothing: as a document begins.", wants="text", may_be_empty=True
+    )
+    tokens: int = _generation(_integer, 200, "Tokens that follow it, at most: a document may end before.", lower=1)
+    temperature: float = _generation(
+        _number,
+        0.8,
+        "Above 1 less likely tokens come more often, below 1 more seldom; 0 always takes the likeliest.",
+        lower=0,
+        upper=1000,
+    )
+    top_k: int = _generation(_integer, 40, "Draw from so many of the likeliest tokens; 0 is all.", lower=0)
+
+    # Benchmark mode
+    benchmark_steps: int | None = _benchmark(_integer, None, "Steps that a round times, in place of a time.", lower=1)
+    benchmark_seconds: float | None = _benchmark(
+        _number, None, "A round times steps for about so long; 3 if neither is given.", above=0, upper=1e6
+    )
+    benchmark_rounds: int = _benchmark(_integer, 3, "Rounds, one after another.", lower=1)
+    benchmark_part: str = _benchmark(
+        _enum,
+        "whole",
+        "What is timed: the whole loop, one part of it in isolation, or all: the whole and what each part takes of it.",
+        enum_values=BENCHMARK_PARTS,
+    )
+    profile: bool = _benchmark(
+        _boolean, False, "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.", may_differ=True
+    )
+    baseline: str | None = _benchmark(
+        _path, None, "A result of before (--result_json) to compare with.", may_differ=True
+    )
+    baseline_cmd: str | None = _benchmark(
+        _string,
+        None,
+        "A command to compare with, run in turn with this one: A B A B.",
+        wants="a command",
+        may_differ=True,
+    )
+    fail_below: float | None = _benchmark(
+        _number, None, "Exit with 3 if the rate is shown to be below this times the baseline's.", lower=0, upper=1e6
+    )
 
 
-_define_what()
-_define_where()
-_define_how_it_runs()
-_define_between_replicas()
-_define_servers()
-_define_rule()
-_define_what_else_an_update_is()
-_define_when()
-_define_what_is_shown()
-mode_flags.define(group("Modes other than training"), _enum)
-mode_flags.define_generation(group("Generation", for_all=("mode", "generate")))
-benchmark_flags.define()
+ABOUT: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Flags)}
+GROUPS = {about.group: [name for name, each in ABOUT.items() if each.group == about.group] for about in ABOUT.values()}
+HELP = {name: about.help for name, about in ABOUT.items()}  # as written: absl adds to the help
+USES = {name: about.use for name, about in ABOUT.items() if about.use}
+ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments]
+
+
+def named(is_meant: Callable[[About], bool]) -> list[str]:
+    """Returns the names of the flags of which something holds."""
+    return [name for name, about in ABOUT.items() if is_meant(about)]
+
+
+def _define() -> None:
+    defaults = vars(Flags())
+    for name, about in ABOUT.items():
+        default = [] if name in ARGUMENTS else defaults[name]
+        about.define(name=name, default=default, help=about.help, **about.rule)
+
+
+_define()
 
 
 def own() -> list[str]:

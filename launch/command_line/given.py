@@ -15,11 +15,8 @@ from absl import flags
 
 from ..errors import UsageError
 from . import own_files, paths, rules
-from .flags import GROUPS, USES
-from .groups import HELP
+from .flags import ARGUMENTS, GROUPS, HELP, USES
 
-# Flags of NAME=VALUE, which Python, a file and a run's configuration give as objects.
-ARGUMENTS = ("model_arg", "input_arg", "optimizer_arg", "learning_rate_schedule_arg")
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
 _OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config flagfile".split()
 _OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]

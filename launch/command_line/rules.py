@@ -197,6 +197,12 @@ def repeated(name, default, help, *, wants: str, rule: Rule, flag_values=flags.F
     flags.DEFINE_multi(Text(wants, rule, False), flags.ArgumentSerializer(), name, default, help, flag_values)
 
 
+def arguments(name, default, help, *, flag_values=flags.FLAGS) -> None:
+    """Defines a flag of NAME=VALUE that may be given several times."""
+    rule = matching(r"[^=]+=.*", "it has no value; write NAME=VALUE")
+    repeated(name, default, help, wants="NAME=VALUE", rule=rule, flag_values=flag_values)
+
+
 def names(name, default, help, *, known: Collection[str], flag_values=flags.FLAGS) -> None:
     """Defines a flag of some of the known names."""
     flags.DEFINE(Names(known), name, default, help, flag_values, flags.CsvListSerializer(","))
@@ -240,9 +246,4 @@ def explain(error: flags.Error, values: flags.FlagValues) -> UsageError:
     return UsageError(f"--{flag.name}={value} can't be used: {why}; see --help")
 
 
-# Of flags of NAME=VALUE, and of those that name a module.
-ARGUMENT = {
-    "wants": "NAME=VALUE",
-    "rule": matching(r"[^=]+=.*", "it has no value; write NAME=VALUE"),
-}
-MODULE = {"wants": "a name, or the path of a file"}
+MODULE = {"wants": "a name, or the path of a file"}  # of flags that name a module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)")
@@ -20,7 +21,7 @@ def number(text: str, whole: bool) -> float:
     return int(text) if whole else float(text)
 
 
-def plain(values: dict[str, Any]) -> dict[str, Any]:
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as read back from JSON; what JSON can't express becomes its name, the same in each process."""
 
     def name(value) -> str:

@@ -16,17 +16,10 @@ from absl import logging
 
 from ...engine.machine import environment
 from ..command_line.config import Config
+from ..command_line.flags import ABOUT
 from ..command_line.values import short
 from ..errors import UsageError
 from . import fingerprints
-
-# Flags that may differ between workers; of `_GIVEN_OR_NOT` only whether they are given has to agree.
-_MAY_DIFFER = set(
-    "data_dir eval_data_dir result_json baseline baseline_cmd export_dir progress debug "
-    "keep_checkpoints cluster_timeout_seconds step_timeout_seconds tune_allocator profile gpus "
-    "gpu_memory_growth".split()
-)
-_GIVEN_OR_NOT = ("run_dir", "init_from")  # the same folder may have another name on another host
 
 
 def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
@@ -39,8 +32,12 @@ def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
     """
     if strategy.num_hosts == 1:
         return
-    flags = {name: value for name, value in config.values.items() if name not in _MAY_DIFFER}
-    flags |= {name: bool(config.values[name]) for name in _GIVEN_OR_NOT} | config.deciding()
+    flags: dict[str, Any] = {
+        name: bool(value) if ABOUT[name].may_be_elsewhere else value
+        for name, value in config.values.items()
+        if not ABOUT[name].may_differ
+    }
+    flags |= config.deciding()
     own = flags.pop("script_flags", {})
     versions = {name: environment.versions()[name] for name in ("tensorflow", "keras", "crankshaft")}
     asked = {
