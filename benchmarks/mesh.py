@@ -51,7 +51,7 @@ def of_crankshaft(text: Path, cores, steps: int, path: Path, *more: str) -> None
     flags += ["--progress=off", f"--result_json={path}", *more]
     start = [PYTHON, "-m", "crankshaft", "train"]
     if len(cores) > 1 and not more:
-        start = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--cores_per_task=1", "--"]
+        start = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--"]
         flags += [f"--mesh=model:{len(cores)}"]
     run_together([Process([*start, *flags], cores=frozenset(cores))])
 

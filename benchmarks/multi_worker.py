@@ -124,7 +124,7 @@ class WorkersRace(Race):
         return ["--mode=benchmark", f"--benchmark_steps={self.steps(peer)}", "--benchmark_rounds=1"]
 
     def measure_crankshaft(self, wire: str, cores: Sequence[int]) -> None:
-        cluster = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--cores_per_task=1", "--"]
+        cluster = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--"]
         where = ["--strategy=multi_worker", f"--global_batch_size={BATCH_SIZE * len(cores)}", *WIRES[wire]]
         job = [*cluster, *self.crankshaft(*where)]
 

@@ -70,10 +70,9 @@ def find_setup(strategy: str, environment: Mapping[str, str]) -> Setup | str:
         return Setup(strategy, 2, flags=("--num_virtual_devices=2",))
     if gpus:
         return "its processes would share the GPUs"
-    each = f"--cores_per_task={cores // processes}"
     if strategy == "multi_worker":
-        return Setup(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", each))
-    return Setup(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", f"--ps={_PROCESSES}", each))
+        return Setup(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}",))
+    return Setup(strategy, _PROCESSES, cluster=(f"--workers={_PROCESSES}", f"--ps={_PROCESSES}"))
 
 
 @dataclasses.dataclass

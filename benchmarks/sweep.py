@@ -74,11 +74,11 @@ def scaled(counts: Sequence[int], batch: int, workers: bool, flags: Sequence[str
         for kind, size in (("weak", batch // counts[0] * count), ("strong", batch)):
             more = [f"--global_batch_size={size}", *flags]
             if workers:
-                cluster = [f"--workers={count}", f"--cores_per_task={each or 1}", "--max_restarts=0"]
-                command, own = _crankshaft("local", *cluster, "--", *more, "--mode=benchmark"), None
+                cluster = [f"--workers={count}", "--max_restarts=0"]
+                command = _crankshaft("local", *cluster, "--", *more, "--mode=benchmark")
             else:
                 command = _train("--strategy=mirrored", f"--num_virtual_devices={count}", *more)
-                own = frozenset(cores[: count * each]) or None
+            own = frozenset(cores[: count * each]) or None
             points.append(Point(f"{count} replicas, {kind}, batch {size}", command, own, count))
     return points
 

@@ -33,7 +33,7 @@ from .errors import UsageError
 from .host import process
 
 _PROGRAM = "crankshaft local"
-_RESTART_WINDOW_SECONDS = 600.0  # failures longer ago are forgotten
+_WINDOW_SECONDS = 600  # failures longer ago are forgotten
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
     True: "who can log in to this machine can have TensorFlow's servers run code; --own_network keeps others out",
@@ -58,7 +58,6 @@ def _define_flags() -> None:
         "Give the tasks a network that only they are in: no one else reaches their ports, and they reach no one.",
         flag_values=FLAGS,
     )
-    integer("cores_per_task", None, "Logical cores of each task; all / tasks if not given.", 1)
     integer("max_restarts", 5, "Restarts after failures within ten minutes; one more failure ends it.", 0)
     seconds("grace_seconds", 30, "What tasks have to save and end after a signal, before they are killed.")
 
@@ -137,7 +136,7 @@ def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
         _specs(environment, None if asked.names_gpus else shares.visible_gpus(environment)),
         asked.command,
         asked.arguments,
-        rule(FLAGS.max_restarts, _RESTART_WINDOW_SECONDS, FLAGS.grace_seconds, compares=asked.compares),
+        rule(FLAGS.max_restarts, _WINDOW_SECONDS, FLAGS.grace_seconds, compares=asked.compares),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
@@ -190,9 +189,7 @@ def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[S
     kinds = [(kind, index) for kind, count in _tasks().items() for index in range(count)]
     cores, tasks = shares.usable_cores(), len(kinds)
     usable = int(max(1, min(len(cores), cpus.quota_cores())))
-    per_task = FLAGS.cores_per_task or max(1, usable // tasks)
-    if per_task > usable:
-        raise UsageError(f"--cores_per_task={per_task} is more than the {usable} cores there are; use fewer")
+    per_task = max(1, usable // tasks)
     # One thread for each core: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
     # Under a quota all cores of the machine are seen, and every task would get those with low numbers.

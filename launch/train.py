@@ -173,7 +173,7 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
     started = time.monotonic()
     if asked.strategy == "parameter_server":
         servers.fail_fast()
-    process.prepare(asked.tune_allocator)
+    process.prepare()
     if asked.serves:
         load = functools.partial(datas.sources, asked, data)
         serve = functools.partial(servers.serve, gpus=asked.gpu_numbers, gpu_memory_growth=asked.gpu_memory_growth)
@@ -213,8 +213,7 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
             numerics.enable()
         with _joining(asked):
             strategy = sessions.make_strategy(asked, trainer_class)
-        if asked.tune_allocator:
-            allocator.keep_freed_memory_with_tensorflow()
+        allocator.keep_freed_memory_with_tensorflow()
     if asked.owns_process:
         imports.keep()
     run.enter_context(closing_feeds(strategy))

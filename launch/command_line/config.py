@@ -18,7 +18,7 @@ from ..cluster.tf_config import Cluster
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry, uses
-from .flags import ABOUT, ARGUMENTS, USES, Flags, named
+from .flags import ABOUT, ARGUMENTS, USES, Flags, named, of_today
 from .values import plain, shown
 
 FILE_NAME = "config.json"
@@ -200,16 +200,7 @@ def from_flags(
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
     uses.check(USES, values)
-    cluster = None
-    if values["strategy"] in _CLUSTERED:
-        cluster = tf_config.from_environment(environment, values["strategy"])
-    if cluster and cluster.job("evaluator") and values["mode"] == "train_and_eval":
-        if flags.FLAGS["mode"].present:
-            raise UsageError(
-                "--mode=train_and_eval evaluates within the run, as the evaluator does beside it; use --mode=train, or "
-                "leave the evaluator out"
-            )
-        values["mode"] = "train"
+    cluster = _cluster(values, environment)
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
         models, inputs = (", ".join(sorted(known)) for known in (registry.models(), registry.inputs()))
         raise UsageError(
@@ -238,6 +229,21 @@ def from_flags(
         owns_process=owns_process,
         remote=remote,
     )
+
+
+def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
+    """Returns the cluster that the environment describes, if the strategy has one; with an evaluator it only trains."""
+    if values["strategy"] not in _CLUSTERED:
+        return None
+    cluster = tf_config.from_environment(environment, values["strategy"])
+    if cluster.job("evaluator") and values["mode"] == "train_and_eval":
+        if flags.FLAGS["mode"].present:
+            raise UsageError(
+                "--mode=train_and_eval evaluates within the run, as the evaluator does beside it; use --mode=train, or "
+                "leave the evaluator out"
+            )
+        values["mode"] = "train"
+    return cluster
 
 
 def _refuse_without_model(run_dir: str, mode: str) -> None:
@@ -290,6 +296,8 @@ def _parse_update(values: dict[str, Any]) -> None:
     values["optimizer_arg"] = _arguments("optimizer_arg", values, optimizers[name])
     schedule = schedules[values["learning_rate_schedule"]]
     values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", values, schedule)
+    for flag, entry in registry.ENTRIES.items():
+        values[flag] = {**entry.defaults, **_arguments(flag, values, entry)}
 
 
 def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:
@@ -353,10 +361,11 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(about.get(part), dict):
             what = f"has {part}={shown(about[part])}, which is no object" if part in about else f"has no {part}"
             raise UsageError(f"{where} {what}; {_CURE}")
-    given = about["flags"]
+    given, deciding = of_today(about["flags"]), of_today(about["deciding"])
     # For a flag that did not decide when the run began, the value it had; for one that did not exist, its default.
-    before = {name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}
-    return {"flags": given, "deciding": {**before, **about["deciding"]}}
+    entries = {name: entry.defaults for name, entry in registry.ENTRIES.items()}
+    before = {name: given.get(name, entries.get(name, flags.FLAGS[name].default)) for name in DECIDING}
+    return {"flags": given, "deciding": {**before, **deciding}}
 
 
 def _check_of_run(path: str, name: str, value) -> None:

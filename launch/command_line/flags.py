@@ -273,10 +273,6 @@ class Flags:
         **_SECONDS,
         may_differ=True,
     )
-    tune_allocator: bool = _where(
-        _boolean, True, "Keep freed memory in the process (glibc): worth up to 2x on CPUs.", may_differ=True
-    )
-
     # Between replicas
     reduce_dtype: str = _between(
         _enum,
@@ -285,9 +281,6 @@ class Flags:
         enum_values=WIRE_DTYPES,
         use=(*_REPLICAS, "parameter_server"),
         decides=True,
-    )
-    reduce_pack_mb: float = _between(
-        _number, 4.0, "Gradients travel in packs of about so many MiB; 0 is one pack.", lower=0, upper=1e6
     )
     powersgd_rank: int = _between(
         _integer, 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT, decides=True
@@ -299,21 +292,15 @@ class Flags:
         lower=1,
         decides=True,
     )
-    outer_learning_rate: float = _between(
-        _number,
-        0.7,
-        "Of the step that they take together then; 1 averages.",
-        lower=0,
-        upper=HUGE,
+    outer_arg: Mapping[str, Any] = _between(
+        _arguments,
+        {},
+        "NAME=VALUE for the step that they take together then: learning_rate, of which 1 averages; momentum.",
         use=_LOCAL_SGD,
         decides=True,
     )
-    outer_momentum: float = _between(
-        _number, 0.9, "Of that step, Nesterov's; 0 is none.", lower=0, below=1, use=_LOCAL_SGD, decides=True
-    )
 
     # Parameter servers
-    max_inflight_per_worker: int = _servers(_integer, 2, "Closures that are out at once, times the workers.", lower=1)
     max_staleness_steps: int | None = _servers(
         _integer,
         None,
@@ -327,7 +314,6 @@ class Flags:
         lower=1,
         decides=True,
     )
-    max_closure_retries: int = _servers(_integer, 3, "How often a closure that raises is tried again.", **_COUNT)
     variable_placement: Sequence[str] = _servers(
         rules.repeated,
         [],
@@ -431,17 +417,17 @@ class Flags:
         rule=rules.matching("(eval|train)_.+", "it is no metric's name; use e.g. eval_loss or train_loss"),
     )
     early_stopping_patience: int = _when(_integer, 0, "Stop after so many evaluations without improvement.", **_COUNT)
-    early_stopping_min_delta: float = _when(
-        _number, 0.0, "Better by no more than this is no improvement.", lower=0, upper=HUGE, use=_STOPPING
+    early_stopping_arg: Mapping[str, Any] = _when(
+        _arguments, {}, "NAME=VALUE: min_delta; better by no more than that is no improvement.", use=_STOPPING
     )
     reduce_lr_patience: int = _when(
         _integer, 0, "Lower the rate after so many evaluations without improvement.", **_COUNT
     )
-    reduce_lr_min_delta: float = _when(
-        _number, 0.0001, "Better by no more than this is no improvement.", lower=0, upper=HUGE, use=_PLATEAU
-    )
-    reduce_lr_factor: float = _when(
-        _number, 0.1, "Times this, down to a thousandth in all.", above=0, below=1, use=_PLATEAU
+    reduce_lr_arg: Mapping[str, Any] = _when(
+        _arguments,
+        {},
+        "NAME=VALUE: factor, that the rate is taken times, down to a thousandth in all; min_delta, as above.",
+        use=_PLATEAU,
     )
     restore_best: bool = _when(
         _boolean, False, "End with the weights of the best evaluation: eval and export take them too."
@@ -545,6 +531,31 @@ GROUPS = {about.group: [name for name, each in ABOUT.items() if each.group == ab
 HELP = {name: about.help for name, about in ABOUT.items()}  # as written: absl adds to the help
 USES = {name: about.use for name, about in ABOUT.items() if about.use}
 ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments]
+
+
+# Flags of before, which a run's config.json may have: what is an argument now, and the values of what is a constant.
+_ARGUMENTS_NOW = {
+    "outer_learning_rate": ("outer_arg", "learning_rate"),
+    "outer_momentum": ("outer_arg", "momentum"),
+    "early_stopping_min_delta": ("early_stopping_arg", "min_delta"),
+    "reduce_lr_min_delta": ("reduce_lr_arg", "min_delta"),
+    "reduce_lr_factor": ("reduce_lr_arg", "factor"),
+}
+_CONSTANTS_NOW = {
+    "reduce_pack_mb": 4.0,
+    "tune_allocator": True,
+    "max_inflight_per_worker": 2,
+    "max_closure_retries": 3,
+}
+
+
+def of_today(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags that an earlier version has kept by the names of today; leaves out what has its value for good."""
+    found = {name: value for name, value in values.items() if (name, value) not in _CONSTANTS_NOW.items()}
+    for name, (flag, argument) in _ARGUMENTS_NOW.items():
+        if name in found:
+            found[flag] = {**(found.get(flag) or {}), argument: found.pop(name)}
+    return found
 
 
 def named(is_meant: Callable[[About], bool]) -> list[str]:

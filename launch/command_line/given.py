@@ -15,7 +15,7 @@ from absl import flags
 
 from ..errors import UsageError
 from . import own_files, paths, rules
-from .flags import ARGUMENTS, GROUPS, HELP, USES
+from .flags import ARGUMENTS, GROUPS, HELP, USES, of_today
 
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
 _OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config flagfile".split()
@@ -148,7 +148,7 @@ def _read(path: str, names: Collection[str]) -> dict[str, Any]:
     try:
         values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
         if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
-            of_run = without_gone(f"--config={path}", _mapping("flags", values["flags"]), "take it out")
+            of_run = of_today(_mapping("flags", values["flags"]))
             own_files.refuse_of_file(f"--config={path}", of_run, names)
             script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
             of_run = {name: value for name, value in script.items() if name not in HELP} | of_run

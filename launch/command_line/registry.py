@@ -119,6 +119,26 @@ def of_class(trainer_class: type) -> Entry:
     )
 
 
+# The arguments of flags that name nothing else.
+ENTRIES = {
+    "outer_arg": Entry(
+        "the step of local SGD",
+        "",
+        {"learning_rate": 0.7, "momentum": 0.9},
+        intervals={"learning_rate": Interval(lower=0, upper=ranges.HUGE), "momentum": Interval(lower=0, below=1)},
+    ),
+    "early_stopping_arg": Entry(
+        "early stopping", "", {"min_delta": 0.0}, intervals={"min_delta": Interval(lower=0, upper=ranges.HUGE)}
+    ),
+    "reduce_lr_arg": Entry(
+        "the plateau",
+        "",
+        {"factor": 0.1, "min_delta": 1e-4},
+        intervals={"factor": Interval(above=0, below=1), "min_delta": Interval(lower=0, upper=ranges.HUGE)},
+    ),
+}
+
+
 def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]:
     """Parses `NAME=VALUE` strings into values of the types of the entry's defaults."""
     values = {}

@@ -94,7 +94,7 @@ class SturdyStream:
             os.close(nowhere)
 
 
-def prepare(tunes_allocator: bool) -> None:
+def prepare(tunes_allocator: bool = True) -> None:
     """Sets this process's environment before TensorFlow starts: threads, vector width, the allocator if asked.
 
     Keras's backend is chosen when `engine` is imported.

@@ -391,11 +391,10 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
 
 def _reduction(config: Config) -> Reduction:
     if config.sync_every_steps > 1:
-        outer = optimizers.outer(config.outer_learning_rate, config.outer_momentum)
-        return LocalSgd(config.sync_every_steps, outer, config.reduce_dtype)
-    if config.powersgd_rank:
-        return PowerSgd(config.powersgd_rank, config.reduce_dtype)
-    return Reduction(config.reduce_dtype)
+        return LocalSgd(config.sync_every_steps, optimizers.outer(**config.outer_arg), config.reduce_dtype)
+    return (
+        PowerSgd(config.powersgd_rank, config.reduce_dtype) if config.powersgd_rank else Reduction(config.reduce_dtype)
+    )
 
 
 def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:

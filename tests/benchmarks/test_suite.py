@@ -84,8 +84,8 @@ def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
     monkeypatch.setattr(suite.shares, "usable_cores", lambda: [0, 1, 2, 3])
     found = {name: suite.find_setup(name, environment) for name in suite.STRATEGIES}
     assert found["mirrored"].flags == ("--num_virtual_devices=2",)
-    assert found["multi_worker"].cluster == ("--workers=2", "--cores_per_task=2")
-    assert found["parameter_server"].cluster == ("--workers=2", "--ps=2", "--cores_per_task=1")
+    assert found["multi_worker"].cluster == ("--workers=2",)
+    assert found["parameter_server"].cluster == ("--workers=2", "--ps=2")
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
     assert suite.find_setup("mirrored", gpus) == Setup("mirrored", 3, on_cpu=False)
     assert suite.find_setup("multi_worker", gpus) == "its processes would share the GPUs"

@@ -43,7 +43,7 @@ def test_weak_scaling_keeps_a_replicas_batch_and_strong_that_of_all(monkeypatch)
 def test_replicas_may_be_workers(monkeypatch):
     monkeypatch.setattr(sweep.shares, "usable_cores", lambda: [0, 1])
     point = sweep.scaled([1, 2], 64, True, ["--model=mlp"])[2]
-    assert point.command[2:7] == ["crankshaft", "local", "--workers=2", "--cores_per_task=1", "--max_restarts=0"]
+    assert point.command[2:6] == ["crankshaft", "local", "--workers=2", "--max_restarts=0"]
     assert point.command[-3:] == ["--global_batch_size=128", "--model=mlp", "--mode=benchmark"]
 
 

@@ -277,12 +277,12 @@ def test_a_failure_is_one_line_with_its_cause():
 
 
 def test_keywords_are_the_flags(tmp_path):
-    asked = {"model_arg": {"units": 1}, "weight_decay": 0.1, "optimizer_arg": ["beta_1=0.8"], "tune_allocator": False}
+    asked = {"model_arg": {"units": 1}, "weight_decay": 0.1, "optimizer_arg": ["beta_1=0.8"], "recompute": False}
     run(Plane, data=data(), train_steps=np.int64(4), run_dir=tmp_path / "run", seed=None, **asked, **QUIET)
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
     assert kept["model_arg"] == {"units": 1}
     assert kept["optimizer_arg"] == {"beta_1": 0.8}
-    assert (kept["weight_decay"], kept["seed"], kept["tune_allocator"], kept["jit"]) == (0.1, 0, False, "off")
+    assert (kept["weight_decay"], kept["seed"], kept["recompute"], kept["jit"]) == (0.1, 0, False, "off")
 
 
 def test_nothing_of_a_run_is_left():

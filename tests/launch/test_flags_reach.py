@@ -55,7 +55,7 @@ def test_early_stopping_ends_a_run_that_does_not_improve(run):
 
 
 def test_a_plateau_lowers_the_rate(run):
-    watching = ("--monitor=eval_loss", "--reduce_lr_patience=1", "--reduce_lr_factor=0.5", "--eval_every_steps=5")
+    watching = ("--monitor=eval_loss", "--reduce_lr_patience=1", "--reduce_lr_arg=factor=0.5", "--eval_every_steps=5")
     _, tensors, _ = run("a", "--learning_rate=0", *watching, "--train_steps=15")
     assert tensors["trainer/optimizer/learning_rate_scale/.ATTRIBUTES/VARIABLE_VALUE"] == 0.25
 
@@ -150,7 +150,7 @@ def test_replicas_meet_as_often_as_asked(run):
     assert all(f"step {step}/69  evaluation" in out for step in (24, 48, 69))
     assert tensors["trainer/optimizer/iterations/.ATTRIBUTES/VARIABLE_VALUE"].tolist() == [69, 69]
     assert tensors["trainer/reduction/outer/iterations/.ATTRIBUTES/VARIABLE_VALUE"] == 9
-    averaged = run("b", *place, "--sync_every_steps=8", "--outer_learning_rate=1", "--outer_momentum=0")[1]
+    averaged = run("b", *place, "--sync_every_steps=8", "--outer_arg=learning_rate=1", "--outer_arg=momentum=0")[1]
     assert difference(tensors, averaged) > 0
 
 
