@@ -30,7 +30,7 @@ test-fast: $(INSTALLED) ## run the tests that start no process and build no whol
 	@$(VENV_PYTHON) -m pytest -q -m "fast and not slow" $(TEST_OPTIONS) $(ARGS)
 
 test-slow: $(INSTALLED) ## run the slow tests
-	@$(VENV_PYTHON) -m pytest -q -m slow $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m slow $(TEST_OPTIONS) $(ARGS)
 
 # The folders are the package crankshaft, which mypy finds by a link: it does not know setup.cfg's package_dir.
 lint: $(INSTALLED) ## check style and format by ruff, types by mypy, workflows against their schema
