@@ -213,7 +213,8 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
             numerics.enable()
         with _joining(asked):
             strategy = sessions.make_strategy(asked, trainer_class)
-        allocator.keep_freed_memory_with_tensorflow()
+        if not process.sets_allocator(os.environ):
+            allocator.keep_freed_memory_with_tensorflow()
     if asked.owns_process:
         imports.keep()
     run.enter_context(closing_feeds(strategy))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 
 from absl import logging
 
@@ -19,12 +18,8 @@ _MALLOPT = {
 def keep_freed_memory() -> bool:
     """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
 
-    Has to run before TensorFlow allocates. Returns whether it took effect. Variables of the user's own (mallopt(3)),
-    such as MALLOC_TRIM_THRESHOLD_, leave the allocator as they say.
+    Has to run before TensorFlow allocates. Returns whether it took effect.
     """
-    if any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ):
-        logging.debug("allocator left alone: it is set by MALLOC_*_")
-        return False
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):

@@ -153,9 +153,14 @@ class Config(Flags):
         """The folder in which --mode=export writes a folder for each step."""
         return self.export_dir or os.path.join(self.run_dir, "export")
 
+    def arguments(self, flag: str) -> dict[str, Any]:
+        """Returns the arguments of a flag of `registry.ENTRIES`, with their defaults."""
+        return {**registry.ENTRIES[flag].defaults, **getattr(self, flag)}
+
     def deciding(self) -> dict[str, Any]:
         """Returns the values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
         values = {name: self.values[name] for name in DECIDING}
+        values |= {name: self.arguments(name) for name in registry.ENTRIES if name in values}
         values["model"] = self.model_entry.name
         values["model_arg"] = {**self.model_entry.defaults, **self.model_arg}
         if self.input_entry:
@@ -297,7 +302,7 @@ def _parse_update(values: dict[str, Any]) -> None:
     schedule = schedules[values["learning_rate_schedule"]]
     values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", values, schedule)
     for flag, entry in registry.ENTRIES.items():
-        values[flag] = {**entry.defaults, **_arguments(flag, values, entry)}
+        values[flag] = _arguments(flag, values, entry)
 
 
 def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:
@@ -363,9 +368,11 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{where} {what}; {_CURE}")
     given, deciding = of_today(about["flags"]), of_today(about["deciding"])
     # For a flag that did not decide when the run began, the value it had; for one that did not exist, its default.
-    entries = {name: entry.defaults for name, entry in registry.ENTRIES.items()}
-    before = {name: given.get(name, entries.get(name, flags.FLAGS[name].default)) for name in DECIDING}
-    return {"flags": given, "deciding": {**before, **deciding}}
+    deciding = {**{name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
+    for name in registry.ENTRIES.keys() & deciding.keys():
+        if isinstance(own := deciding[name] or {}, dict):
+            deciding[name] = {**registry.ENTRIES[name].defaults, **own}
+    return {"flags": given, "deciding": deciding}
 
 
 def _check_of_run(path: str, name: str, value) -> None:

@@ -533,13 +533,14 @@ USES = {name: about.use for name, about in ABOUT.items() if about.use}
 ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments]
 
 
-# Flags of before, which a run's config.json may have: what is an argument now, and the values of what is a constant.
+# Flags of before, which a run's config.json may have: what is an argument now, with its default, and what is
+# a constant, with its value.
 _ARGUMENTS_NOW = {
-    "outer_learning_rate": ("outer_arg", "learning_rate"),
-    "outer_momentum": ("outer_arg", "momentum"),
-    "early_stopping_min_delta": ("early_stopping_arg", "min_delta"),
-    "reduce_lr_min_delta": ("reduce_lr_arg", "min_delta"),
-    "reduce_lr_factor": ("reduce_lr_arg", "factor"),
+    "outer_learning_rate": ("outer_arg", "learning_rate", 0.7),
+    "outer_momentum": ("outer_arg", "momentum", 0.9),
+    "early_stopping_min_delta": ("early_stopping_arg", "min_delta", 0.0),
+    "reduce_lr_min_delta": ("reduce_lr_arg", "min_delta", 1e-4),
+    "reduce_lr_factor": ("reduce_lr_arg", "factor", 0.1),
 }
 _CONSTANTS_NOW = {
     "reduce_pack_mb": 4.0,
@@ -552,9 +553,10 @@ _CONSTANTS_NOW = {
 def of_today(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns flags that an earlier version has kept by the names of today; leaves out what has its value for good."""
     found = {name: value for name, value in values.items() if (name, value) not in _CONSTANTS_NOW.items()}
-    for name, (flag, argument) in _ARGUMENTS_NOW.items():
-        if name in found:
-            found[flag] = {**(found.get(flag) or {}), argument: found.pop(name)}
+    for name, (flag, argument, default) in _ARGUMENTS_NOW.items():
+        if found.get(name, default) != default:
+            found.setdefault(flag, {})[argument] = found[name]
+        found.pop(name, None)
     return found
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
 from typing import NoReturn
 
@@ -107,8 +107,13 @@ def prepare(tunes_allocator: bool = True) -> None:
     fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
     if cpus.has_fast_wide_vectors():
         widen_vectors(os.environ)
-    if tunes_allocator:
+    if tunes_allocator and not sets_allocator(os.environ):
         allocator.keep_freed_memory()
+
+
+def sets_allocator(variables: Mapping[str, str]) -> bool:
+    """Returns whether variables such as MALLOC_TRIM_THRESHOLD_ say how glibc is to allocate; see mallopt(3)."""
+    return any(name.startswith("MALLOC_") and name.endswith("_") for name in variables)
 
 
 def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) -> None:

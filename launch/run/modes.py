@@ -198,11 +198,11 @@ def compose_hooks(
     evaluates = session.evaluates and _eval_period(session)
     period = {} if evaluates else {"every_steps": session.epoch_period}
     if config.early_stopping_patience:
-        hooks.append(
-            EarlyStopping(config.monitor, config.early_stopping_patience, **config.early_stopping_arg, **period)
-        )
+        least = {**config.arguments("early_stopping_arg"), **period}
+        hooks.append(EarlyStopping(config.monitor, config.early_stopping_patience, **least))
     if config.reduce_lr_patience:
-        hooks.append(ReduceLearningRate(config.monitor, config.reduce_lr_patience, **config.reduce_lr_arg, **period))
+        lowers = {**config.arguments("reduce_lr_arg"), **period}
+        hooks.append(ReduceLearningRate(config.monitor, config.reduce_lr_patience, **lowers))
     if session.best and session.evaluates:
         hooks.append(BestCheckpoint(session.best, config.monitor, hooks))
     elif config.restore_best:

@@ -391,7 +391,7 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
 
 def _reduction(config: Config) -> Reduction:
     if config.sync_every_steps > 1:
-        return LocalSgd(config.sync_every_steps, optimizers.outer(**config.outer_arg), config.reduce_dtype)
+        return LocalSgd(config.sync_every_steps, optimizers.outer(**config.arguments("outer_arg")), config.reduce_dtype)
     return (
         PowerSgd(config.powersgd_rank, config.reduce_dtype) if config.powersgd_rank else Reduction(config.reduce_dtype)
     )
