@@ -533,8 +533,7 @@ USES = {name: about.use for name, about in ABOUT.items() if about.use}
 ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments]
 
 
-# Flags of before, which a run's config.json may have: what is an argument now, with its default, and what is
-# a constant, with its value.
+# Flags of before, which a run's config.json may have, that are an argument of another now, with its default.
 _ARGUMENTS_NOW = {
     "outer_learning_rate": ("outer_arg", "learning_rate", 0.7),
     "outer_momentum": ("outer_arg", "momentum", 0.9),
@@ -542,17 +541,11 @@ _ARGUMENTS_NOW = {
     "reduce_lr_min_delta": ("reduce_lr_arg", "min_delta", 1e-4),
     "reduce_lr_factor": ("reduce_lr_arg", "factor", 0.1),
 }
-_CONSTANTS_NOW = {
-    "reduce_pack_mb": 4.0,
-    "tune_allocator": True,
-    "max_inflight_per_worker": 2,
-    "max_closure_retries": 3,
-}
 
 
 def of_today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags that an earlier version has kept by the names of today; leaves out what has its value for good."""
-    found = {name: value for name, value in values.items() if (name, value) not in _CONSTANTS_NOW.items()}
+    """Returns flags that an earlier version has kept by the names of today."""
+    found = dict(values)
     for name, (flag, argument, default) in _ARGUMENTS_NOW.items():
         if found.get(name, default) != default:
             found.setdefault(flag, {})[argument] = found[name]

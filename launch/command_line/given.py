@@ -25,6 +25,10 @@ _MOST_FLAGFILES = 100
 # Flags that runs may have been begun with and that are gone: the value that is left, and what holds now.
 GONE = {
     "reduce_pack_mb": (4.0, "gradients travel in packs of 4 MiB"),
+    "tune_allocator": (
+        True,
+        "freed memory stays in the process, unless MALLOC_TRIM_THRESHOLD_ or its like says otherwise",
+    ),
     "max_inflight_per_worker": (2, "two closures a worker are out at once"),
     "max_closure_retries": (3, "a closure that raises is tried again three times"),
 }
@@ -149,6 +153,7 @@ def _read(path: str, names: Collection[str]) -> dict[str, Any]:
         values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
         if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
             of_run = of_today(_mapping("flags", values["flags"]))
+            of_run = without_gone(f"--config={path}", of_run, "take it out of the file")
             own_files.refuse_of_file(f"--config={path}", of_run, names)
             script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
             of_run = {name: value for name, value in script.items() if name not in HELP} | of_run

@@ -166,18 +166,15 @@ def test_models_with_embedding_tables_are_known_before_they_are_imported():
 
 
 def test_flags_of_before_are_taken_by_the_names_of_today(run_dir):
-    """What became an argument, and what became a constant; another value of the latter is left, to be named."""
     about = json.loads((run_dir / config.FILE_NAME).read_text())
     for part in about.values():
         part.pop("outer_arg")
         part.update({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
-    about["flags"] |= {"reduce_pack_mb": 4.0, "tune_allocator": False, "reduce_lr_factor": 0.5}
+    about["flags"] |= {"reduce_lr_factor": 0.5}
     write_json(run_dir / config.FILE_NAME, about)
     run = config.read(run_dir)
     assert run["deciding"]["outer_arg"] == {"learning_rate": 1.0, "momentum": 0.0}
     assert run["flags"]["reduce_lr_arg"]["factor"] == 0.5
-    assert "reduce_pack_mb" not in run["flags"]
-    assert run["flags"]["tune_allocator"] is False
     found = asked("--mode=eval", f"--run_dir={run_dir}")
     assert found.outer_arg == {"learning_rate": 1.0, "momentum": 0.0}
     differences = values.differences(run["deciding"], asked(*OF_THE_RUN, f"--data_dir={run_dir}").deciding())
