@@ -141,18 +141,6 @@ def _check_shared_out(config: Config, asked: str) -> None:
 
 def _check_servers(config: Config) -> None:
     _ = config.placement_rules  # reads the rules, and so finds their mistakes
-    every = config.pull_every_steps
-    if config.steps_per_loop and every > config.steps_per_loop:
-        raise UsageError(
-            f"--pull_every_steps={every} is more than the --steps_per_loop={config.steps_per_loop} of a closure, which "
-            f"begins with a pull; use {config.steps_per_loop} or fewer, or a longer closure"
-        )
-    if config.max_staleness_steps is not None and every - 1 > config.max_staleness_steps:
-        raise UsageError(
-            f"--pull_every_steps={every} computes with variables of {every - 1} updates ago, and "
-            f"--max_staleness_steps={config.max_staleness_steps} allows fewer; use {config.max_staleness_steps + 1} or "
-            "pull more often"
-        )
     if config.reduce_dtype == "float16":
         raise UsageError(
             "--reduce_dtype=float16 has no room for the small gradients of a mean, which is what workers push; use "

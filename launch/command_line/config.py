@@ -19,6 +19,7 @@ from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry, uses
 from .flags import ABOUT, ARGUMENTS, USES, Flags, named, of_today
+from .given import GONE
 from .values import plain, shown
 
 FILE_NAME = "config.json"
@@ -368,6 +369,7 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{where} {what}; {_CURE}")
     given, deciding = of_today(about["flags"]), of_today(about["deciding"])
     # For a flag that did not decide when the run began, the value it had; for one that did not exist, its default.
+    deciding = {name: value for name, value in deciding.items() if name not in GONE}
     deciding = {**{name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
     for name in registry.ENTRIES.keys() & deciding.keys():
         if isinstance(own := deciding[name] or {}, dict):

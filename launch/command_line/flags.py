@@ -307,13 +307,6 @@ class Flags:
         "A worker more updates than this ahead of the slowest waits; 0 makes rounds. None waits if not given.",
         **_COUNT,
     )
-    pull_every_steps: int = _servers(
-        _integer,
-        1,
-        "A worker computes with the variables that it pulled for so many steps, within a closure.",
-        lower=1,
-        decides=True,
-    )
     variable_placement: Sequence[str] = _servers(
         rules.repeated,
         [],

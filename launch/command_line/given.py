@@ -29,6 +29,7 @@ GONE = {
         True,
         "freed memory stays in the process, unless MALLOC_TRIM_THRESHOLD_ or its like says otherwise",
     ),
+    "pull_every_steps": (1, "a worker pulls the variables for each step"),
     "max_inflight_per_worker": (2, "two closures a worker are out at once"),
     "max_closure_retries": (3, "a closure that raises is tried again three times"),
 }

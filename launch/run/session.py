@@ -352,7 +352,6 @@ def _servers(config: Config) -> ServerOptions | None:
     return ServerOptions(
         Cluster(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
         max_staleness_steps=config.max_staleness_steps,
-        pull_every_steps=config.pull_every_steps,
         placement_rules=tuple(Rule(*rule) for rule in config.placement_rules),
     )
 

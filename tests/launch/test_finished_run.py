@@ -121,7 +121,6 @@ def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_
 @pytest.mark.parametrize(
     ("flag", "values"),
     [
-        ("pull_every_steps", 4),
         ("result_json", "all.json"),
         ("strategy", "mirrored"),
         ("strategy", "parameter_server"),

@@ -130,7 +130,6 @@ MISTAKES = {
         [*RUN, "--strategy=parameter_server"],
         ["TF_CONFIG is not set", "crankshaft local --workers=2 --ps=2"],
     ),
-    "a pull where nothing is pulled": ([*RUN, "--pull_every_steps=4"], ["--pull_every_steps=4 has no use", "leave"]),
     "evaluation between syncs": (
         [*RUN, *MIRRORED, "--sync_every_steps=16", "--eval_every_steps=100"],
         ["--eval_every_steps=100 is no multiple of --sync_every_steps=16", "use 96 or 112"],

@@ -66,13 +66,6 @@ class Returned(NamedTuple):
         return cls(sums.reshape(-1, 2), seen.astype(np.int64), row, Took(*took.tolist()), float(seconds[0]))
 
 
-class Pulled(NamedTuple):
-    """What a worker computes with (`pull.Pull`): variables, and how far optimizers are."""
-
-    packs: list[tf.Tensor]
-    progress: list[tf.Tensor]
-
-
 class LeasedStep(NamedTuple):
     """What a step of `UpdateLoop` knows about itself.
 
@@ -80,13 +73,11 @@ class LeasedStep(NamedTuple):
       marks: int64, what the counters grow by with each of the closure's steps.
       worker: int64 scalar.
       counts: bool scalar, whether a step of the closure comes before it, which is to be counted.
-      pulls: bool scalar, whether variables are to be pulled.
     """
 
     marks: tf.Tensor
     worker: tf.Tensor
     counts: tf.Tensor
-    pulls: tf.Tensor
 
 
 class Counters:
@@ -207,7 +198,7 @@ class ClosureLoop(InnerLoop):
 
     def _more_operands(self) -> tuple:
         """Specs of what a step is given besides its batch, its number and whether it is observed."""
-        return (_specs(Pulled(self._pull.packs(), [])),)
+        return (_specs(self._pull.packs()),)
 
     def _loop(self, operands, lease):  # type: ignore[override]
         """Runs a closure. Returns a `Returned` as one vector, since the coordinator fetches each tensor separately."""
@@ -224,7 +215,7 @@ class ClosureLoop(InnerLoop):
         return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in found], 0)
 
     def _run_lease(self, operands, lease: Lease, worker):
-        pulled = Pulled(self._pull.packs(), [])
+        pulled = self._pull.packs()
         one_step, zeros = self._traced(self._feed.operand_specs, lease.first, lease.first, _specs(pulled))
 
         def body(operands, step, sums):
@@ -262,16 +253,14 @@ class UpdateLoop(ClosureLoop):
       counters: where steps are counted.
       max_staleness_steps: a worker that is more updates than this ahead of the slowest waits (Ho et al. 2013, More
         effective distributed ML via a stale synchronous parallel parameter server); None lets it run.
-      pull_every_steps: steps for which a worker computes with what it pulled, at the longest.
       The rest is `ClosureLoop`'s.
     """
 
-    def __init__(self, strategy, step, feed, pull, counters, max_staleness_steps=None, pull_every_steps: int = 1):
+    def __init__(self, strategy, step, feed, pull, counters, max_staleness_steps=None):
         super().__init__(strategy, step, feed, pull)
         self._counters = counters
         self._max_staleness_steps = max_staleness_steps
         self._waits = max_staleness_steps is not None
-        self._pull_every_steps = pull_every_steps
 
     def _run_lease(self, operands, lease: Lease, worker):
         counters = self._counters
@@ -279,23 +268,21 @@ class UpdateLoop(ClosureLoop):
         done_before = counts[counters.steps_at(lease.slot)] - lease.steps_before
         starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
         first = lease.first + done_before
-        pulled = _on_worker(self._pulled())
+        pulled = _on_worker(self._pull.packs())
         marks = counters.ones_at(0, counters.steps_at(lease.slot), counters.clock_at(worker))
-        context = LeasedStep(marks, worker, tf.constant(False), tf.constant(True))
+        context = LeasedStep(marks, worker, tf.constant(False))
         specs = self._feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, _specs(pulled), _specs(context))
 
         def body(operands, step, sums, seen, pulled, pulled_at):
-            offset = step - first
-            here = context._replace(counts=offset > 0, pulls=self._pull_is_due(offset))
+            here = context._replace(counts=step > first)
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, here)
             result, pulled, counted, begun = result
-            seen += self._staleness_if(offset > 0, worker, counted, pulled_at)
-            # Before the step, or at the end of the one before it: in any case about when it began.
-            pulled_at = tf.where(tf.equal(offset % self._pull_every_steps, 0), begun, pulled_at)
+            seen += self._staleness_if(step > first, worker, counted, pulled_at)
             with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
                 step = step + 1
-            return step, self._added(sums, result), seen, _on_worker(pulled), pulled_at
+            # It pulled before it, or at the end of the one before it: in any case about when it began.
+            return step, self._added(sums, result), seen, _on_worker(pulled), begun
 
         start = (first, zeros, tf.zeros([staleness.ROWS], tf.int64), pulled, counts)
         (last, sums, seen, _, pulled_at), took = self._run_steps(operands, lease.stop, body, start)
@@ -308,16 +295,12 @@ class UpdateLoop(ClosureLoop):
 
     def _more_operands(self) -> tuple:
         marks, one = self._counters.ones_at(0), tf.constant(True)
-        return _specs(self._pulled()), _specs(LeasedStep(marks, marks[0], one, one))
+        return _specs(self._pull.packs()), _specs(LeasedStep(marks, marks[0], one))
 
     def _staleness_if(self, done, worker, counts, pulled_at):
         """Returns a one in the bucket of the staleness of the step before this one, zeros if that is not `done`."""
         since = counts - pulled_at
         return tf.cast(done, tf.int64) * staleness.bucketed(since[0] - since[self._counters.clock_at(worker)])
-
-    def _pull_is_due(self, offset):
-        """Returns whether the step at this offset in the closure pulls: for itself, or for the next one."""
-        return tf.equal((offset if self._waits else offset + 1) % self._pull_every_steps, 0)
 
     def _replicated_step(self, batch, step, observed, pulled, context: LeasedStep):
         """Runs one step.
@@ -335,15 +318,9 @@ class UpdateLoop(ClosureLoop):
             with tf.control_dependencies([begun]):
                 # So that rows are looked up when it has waited, too.
                 batch, step = tf.nest.map_structure(tf.identity, (batch, step))
-                pulled = self._pulled(context.pulls, pulled)
+                pulled = self._pull.packs()
         sums = super()._replicated_step(batch, step, observed, pulled)
-        return sums, pulled if self._waits else self._pulled(context.pulls, pulled), counted, begun
-
-    def _pulled(self, due=None, before: Pulled | None = None) -> Pulled:
-        """Returns what servers have now; of variables, what was pulled `before` where no pull is `due`."""
-        if before is None or self._pull_every_steps == 1:
-            return Pulled(self._pull.packs(), self._pull.progress())
-        return Pulled(tf.cond(due, self._pull.packs, lambda: before.packs), self._pull.progress())
+        return sums, pulled if self._waits else self._pull.packs(), counted, begun
 
     def _sums(self, outputs):
         return outputs[0]

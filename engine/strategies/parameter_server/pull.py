@@ -27,7 +27,6 @@ class Pull:
       variables: Keras variables; those that are on no server are left out.
       reduce_dtype: what float32 travels as.
       optimizers: the engine's.
-      together: whether an optimizer's progress travels with its server's variables, or is read by itself.
       pack_bytes: see `wire.Packs`.
     """
 
@@ -36,7 +35,6 @@ class Pull:
         variables: Sequence[tf.keras.Variable],
         reduce_dtype: tf.DType,
         optimizers: Sequence[Optimizer] = (),
-        together: bool = True,
         pack_bytes: int = 0,
     ):
         self._reduce_dtype = reduce_dtype
@@ -46,8 +44,7 @@ class Pull:
             variable = tf_variable(each)
             if server := server_of(variable):
                 self._groups.setdefault((server, variable.dtype), []).append(each)
-        self._alone = [] if together else list(optimizers)
-        for optimizer in optimizers if together else ():
+        for optimizer in optimizers:
             group = server_of(optimizer.iterations), tf.float32
             self._groups.setdefault(group, [])
             self._progressing.setdefault(group, []).append(optimizer)
@@ -60,10 +57,6 @@ class Pull:
                 [PROGRESS] * len(self._progressing.get(group, ())), shapes, self._reduce_dtype, pack_bytes
             )
         return wire.Packs(shapes, [1] * len(shapes), group[1], pack_bytes)
-
-    def progress(self) -> list[tf.Tensor]:
-        """Reads how far the optimizers are now that are not in `packs`, each: `Optimizer.read_progress`."""
-        return [optimizer.read_progress() for optimizer in self._alone]
 
     def packs(self) -> list[tf.Tensor]:
         """Reads the variables as they are now: vectors for each server and dtype, with the progress of it."""
@@ -79,10 +72,10 @@ class Pull:
                     packs += self._layouts[group].join([tf.reshape(read, [-1]) for read in reads])
         return packs
 
-    def values(self, packs: Sequence[tf.Tensor], progress: Sequence[tf.Tensor] = ()) -> Values:
-        """Returns the variables' values in `packs`, and the optimizers' progress, there or in `progress`."""
+    def values(self, packs: Sequence[tf.Tensor]) -> Values:
+        """Returns the variables' values in `packs`, and the optimizers' progress."""
         pairs: list[tuple] = []
-        known = dict(zip(map(id, self._alone), progress, strict=bool(progress)))
+        known: dict[int, tf.Tensor] = {}
         packs = list(packs)
         for group, variables in self._groups.items():
             layout = self._layouts[group]

@@ -50,13 +50,11 @@ class ServerOptions:
     Attributes:
       cluster: where the tasks are.
       max_staleness_steps: a worker that is more updates than this ahead of the slowest waits; None is never.
-      pull_every_steps: steps for which a worker computes with the variables that it pulled, at the longest.
       placement_rules: which variables go where.
     """
 
     cluster: Cluster
     max_staleness_steps: int | None = None
-    pull_every_steps: int = 1
     placement_rules: tuple[Rule, ...] = ()
 
 
@@ -245,7 +243,7 @@ class ParameterServer(Measured):
 
         def eval_step(batch, step, observed, pulled):
             number, done = step % eval_feed.order.steps_per_epoch, tf.identity(state.step_variable)
-            return runner.eval_step(batch, number, done, observed, values=exact_pull.values(*pulled))
+            return runner.eval_step(batch, number, done, observed, values=exact_pull.values(pulled))
 
         self._evaluations = 0
         self._eval_loop = eval_feed and ClosureLoop(
@@ -253,15 +251,15 @@ class ParameterServer(Measured):
         )
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
-        held, runner, every = self._holdings, self._runner, self.options.pull_every_steps
+        held, runner = self._holdings, self._runner
         dtype = held.trainer.reduction.reduce_dtype
-        pull = Pull(held.steady_variables, dtype, list(held.optimizers.values()), together=every == 1)
+        pull = Pull(held.steady_variables, dtype, list(held.optimizers.values()))
 
         def train_step(batch, step, observed, pulled):
-            return runner.train_step(batch, step, observed, values=pull.values(*pulled), reduce_dtype=dtype)[0]
+            return runner.train_step(batch, step, observed, values=pull.values(pulled), reduce_dtype=dtype)[0]
 
         counters, staleness = self._closures.counters, self.options.max_staleness_steps
-        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, staleness, every)
+        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, staleness)
 
     def loop(self, step, jit: bool = False) -> ClosureLoop:
         """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics.
@@ -273,7 +271,7 @@ class ParameterServer(Measured):
         pull = Pull((), tf.float32, list(held.optimizers.values()))
 
         def with_progress(batch, number, observed, pulled):
-            with runner.training(number, observed, values=pull.values(*pulled), reduce_dtype=dtype):
+            with runner.training(number, observed, values=pull.values(pulled), reduce_dtype=dtype):
                 return step(batch, number, observed)
 
         return ClosureLoop(self.distribution, with_progress, self.train_feed, pull)

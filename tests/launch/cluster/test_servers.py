@@ -131,14 +131,6 @@ def test_workers_that_are_in_step_are_never_restarted_alone():
 # What is given, and what the line has to say.
 MISTAKES = {
     "a place that is not there": (["--variable_placement=table=ps:1"], ["table=ps:1 is no REGEX=ps:N", "0 to 0"]),
-    "a pull longer than a closure": (
-        ["--pull_every_steps=20", "--steps_per_loop=10"],
-        ["--pull_every_steps=20 is more than the --steps_per_loop=10", "use 10 or fewer"],
-    ),
-    "a pull that is staler than allowed": (
-        ["--pull_every_steps=4", "--max_staleness_steps=2"],
-        ["--pull_every_steps=4", "3 updates ago", "--max_staleness_steps=2", "use 3 or"],
-    ),
     "too few bits": (["--reduce_dtype=float16"], ["--reduce_dtype=float16", "use bfloat16"]),
     "replicas that meet": (["--sync_every_steps=4"], ["--sync_every_steps=4 has no use", "parameter_server", "leave"]),
     "sums of matrices": (["--powersgd_rank=2"], ["--powersgd_rank=2 has no use", "parameter_server", "leave"]),

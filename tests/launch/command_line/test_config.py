@@ -103,7 +103,7 @@ def test_a_run_with_a_flag_that_is_gone_goes_on_where_it_was_the_value_that_is_l
     before = json.loads(path.read_text())
     again = ["--model=mlp", f"--config={path}"]
     for value in (left, other):
-        before["flags"][flag] = value
+        before["flags"][flag] = before["deciding"][flag] = value
         path.write_text(json.dumps(before))
         if value == left:
             checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
