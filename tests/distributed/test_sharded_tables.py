@@ -37,6 +37,7 @@ def on_servers(*flags, workers: int = 1, run=RUN) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_shards_outlive_the_cluster_that_made_them(inside, tmp_path):
     run_dir = f"--run_dir={tmp_path}/run"
     out = on_servers(run_dir, "--train_steps=150")

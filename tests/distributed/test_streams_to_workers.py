@@ -12,6 +12,7 @@ from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start
 _ = start  # the fixture
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_leases_are_done_with_the_same_examples(start):
     """Each example once an epoch, but for those that the killed worker had applied and not yet counted."""
     steps = 60 * STEPS_PER_EPOCH

@@ -54,6 +54,7 @@ def steady(seconds, calls=30):
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured, inside, tmp_path):
     result, path = measured
     assert schema.check(result) == []

@@ -27,6 +27,7 @@ def test_benchmark_times_steps_and_leaves_the_run_alone(inside, tmp_path):
     assert not list(tmp_path.glob("checkpoints/ckpt*"))
 
 
+@pytest.mark.slow
 def test_benchmark_of_all_parts_explains_the_whole_and_names_the_ops(inside, tmp_path):
     outcome = inside(
         *(*MLP, "--mode=benchmark", "--benchmark_seconds=0.05", "--benchmark_part=all", "--profile", "--jit=off"),
@@ -49,6 +50,7 @@ def test_benchmark_of_all_parts_explains_the_whole_and_names_the_ops(inside, tmp
     assert "share of limit" in outcome.out
 
 
+@pytest.mark.slow
 def test_benchmark_on_replicas_says_what_share_their_sums_take(inside, tmp_path):
     place = ("--strategy=mirrored", "--num_virtual_devices=2", "--mode=benchmark", "--benchmark_seconds=0.1")
     inside(*MLP, *place, f"--result_json={tmp_path}/b.json").ok()
