@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from crankshaft.launch.benchmark.children import Process
-
+from .children import Process
 from .keras_peer import SETTINGS
 from .race import PYTHON, run_script
 from .turns import add_turns, compare

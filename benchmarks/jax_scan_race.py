@@ -11,10 +11,10 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.markdown import table
 from crankshaft.launch.cluster.shares import usable_cores
 
+from .children import Process
+from .markdown import table
 from .race import (
     NEEDED,
     PYTHON,

@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from crankshaft.launch.benchmark.children import Process
-
+from .children import Process
 from .jax_scan_race import CALL, JAX
 from .race import NEEDED, PYTHON, run_script, runs_with
 from .turns import add_turns, compare

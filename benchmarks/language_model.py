@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.cluster.shares import usable_cores
 
+from .children import Process
+from .markdown import spread, table
 from .race import NEEDED, PYTHON, ROOT, cpu_model, run_process, run_script, runs_with
 from .turns import add_turns, rates_in_turn, ratio
 

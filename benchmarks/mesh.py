@@ -12,10 +12,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.cluster.shares import free_ports, usable_cores
 
+from .children import Process
+from .markdown import spread, table
 from .multi_worker import run_on_free_ports
 from .race import PYTHON, cpu_model, read_result, run_script, run_together
 from .turns import ratio

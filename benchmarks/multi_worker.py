@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process
-from crankshaft.launch.benchmark.markdown import table
 from crankshaft.launch.cluster.shares import free_ports, usable_cores
 
+from .children import MeasurementFailed, Process
+from .markdown import table
 from .race import (
     NEEDED,
     PYTHON,

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from crankshaft.input import synthetic_clicks
-from crankshaft.launch.benchmark.children import Process
-from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.cluster.shares import free_ports, usable_cores
 
+from .children import Process
+from .markdown import spread, table
 from .multi_worker import WorkersRace
 from .race import (
     PYTHON,

@@ -20,16 +20,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from crankshaft.launch.benchmark import children
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process
-from crankshaft.launch.benchmark.markdown import spread, table
-
+from . import children
+from .children import MeasurementFailed, Process
+from .markdown import spread, table
 from .workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 # From the repository, where commands are run, so that they can be copied to another machine.
 PYTHON = os.path.relpath(sys.executable, ROOT) if sys.executable.startswith(f"{ROOT}{os.sep}") else sys.executable
-NEEDED = ("crankshaft.launch.benchmark.children", "benchmarks.workloads")  # by peers of other Pythons
+NEEDED = ("benchmarks.children", "benchmarks.workloads")  # by peers of other Pythons
 IMAGES = ("mlp", "wide", "cnn")  # the workloads that every library's peer has
 MEASUREMENT_TIMEOUT_SECONDS = 600
 

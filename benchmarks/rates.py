@@ -5,7 +5,7 @@
 
 Each checkout's `bare.py` makes a session as `crankshaft train` does and stays; what is timed are calls of the inner
 loop and nothing around them. On a machine whose rate changes by a third within seconds that tells 2 % apart, where
-benchmark mode's `--baseline_cmd`, whose runs come one after the other, does not. What stands after `--` are more flags
+`pairs`, whose runs come one after the other, does not. What stands after `--` are more flags
 of `crankshaft train`, for both.
 """
 
@@ -16,8 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import Process
-
+from .children import Process
 from .race import ROOT, run_script
 from .turns import add_turns, compare
 from .workloads import BATCH_SIZE, WORKLOADS

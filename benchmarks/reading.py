@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crankshaft.launch.benchmark.children import Process
-
+from .children import Process
 from .race import PYTHON, ROOT, run_script
 from .turns import add_turns, compare
 

@@ -18,10 +18,10 @@ import sys
 from typing import Any
 
 from crankshaft.launch.benchmark import schema
-from crankshaft.launch.benchmark.children import Stopped, stoppable, untuned
 from crankshaft.launch.host import files
 
 from . import standard_report
+from .children import Stopped, stoppable, untuned
 from .race import ROOT
 from .suite import QUALITY_STEPS, STRATEGIES, Row, Setup, Suite, find_setup
 from .workloads import BATCH_SIZE, WORKLOADS

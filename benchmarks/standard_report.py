@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crankshaft.launch.benchmark.markdown import number, spread, table
-
 from .keras_peer import SETTINGS, STEPS_PER_EXECUTION
+from .markdown import number, spread, table
 from .suite import BATCH_SIZE, OURS, Row, Suite
 
 _NONE = "–"

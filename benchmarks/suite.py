@@ -9,10 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process
-from crankshaft.launch.benchmark.series import Series
 from crankshaft.launch.cluster import shares
 
+from .children import MeasurementFailed, Process, Series
 from .keras_peer import SETTINGS, STEPS_PER_EXECUTION
 from .workloads import BATCH_SIZE, WORKLOADS, Workload
 

@@ -24,11 +24,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process
-from crankshaft.launch.benchmark.markdown import number, table
-from crankshaft.launch.benchmark.series import Series
 from crankshaft.launch.cluster import shares
 
+from .children import MeasurementFailed, Process, Series
+from .markdown import number, table
 from .race import run_script
 
 

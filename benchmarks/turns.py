@@ -17,11 +17,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from crankshaft.launch.benchmark import children
-from crankshaft.launch.benchmark.children import MeasurementFailed, Process
-from crankshaft.launch.benchmark.markdown import spread, table
 from crankshaft.launch.cluster.shares import usable_cores
 
+from . import children
+from .children import MeasurementFailed, Process
+from .markdown import spread, table
 from .race import ROOT, cpu_model
 
 _READY = "ready"

@@ -15,7 +15,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from . import explanations, train
-from .benchmark import baseline, turns
+from .benchmark import baseline
 from .command_line import checks, config, given, own_files
 from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
@@ -62,8 +62,6 @@ def run(
         for name in (name for names in our_flags.GROUPS.values() for name in names):
             flags.FLAGS[name].unparse()
         own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
-        if turns.is_asked_for():
-            raise UsageError("flags that start several processes are for a program of its own; use crankshaft train")
         asked = config.from_flags(
             *(trainer_class, data is not None, os.environ, own),
             owns_process=False,

@@ -23,7 +23,6 @@ from absl import flags
 from ..engine.internals.errors import counted
 from ..engine.machine import cpus
 from . import errors, explanations
-from .benchmark import program, turns
 from .cluster import listeners, own_network, restarts, shares
 from .cluster.supervisor import Spec, StartError, Supervisor
 from .cluster.tf_config import SECRET
@@ -33,6 +32,7 @@ from .errors import UsageError
 from .host import process
 
 _PROGRAM = "crankshaft local"
+_TRAIN = ("-m", "crankshaft", "train")
 _WINDOW_SECONDS = 600  # failures longer ago are forgotten
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
@@ -72,7 +72,6 @@ class _Asked:
     Attributes:
       start: what Python runs: ("-m", "crankshaft", "train") or (script,).
       arguments: the flags of each task.
-      unknown: those of them that only the script knows; None where they can't be read.
       run_dir: where its run is, or None.
       compares: whether it is a benchmark with --fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
@@ -80,7 +79,6 @@ class _Asked:
 
     start: tuple[str, ...]
     arguments: list[str]
-    unknown: tuple[str, ...] | None
     run_dir: str | None
     compares: bool
     names_gpus: bool = False
@@ -120,8 +118,6 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
         )
     asked = _read_command(argv[cut + 1 :])
-    if asked.unknown is not None and turns.is_asked_for():
-        return turns.run_local(asked.start, argv[1:cut], _tasks(), asked.unknown)
     if FLAGS.own_network:
         own_network.enter()
     supervisor = _supervisor(asked, environment)
@@ -157,17 +153,17 @@ def _read_command(arguments: list[str]) -> _Asked:
         )
     if script and not os.path.isfile(script[0]):
         raise UsageError(f"the script {script[0]} does not exist; give its path from {os.getcwd()}")
-    own, start = arguments[len(script) :], tuple(script) or program.TRAIN
+    own, start = arguments[len(script) :], tuple(script) or _TRAIN
     meant = _STRATEGIES[bool(FLAGS.ps)]
     try:
         flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
-        unknown = tuple(flags.FLAGS(["task", *given.expanded(own)], known_only=True)[1:])
+        flags.FLAGS(["task", *given.expanded(own)], known_only=True)
         strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
         compares = flags.FLAGS.fail_below is not None
         is_given = flags.FLAGS["strategy"].present
         names_gpus = bool(flags.FLAGS["gpus"].present)
     except flags.Error:  # the tasks will say so
-        return _Asked(start, own, None, None, False)
+        return _Asked(start, own, None, False)
     if is_given and strategy == "parameter_server" != meant:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if is_given and strategy != meant:
@@ -176,7 +172,7 @@ def _read_command(arguments: list[str]) -> _Asked:
         )
     if FLAGS.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Asked(start, own, unknown, run_dir, compares, names_gpus)
+    return _Asked(start, own, run_dir, compares, names_gpus)
 
 
 def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:

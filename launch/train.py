@@ -24,7 +24,7 @@ from absl import flags, logging
 from ..engine.data.source import StuckStreamError
 from ..engine.machine import allocator
 from . import errors, explanations, terminal
-from .benchmark import baseline, program, turns
+from .benchmark import baseline
 from .cluster import servers, tf_config
 from .command_line import checks, config, given, help, own_files, rules
 from .command_line import flags as our_flags
@@ -35,6 +35,7 @@ from .host.files import write_of_run
 from .run import data as datas
 from .run import results
 
+_COMMAND = "crankshaft train"  # its first argument, where a script has its path
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
 
@@ -80,8 +81,6 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     try:
         own_files.check_trainer(trainer_class)
         own = parse(argv)
-        if turns.is_asked_for():
-            return turns.run_train(argv, trainer_class, data is not None)
         remote = remotes.of(flags.FLAGS["run_dir"].value)
         asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
         checks.check(asked)
@@ -106,7 +105,7 @@ def parse(argv: list[str]) -> set[str]:
       UsageError: a mistake in the command line.
     """
     own = our_flags.own()
-    is_ours = argv[0] == program.NAME
+    is_ours = argv[0] == _COMMAND
     of_script = "" if is_ours else help.doc_of("__main__")
     doc = of_script or "\n\n".join(help.doc_of(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])

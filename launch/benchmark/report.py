@@ -10,7 +10,6 @@ from ...engine.machine.files import read_json
 from .. import errors
 from ..errors import UsageError
 from . import schema
-from .markdown import table
 from .sections import Section, sections
 
 
@@ -40,7 +39,9 @@ def _body(section: Section) -> str:
     rows = [[cell.strip().replace("|", r"\|") for cell in row] for row in section.rows]
     if section.title == "Warnings":
         return "\n".join(f"- {text}" for _, text in rows)
-    return table(section.columns, rows) if section.columns else table(["", ""], rows, names=2)
+    columns = section.columns or ("", "")
+    kinds = ["---", *(["---:"] * (len(columns) - 1) if section.columns else ["---"])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, kinds, *rows])
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -507,13 +507,6 @@ class Flags:
     baseline: str | None = _benchmark(
         _path, None, "A result of before (--result_json) to compare with.", may_differ=True
     )
-    baseline_cmd: str | None = _benchmark(
-        _string,
-        None,
-        "A command to compare with, run in turn with this one: A B A B.",
-        wants="a command",
-        may_differ=True,
-    )
     fail_below: float | None = _benchmark(
         _number, None, "Exit with 3 if the rate is shown to be below this times the baseline's.", lower=0, upper=1e6
     )

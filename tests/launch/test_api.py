@@ -220,7 +220,6 @@ MISTAKES = {
     "out of range": ({"learning_rate": -1.0}, "--learning_rate=-1.0 can't be used"),
     "no argument": ({"model_arg": {"depth": 3}}, "--model_arg depth: Plane has no such argument"),
     "both lengths": ({"train_steps": 1, "train_epochs": 1}, "--train_steps and --train_epochs are both given"),
-    "several processes": ({"mode": "benchmark", "baseline_cmd": "true"}, "are for a program of its own"),
 }
 
 

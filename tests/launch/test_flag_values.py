@@ -13,7 +13,6 @@ from absl.testing import flagsaver
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
 from crankshaft.launch import errors, local, train
-from crankshaft.launch.benchmark import turns
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import GROUPS, USES
@@ -51,8 +50,6 @@ ACCEPTED = {
     # A regular expression may find nothing; an empty one finds all.
     "weight_decay_exclude": set(HOSTILE),
     "prompt": set(HOSTILE),  # any text may be gone on with
-    # A command is any; one that is not there is said to be when it is its turn.
-    "baseline_cmd": set(HOSTILE) - {"empty"},
 }
 ALL = (flags.FLAGS, local.FLAGS)
 RUN = ("--model=mlp", "--input=digits")
@@ -88,7 +85,7 @@ def started(*arguments, **named):
 @pytest.fixture
 def ends(monkeypatch, tmp_path, capsys):
     """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
-    for place, name in ((process, "prepare"), (turns, "Series"), (Supervisor, "run")):
+    for place, name in ((process, "prepare"), (Supervisor, "run")):
         monkeypatch.setattr(place, name, started)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)

@@ -113,7 +113,7 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
 def test_a_config_that_a_run_has_left_gives_no_flag_of_another_call_by_its_scripts_flags(folder):
     about = asked("--model=mlp", "--input=synthetic").about()
     about["flags"]["flagfile"] = "flags.txt"
-    about["deciding"]["script_flags"] = {"model": "evil.py", "baseline_cmd": "evil", "flagfile": "x", "slope": "up"}
+    about["deciding"]["script_flags"] = {"model": "evil.py", "init_from": "evil", "flagfile": "x", "slope": "up"}
     (folder / "config.json").write_text(json.dumps(about))
     words = given.expanded(["--config=config.json"])
     assert "--slope=" in words
