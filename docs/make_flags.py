@@ -19,7 +19,8 @@ _INTRODUCTION = """# Flags
 
 Look a flag up. This page is made from the flags by `python docs/make_flags.py`; `crankshaft train --help` says the same
 in a terminal, and `--helpshort` lists those that most runs use. Each flag has a range or a rule, checked before
-TensorFlow starts; a flag that the run would ignore is refused.
+TensorFlow starts; arguments of models, inputs, optimizers and schedules are once these are imported. A flag that the
+run would ignore is refused.
 
 Flags that belong together may stand in a file: `--flagfile=run.flags`, a flag a line as on the command line, or
 `--config=run.yaml` (by `pip install 'crankshaft[yaml]'`; JSON without it), where a run's own `config.json` may be given
@@ -57,8 +58,9 @@ def text() -> str:
     parts = [_INTRODUCTION]
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n\n{_table([_row(flags.FLAGS[name], HELP[name]) for name in names])}")
-    parts.append(f"## Models\n\n`--model=NAME`, with `--model_arg=ARGUMENT=VALUE`:\n\n{_entries(registry.models())}")
-    parts.append(f"## Inputs\n\n`--input=NAME`, with `--input_arg=ARGUMENT=VALUE`:\n\n{_entries(registry.inputs())}")
+    for kind in registry.NAMES:
+        heading = f"## {kind.capitalize()}s\n\n`--{kind}=NAME`, with `--{kind}_arg=ARGUMENT=VALUE`"
+        parts.append(f"{heading}:\n\n{_entries(kind)}")
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.FLAGS)}")
     parts.append(f"## crankshaft prepare\n\n{_command(prepare.FLAGS)}")
     return "\n".join(parts)
@@ -75,9 +77,10 @@ def _row(flag: flags.Flag, about: str) -> list[str]:
     return [f"`--{flag.name}`", takes, default and f"`{default}`", about]
 
 
-def _entries(entries: dict[str, registry.Entry]) -> str:
+def _entries(kind: str) -> str:
     rows = []
-    for name, entry in entries.items():
+    for name in registry.NAMES[kind]:
+        entry = registry.find(kind, name)
         arguments = [f"`{key}={help.as_given(value)}`" for key, value in entry.defaults.items()]
         rows.append([f"`{name}`", entry.summary, "<br>".join([*(f"`{key}`" for key in entry.required), *arguments])])
     return _table(rows, ("name", "what it is", "arguments, with their defaults"))

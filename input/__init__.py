@@ -1,9 +1,26 @@
 """Data sources, one module each, found by the module's name: `--input=digits` is `input/digits.py`.
 
 Host code. A source is a module with a function `load(data_dir, seed, *, <arguments with typed defaults>) -> Data`;
-the first line of its docstring says what the data is. Modules without `load` hold what sources share. No module imports
+the first line of its docstring says what the data is. The other modules hold what sources share. No module imports
 TensorFlow when it is imported, so files and arguments are checked before TensorFlow starts.
 """
 
 if __name__ == "input":
     raise ImportError("input is a part of crankshaft; write `import crankshaft.input` in place of `import input`")
+
+# Of the modules that are sources.
+NAMES = (
+    "array_record",
+    "criteo",
+    "csv",
+    "digits",
+    "fashion_mnist",
+    "images",
+    "mnist",
+    "parquet",
+    "ratings",
+    "synthetic",
+    "synthetic_clicks",
+    "text",
+    "tfrecord",
+)

@@ -69,7 +69,7 @@ def run(
         )
         checks.check(asked)
         baseline.check(asked)
-        done = train.perform(asked, trainer_class, data, hooks)
+        done = train.perform(asked, data, hooks)
     if done.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(done.code - 128)
     if done.session is None:  # a task that served a coordinator, until that one ended

@@ -39,8 +39,7 @@ def _candidates(words: list[str]) -> list[str]:
     values = _flags(before)
     name, is_value, _ = last.removeprefix("--").partition("=")
     if is_value and name in values:
-        known: Iterable[str] = {"model": registry.models, "input": registry.inputs}.get(name, dict)()
-        choices = known or getattr(values[name].parser, "enum_values", [])
+        choices = registry.NAMES.get(name) or getattr(values[name].parser, "enum_values", [])
         return _beginning(last, (f"--{name}={choice}" for choice in choices))
     return _beginning(last, (f"--{name}{'' if flag.boolean else '='}" for name, flag in values.items()))
 

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
 
 
 def _run() -> int:
-    entry = registry.find("input", FLAGS.input, registry.inputs())
+    entry = registry.find("input", FLAGS.input)
     arguments: Mapping[str, Any] = registry.parse_arguments("input_arg", FLAGS.input_arg, entry)
     if FLAGS.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"--eval_data_dir is not read by --input={entry.name}; leave it out")

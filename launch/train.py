@@ -85,7 +85,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
         checks.check(asked)
         baseline.check(asked)
-        code = perform(asked, trainer_class, data, hooks).code
+        code = perform(asked, data, hooks).code
         _say_where(asked)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
@@ -110,7 +110,7 @@ def parse(argv: list[str]) -> set[str]:
     doc = of_script or "\n\n".join(help.doc_of(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        help.show(help.help_text(name, doc, own))
+        help.show(help.help_text(name, doc, own, argv[1:]))
     if "--helpshort" in argv[1:]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
@@ -167,7 +167,7 @@ class Done:
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
-def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
+def perform(asked: config.Config, data, hooks: Sequence) -> Done:
     """Does what a checked configuration asks for, and writes its result. Errors are raised as they come."""
     started = time.monotonic()
     if asked.strategy == "parameter_server":
@@ -181,24 +181,24 @@ def perform(asked: config.Config, trainer_class, data, hooks: Sequence) -> Done:
         if asked.remote and (asked.writes_run or asked.mode == "export"):
             stack.enter_context(asked.remote.pushing())
         held = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
-        early = asked.input_entry and not asked.input_entry.path and asked.mode != "generate"
+        early = asked.input and not own_files.is_path(asked.input) and asked.mode != "generate"
         loaded = datas.load(asked) if early else None
-        strategy = _start(asked, trainer_class, stack)
-        get = functools.partial(datas.load, asked) if asked.input_entry else functools.partial(datas.call, data)
+        strategy = _start(asked, stack)
+        get = functools.partial(datas.load, asked) if asked.input else functools.partial(datas.call, data)
         if asked.mode == "generate":
             with strategy.watch():
-                return _generate(asked, trainer_class, strategy)
+                return _generate(asked, strategy)
         if asked.is_evaluator:
-            return Done(_evaluate_checkpoints(asked, trainer_class, loaded or get(), strategy))
+            return Done(_evaluate_checkpoints(asked, loaded or get(), strategy))
         with strategy.watch():
-            session = _create(asked, trainer_class, loaded or get(), strategy)
+            session = _create(asked, loaded or get(), strategy)
             done = _work(session, hooks, held)
         done.result.setdefault("wall_seconds", time.monotonic() - started)
         _write_result(asked, done.result)
         return done
 
 
-def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
+def _start(asked: config.Config, run: contextlib.ExitStack):
     """Starts TensorFlow, meets the other processes if any, and returns the strategy. `run` ends with it."""
     with process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug):
         with _meeting(asked):
@@ -206,12 +206,14 @@ def _start(asked: config.Config, trainer_class, run: contextlib.ExitStack):
             from .host import isolation
             from .run import session as sessions
         run.enter_context(isolation.isolated())
+        checks.check_named(asked)
+        baseline.check_work(asked)
         if asked.check_numerics:
             from ..engine.hooks import numerics
 
             numerics.enable()
         with _joining(asked):
-            strategy = sessions.make_strategy(asked, trainer_class)
+            strategy = sessions.make_strategy(asked)
         if not process.sets_allocator(os.environ):
             allocator.keep_freed_memory_with_tensorflow()
     if asked.owns_process:
@@ -251,26 +253,26 @@ def _joining(asked: config.Config):
         yield
 
 
-def _create(asked: config.Config, trainer_class, data, strategy):
+def _create(asked: config.Config, data, strategy):
     """Builds everything up to the first step. The devices are split by now, so the user's data may use TensorFlow."""
     from .run import session as sessions
 
-    return sessions.create(asked, trainer_class, data, strategy)
+    return sessions.create(asked, data, strategy)
 
 
-def _generate(asked: config.Config, trainer_class, strategy) -> Done:
+def _generate(asked: config.Config, strategy) -> Done:
     from .run import generation
 
-    session = generation.create(asked, trainer_class, strategy)
+    session = generation.create(asked, strategy)
     result, code = generation.generate(session)
     _write_result(asked, result)
     return Done(code, result, session)
 
 
-def _evaluate_checkpoints(asked: config.Config, trainer_class, data, strategy) -> int:
+def _evaluate_checkpoints(asked: config.Config, data, strategy) -> int:
     from .run import evaluator
 
-    return evaluator.watch(_create(asked, trainer_class, data, strategy))
+    return evaluator.watch(_create(asked, data, strategy))
 
 
 def _work(session, hooks, held: process.LockedRunDir | None) -> Done:

@@ -2,7 +2,8 @@
 
 from .base import Optimizer
 from .keras_adapter import KerasOptimizer
-from .rules import NAMES, SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop, build, outer
+from .names import parameters
+from .rules import NAMES, SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop, build, named, outer
 
 __all__ = [
     "NAMES",
@@ -16,5 +17,7 @@ __all__ = [
     "Optimizer",
     "RMSprop",
     "build",
+    "named",
     "outer",
+    "parameters",
 ]

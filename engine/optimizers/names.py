@@ -14,16 +14,16 @@ def unknown(kind, found, known):
     return ValueError(f"unknown {kind} {found!r}; {cure}")
 
 
-def keyword_arguments(function):
-    """Returns the names that `function` (or a class, with what its bases' constructors take) accepts."""
+def parameters(function):
+    """Returns by name what `function` (or a class, with what its bases' constructors take) accepts by name."""
     functions = (
-        [vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base)]
+        [vars(base)["__init__"] for base in reversed(function.__mro__) if "__init__" in vars(base)]
         if inspect.isclass(function)
         else [function]
     )
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {
-        name
+        name: parameter
         for each in functions
         for name, parameter in inspect.signature(each).parameters.items()
         if parameter.kind in named and name != "self"

@@ -241,32 +241,31 @@ def build(name, learning_rate=None, **arguments):
     Raises:
       ValueError: an unknown name or argument; names the nearest.
     """
-    keras_classes = _keras_classes()
+    classes = named()
     found = name.lower()
-    common = names.keyword_arguments(Optimizer)
+    if found not in classes:
+        raise names.unknown("optimizer", name, classes)
+    rule = classes[found]
+    common = names.parameters(Optimizer).keys()
     rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-    if found in _RULES:
-        known = names.keyword_arguments(_RULES[found]) - {"learning_rate"}
-        names.check_arguments(f"optimizer {found}", arguments, known, OPTIMIZER_ARGUMENTS)
-        return _RULES[found](**rate, **arguments)
-    if found not in keras_classes:
-        raise names.unknown("optimizer", name, {*NAMES, *keras_classes})
-    keras_class = keras_classes[found]
-    known = names.keyword_arguments(keras_class) | common
+    known = names.parameters(rule).keys() | common
     names.check_arguments(f"optimizer {found}", arguments, known - {"learning_rate"}, OPTIMIZER_ARGUMENTS)
+    if found in _RULES:
+        return rule(**rate, **arguments)
     ours = {key: value for key, value in arguments.items() if key in common}
     theirs = {key: value for key, value in arguments.items() if key not in common}
     ours.setdefault("name", found)
-    return KerasOptimizer(lambda: keras_class(**theirs), **rate, **ours)
+    return KerasOptimizer(lambda: rule(**theirs), **rate, **ours)
 
 
-def _keras_classes():
+def named() -> dict[str, type]:
+    """Returns the optimizers that `build` makes, by name: the rules of this module, and Keras's classes."""
     base = tf.keras.optimizers.Optimizer
     # Wrappers around another optimizer; the engine scales losses itself.
     wrappers = {"optimizer", "lossscaleoptimizer", "multioptimizer"}
     classes = vars(tf.keras.optimizers).values()
     by_name = {c.__name__.lower(): c for c in classes if isinstance(c, type) and issubclass(c, base)}
-    return {name: c for name, c in by_name.items() if name not in wrappers}
+    return {**{name: c for name, c in by_name.items() if name not in wrappers}, **_RULES}
 
 
 def _weight(beta, step):

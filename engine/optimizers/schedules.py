@@ -4,6 +4,7 @@ Made on the host, called in replica code with the number of updates applied so f
 """
 
 import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -91,10 +92,15 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
         )
     make = _SCHEDULES[schedule_name]
     positional = {"learning_rate", "remaining_steps"}
-    known = names.keyword_arguments(make) - positional
+    known = names.parameters(make).keys() - positional
     names.check_arguments(f"schedule {schedule_name}", arguments, known, SCHEDULE_ARGUMENTS)
     schedule = make(float(learning_rate), total_steps - warmup_steps, **arguments)
     return WarmUp(schedule, warmup_steps) if warmup_steps else schedule
+
+
+def named() -> dict[str, Callable]:
+    """Returns what makes each schedule, by name: a function of (learning_rate, remaining_steps, **arguments)."""
+    return dict(_SCHEDULES)
 
 
 def _constant(learning_rate, remaining_steps):

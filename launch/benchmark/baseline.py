@@ -30,7 +30,7 @@ def work_asked(config: Config) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Raises `UsageError` for a baseline that can't be compared with what these flags measure, if they do."""
+    """Raises `UsageError` for a baseline that can't be read, or has no use."""
     if config.mode != "benchmark":
         return
     if config.fail_below is not None and not config.baseline:
@@ -39,7 +39,12 @@ def check(config: Config) -> None:
         return
     if config.benchmark_part == "checkpoint":
         raise UsageError("--baseline compares rates of steps, and --benchmark_part=checkpoint has none; leave it out")
-    if found := differences(work_of(read(config.baseline)), work_asked(config)):
+    read(config.baseline)
+
+
+def check_work(config: Config) -> None:
+    """Raises `UsageError` for a baseline that is of other work than these flags measure."""
+    if config.baseline and (found := differences(work_of(read(config.baseline)), work_asked(config))):
         raise UsageError(
             f"--baseline={config.baseline} is of other work ({'; '.join(found)}); use the same flags, or a baseline of "
             "this work"

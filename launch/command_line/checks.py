@@ -1,4 +1,4 @@
-"""Checks, before TensorFlow starts, all that can be checked by then: each mistake is one line, within a second."""
+"""Checks a configuration: before TensorFlow starts what can be checked by then, and afterwards what flags name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..errors import UsageError
 from . import config as configs
 from . import paths, rules
 from .config import KERAS_FILES, Config
+from .flags import ARGUMENTS
 from .given import without_gone
 from .values import differences
 
@@ -19,7 +20,7 @@ _WRITTEN = ("model.json", "history.jsonl", "history.csv", "result.json")  # by a
 
 
 def check(config: Config) -> None:
-    """Raises `UsageError` for the first mistake found."""
+    """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name."""
     _check_strategy(config)
     _check_amounts(config)
     _check_sync_periods(config)
@@ -40,13 +41,24 @@ def check(config: Config) -> None:
         _check_data_dirs(config)
 
 
-def _check_data_dirs(config: Config) -> None:
+def check_named(config: Config) -> None:
+    """Imports what flags name, and TensorFlow with it; raises `UsageError` where their arguments do not fit.
+
+    Or where a run was begun with others.
+    """
+    for flag in ARGUMENTS:
+        config.given_arguments(flag)
+    if config.run_dir and (before := configs.read(config.run_dir)):
+        check_same_run(config, f"--run_dir={config.run_dir}", before)
     if config.eval_data_dir and not (config.input_entry and config.input_entry.reads_eval_data):
         name = config.input_entry.name if config.input_entry else "the script's data"
         raise UsageError(
             f"--eval_data_dir={config.eval_data_dir} is not read by {name}; leave it out, or choose an input of files, "
             "such as tfrecord"
         )
+
+
+def _check_data_dirs(config: Config) -> None:
     for flag in ("data_dir", "eval_data_dir"):
         path = config.values[flag]
         if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
@@ -104,8 +116,6 @@ def _check_strategy(config: Config) -> None:
             f"--run_dir={config.remote.url} is copied here as a process begins, and an evaluator looks for checkpoints "
             "that come later; use --mode=train_and_eval without one, or a folder that all tasks share"
         )
-    if config.model_entry.has_tables:
-        check_tables(config, config.model_entry.name)
     mesh = rules.mesh_shape(config.mesh)
     if config.strategy == "multi_worker" and not mesh:
         check_batch(config.global_batch_size, config.cluster.num_workers)
@@ -164,16 +174,6 @@ def _check_amounts(config: Config) -> None:
         raise UsageError(
             f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
             "--global_batch_size; use fewer"
-        )
-    if config.batch_parts > 1 and config.strategy != "one_device":
-        raise UsageError(
-            f"--batch_parts={config.batch_parts} is for --strategy=one_device, and --strategy={config.strategy} has "
-            "replicas to share a batch; leave it out"
-        )
-    if config.batch_parts * config.accumulate_steps > config.global_batch_size:
-        raise UsageError(
-            f"--batch_parts={config.batch_parts} of --accumulate_steps={config.accumulate_steps} is more than the "
-            f"{config.global_batch_size} examples of --global_batch_size; use fewer"
         )
 
 
@@ -321,8 +321,7 @@ def _check_run_dir(config: Config) -> None:
                 )
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
-    if before := configs.read(config.run_dir):
-        check_same_run(config, f"--run_dir={config.run_dir}", before)
+    configs.read(config.run_dir)
     for path in (os.path.join(config.run_dir, name) for name in _WRITTEN if config.trains):
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(

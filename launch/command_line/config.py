@@ -44,25 +44,24 @@ _BELONGS_TO = {
     "strategy": ("num_virtual_devices", "mesh", "shard_optimizer"),
 }
 _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
+_UPDATE_ARGUMENTS = ("optimizer_arg", "learning_rate_schedule_arg")
 # Schedules that end at the run's end, so that its length decides numbers too.
 _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Config(Flags):
-    """A command line that was checked, and what it names.
+    """A command line that was checked, and what it names, which is imported where it is first asked for.
 
     Attributes:
-      model_entry: the registry's entry of the model.
-      input_entry: the registry's entry of the input.
+      own_class: the Trainer that a program brings; None where --model names one.
       cluster: of a strategy that has one: the workers, and which of them this process is.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
     """
 
-    model_entry: registry.Entry
-    input_entry: registry.Entry | None
+    own_class: type | None = None
     cluster: Cluster | None = None
     script_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     owns_process: bool = True
@@ -74,9 +73,19 @@ class Config(Flags):
         return {name: getattr(self, name) for name in ABOUT}
 
     @functools.cached_property
-    def named_class(self) -> type:
-        """The class that --model names, imported, and with it TensorFlow. Raises what its module raises."""
-        return own_files.model_class(self.model)
+    def model_entry(self) -> registry.Entry:
+        """The model, imported, and with it TensorFlow. Raises what its module raises."""
+        return registry.of_class(self.own_class) if self.own_class else registry.find("model", self.model)
+
+    @functools.cached_property
+    def input_entry(self) -> registry.Entry | None:
+        """The input, imported; None where a program brings its data. Raises what its module raises."""
+        return registry.find("input", self.input) if self.input else None
+
+    @property
+    def trainer_class(self) -> Any:
+        """The Trainer: the program's own, or the one that --model names."""
+        return self.model_entry.make
 
     @property
     def trains(self) -> bool:
@@ -154,19 +163,44 @@ class Config(Flags):
         """The folder in which --mode=export writes a folder for each step."""
         return self.export_dir or os.path.join(self.run_dir, "export")
 
+    def given_arguments(self, flag: str) -> dict[str, Any]:
+        """Returns what a flag of NAME=VALUE gives, of the types of what it is for. Raises `UsageError`."""
+        entry, pairs = self._entry(flag), getattr(self, flag)
+        if not isinstance(pairs, Mapping):
+            return registry.parse_arguments(flag, pairs, entry)
+        values = json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(pairs)))  # a run's, by their names
+        if wrong := registry.wrong_argument(values, entry):
+            path = os.path.join(self.run_dir or "", FILE_NAME)
+            raise UsageError(f"{path}: {flag} of its flags {wrong}; {_CURE}")
+        return values
+
     def arguments(self, flag: str) -> dict[str, Any]:
-        """Returns the arguments of a flag of `registry.ENTRIES`, with their defaults."""
-        return {**registry.ENTRIES[flag].defaults, **getattr(self, flag)}
+        """Returns `given_arguments`, and the defaults of those that are not given."""
+        return {**self._entry(flag).defaults, **self.given_arguments(flag)}
+
+    def _entry(self, flag: str) -> registry.Entry:
+        if flag == "model_arg":
+            return self.model_entry
+        if flag == "input_arg":
+            return self.input_entry or registry.Entry("the script's data", "", {})
+        if flag == "learning_rate_schedule_arg":
+            return registry.schedules()[self.learning_rate_schedule]
+        if flag != "optimizer_arg":
+            return registry.ENTRIES[flag]
+        optimizers = registry.optimizers()
+        if self.optimizer not in optimizers:
+            raise UsageError(f"--optimizer={self.optimizer} is unknown; {nearest(self.optimizer, optimizers)}")
+        return optimizers[self.optimizer]
 
     def deciding(self) -> dict[str, Any]:
         """Returns the values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
         values = {name: self.values[name] for name in DECIDING}
-        values |= {name: self.arguments(name) for name in registry.ENTRIES if name in values}
+        values |= {name: self.given_arguments(name) for name in _UPDATE_ARGUMENTS}
+        values |= {name: self.arguments(name) for name in (*registry.ENTRIES, "model_arg") if name in values}
         values["model"] = self.model_entry.name
-        values["model_arg"] = {**self.model_entry.defaults, **self.model_arg}
         if self.input_entry:
             values["input"] = self.input_entry.name
-            values["input_arg"] = {**self.input_entry.defaults, **self.input_arg}
+            values["input_arg"] = self.arguments("input_arg")
         if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
         if self.script_flags:
@@ -175,7 +209,9 @@ class Config(Flags):
 
     def about(self) -> dict[str, Any]:
         """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
-        return plain({"flags": {**self.values, "run_dir": self.given_run_dir}, "deciding": self.deciding()})
+        arguments = {name: self.given_arguments(name) for name in ARGUMENTS}
+        flags = {**self.values, **arguments, "run_dir": self.given_run_dir}
+        return plain({"flags": flags, "deciding": self.deciding()})
 
 
 def from_flags(
@@ -186,7 +222,7 @@ def from_flags(
     owns_process: bool = True,
     remote: RemoteFolder | None = None,
 ) -> Config:
-    """Returns the configuration that the command line asks for. Raises `UsageError`.
+    """Returns the configuration that the command line asks for; imports nothing that it names. Raises `UsageError`.
 
     Args:
       trainer_class: the user's own Trainer, or None: then --model names one.
@@ -208,18 +244,20 @@ def from_flags(
     uses.check(USES, values)
     cluster = _cluster(values, environment)
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
-        models, inputs = (", ".join(sorted(known)) for known in (registry.models(), registry.inputs()))
+        models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
         raise UsageError(
             "--model and --input are not given; use e.g. --model=mlp --input=digits: there are the models "
             f"{models}, and the inputs {inputs}"
         )
-    model = _model(values["model"], trainer_class)
-    data = None
+    if trainer_class is None:
+        registry.check_name("model", values["model"])
+    elif values["model"] not in (None, trainer_class.__name__):
+        raise UsageError(
+            f"--model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it"
+        )
     if not has_data or values["input"]:
-        data = registry.find("input", values["input"], registry.inputs())
-    values["model_arg"] = _arguments("model_arg", values, model)
-    values["input_arg"] = _arguments("input_arg", values, data or registry.Entry("the script's data", "", {}))
-    _parse_update(values)
+        registry.check_name("input", values["input"])
+    values["optimizer"] = values["optimizer"].lower()
     _settle_length(values, "train_steps", "train_epochs", 10.0)
     _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
     for name in PERIODS:  # defaults give way to multiples of the sync period; what was asked for is checked against it
@@ -228,8 +266,7 @@ def from_flags(
     own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
     return Config(
         **values,
-        model_entry=model,
-        input_entry=data,
+        own_class=trainer_class,
         cluster=cluster,
         script_flags=own,
         owns_process=owns_process,
@@ -262,14 +299,6 @@ def _refuse_without_model(run_dir: str, mode: str) -> None:
     )
 
 
-def _model(name: str | None, trainer_class: type | None) -> registry.Entry:
-    if trainer_class is None:
-        return registry.find("model", name, registry.models())
-    if name not in (None, trainer_class.__name__):
-        raise UsageError(f"--model={name} is given, but this script trains {trainer_class.__name__}; omit it")
-    return registry.of_class(trainer_class)
-
-
 def _settle_length(values: dict[str, Any], steps: str, other: str, default: float) -> None:
     """Checks that at most one of two flags gives a length, and sets `other` to the default where neither does."""
     if values[steps] is not None and values[other] is not None:
@@ -281,29 +310,6 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
 def whole_periods(steps: int, period_steps: int) -> int:
     """Returns the next multiple of the steps between two syncs."""
     return -(-steps // period_steps) * period_steps
-
-
-def _arguments(flag: str, values: Mapping[str, Any], entry: registry.Entry) -> dict[str, Any]:
-    given = values[flag]
-    if not isinstance(given, dict):
-        return registry.parse_arguments(flag, given, entry)
-    given = json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(given)))  # a run's, by their names
-    if wrong := registry.wrong_argument(given, entry):
-        path = os.path.join(values["run_dir"], FILE_NAME)
-        raise UsageError(f"{path}: {flag} of its flags {wrong}; {_CURE}")
-    return given
-
-
-def _parse_update(values: dict[str, Any]) -> None:
-    optimizers, schedules = registry.optimizers(), registry.schedules()
-    name = values["optimizer"] = values["optimizer"].lower()
-    if name not in optimizers:
-        raise UsageError(f"--optimizer={name} is unknown; {nearest(name, optimizers)}")
-    values["optimizer_arg"] = _arguments("optimizer_arg", values, optimizers[name])
-    schedule = schedules[values["learning_rate_schedule"]]
-    values["learning_rate_schedule_arg"] = _arguments("learning_rate_schedule_arg", values, schedule)
-    for flag, entry in registry.ENTRIES.items():
-        values[flag] = _arguments(flag, values, entry)
 
 
 def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:

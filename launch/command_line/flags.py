@@ -248,13 +248,6 @@ class Flags:
     jit: str = _where(
         _enum, "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
     )
-    batch_parts: int = _where(
-        _integer,
-        0,
-        "Parts of each batch for a CPU's cores to take one each; 0: one a core where the model's are faster so.",
-        lower=0,
-        upper=1000,
-    )
     communication: str = _where(
         _enum,
         "auto",

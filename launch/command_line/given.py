@@ -31,6 +31,7 @@ GONE = {
     ),
     "pull_every_steps": (1, "a worker pulls the variables for each step"),
     "max_inflight_per_worker": (2, "two closures a worker are out at once"),
+    "batch_parts": (0, "a CPU's cores take a part of each batch where the model's splits_batch says that they may"),
     "max_closure_retries": (3, "a closure that raises is tried again three times"),
 }
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from absl import flags
@@ -23,8 +24,15 @@ def doc_of(module: str) -> str:
     return found.__doc__ or (path and ast.get_docstring(ast.parse(pathlib.Path(path).read_bytes()))) or ""
 
 
-def help_text(program: str, doc: str, own: list[str]) -> str:
-    """Lists all flags, by group, with their defaults; `own` are those that the user's script defined."""
+def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> str:
+    """Lists all flags, by group, with their defaults, and the arguments of the model and the input that are named.
+
+    Args:
+      program: its name, as it is called.
+      doc: what it says of itself.
+      own: flags that the user's script defined.
+      words: of the command line: `--model=NAME` and `--input=NAME` among them are looked up.
+    """
     parts = [introduction(doc), "", f"usage: {program} [flags]"]
     groups = {"This script": own, **GROUPS} if own else GROUPS
     for title, names in groups.items():
@@ -35,7 +43,12 @@ def help_text(program: str, doc: str, own: list[str]) -> str:
             if flag.default not in (None, "", []):
                 about += f" [{flag.default}]"
             parts.append(described(f"--{usage(flag)}", about))
-    parts += _found("model", registry.models()) + _found("input", registry.inputs())
+    for kind, names in registry.NAMES.items():
+        parts += ["", f"{kind.capitalize()}s (--{kind}=NAME --help shows one's arguments):"]
+        asked = [word.removeprefix(f"--{kind}=") for word in words if word.startswith(f"--{kind}=")]
+        parts += [_shown(kind, registry.find(kind, name)) for name in asked] or [
+            f"  {line}" for line in terminal.wrapped(", ".join(names), _columns() - 2)
+        ]
     return "\n".join(parts)
 
 
@@ -48,14 +61,12 @@ def show(text: str) -> NoReturn:
     sys.exit(0)
 
 
-def _found(kind: str, entries: dict[str, registry.Entry]) -> list[str]:
-    """Returns a section of --help: the models or inputs, with their arguments and defaults."""
-    parts = ["", f"{kind.capitalize()}s (--{kind}):"]
-    for name, entry in entries.items():
-        arguments = [*entry.required, *(f"{name}={as_given(value)}" for name, value in entry.defaults.items())]
-        about = f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
-        parts.append(described(name, about))
-    return parts
+def _shown(kind: str, entry: registry.Entry) -> str:
+    """Returns what --help says of a model or input: what it is, its arguments and their defaults."""
+    arguments = [*entry.required, *(f"{name}={as_given(value)}" for name, value in entry.defaults.items())]
+    return described(
+        entry.name, f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
+    )
 
 
 def as_given(value) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib
 import os
 import sys
 from collections.abc import Collection, Mapping
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ..errors import UsageError
 from . import paths
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
-_PACKAGES = {"model": "crankshaft.models", "input": "crankshaft.input"}
 _CURES = {
     "model": "write class Model(crankshaft.Trainer)",
     "input": "write def load(data_dir, seed), which returns (train, eval)",
@@ -53,8 +50,8 @@ def name_of(given: str | None) -> str | None:
     return os.path.basename(given) if is_path(given) else given
 
 
-def parse(kind: str, path: str) -> ast.Module:
-    """Parses the file's source. Raises `UsageError` where it is not there, can't be read, or is no Python.
+def compiled(kind: str, path: str) -> CodeType:
+    """Compiles the file's source. Raises `UsageError` where it is not there, can't be read, or is not Python.
 
     Args:
       kind: the flag, model or input.
@@ -63,11 +60,11 @@ def parse(kind: str, path: str) -> ast.Module:
     cure = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
     source = paths.read(kind, path, cure)
     try:
-        return ast.parse(source, path)
+        return compile(source, path, "exec")
     except SyntaxError as error:
-        raise UsageError(f"--{kind}={path} is no Python ({error.msg}, line {error.lineno}); mend it") from None
+        raise UsageError(f"--{kind}={path} is not Python ({error.msg}, line {error.lineno}); mend it") from None
     except (ValueError, RecursionError, MemoryError) as error:  # null characters, no text, brackets of any depth
-        raise UsageError(f"--{kind}={path} is no Python ({error}); mend it") from None
+        raise UsageError(f"--{kind}={path} is not Python ({error}); mend it") from None
 
 
 def lacking(kind: str, path: str, found: str = "") -> UsageError:
@@ -75,19 +72,16 @@ def lacking(kind: str, path: str, found: str = "") -> UsageError:
     return UsageError(f"--{kind}={path} has {found or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
 
 
-def module(kind: str, given: str) -> ModuleType:
-    """Imports the module of --model or --input. A file that another run has used runs anew, as a script would.
+def module(kind: str, path: str) -> ModuleType:
+    """Runs the file of --model or --input, again where another run has used it, as a script would.
 
     Its folder joins the end of the search path, so that a file may import those beside it.
 
     Args:
       kind: model or input.
-      given: a name, or a path.
+      path: as `absolute` gives it.
     """
-    if not is_path(given):
-        return importlib.import_module(f"{_PACKAGES[kind]}.{given}")
-    path = absolute(given)
-    code = compile(parse(kind, path), path, "exec")
+    code = compiled(kind, path)
     folder = os.path.dirname(path)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -112,13 +106,3 @@ def check_trainer(trainer_class) -> None:
     )
     what = "the class" if kind is trainer_class else "an object of"
     raise UsageError(f"what is to be trained is {what} {kind.__name__}; {cure}")
-
-
-def model_class(given: str) -> type:
-    """Returns the class that --model names, which needs TensorFlow. Raises `UsageError` where it is no Trainer."""
-    from ...engine import Trainer
-
-    found = module("model", given).Model
-    if not (isinstance(found, type) and issubclass(found, Trainer)):
-        raise lacking("model", absolute(given), "a Model that is no Trainer")
-    return found

@@ -1,21 +1,20 @@
-"""Models and inputs, found by their module's name, and their arguments, read from the source.
+"""Models, inputs, optimizers and schedules, found by name, and the arguments that each takes.
 
-The source is parsed, not imported: a wrong name or argument is found before TensorFlow has started.
+What is named is imported and asked by `inspect.signature`; all but the inputs need TensorFlow for it.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
-import functools
-import importlib.util
+import importlib
 import inspect
-import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ... import input as inputs
+from ... import models
 from ...engine.step import ranges
 from ...engine.step.ranges import Interval
 from ..errors import UsageError, nearest
@@ -23,9 +22,21 @@ from . import own_files
 from .values import number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
-_MODELS = "crankshaft.models."
 _FROM_FLAGS = ("eval_data_dir", "validation_split")
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PACKAGES = {"model": models, "input": inputs}
+NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
+# Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.
+_OF_FLAGS = {
+    *("learning_rate", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum"),
+    *(
+        "ema_overwrite_frequency",
+        "loss_scale_factor",
+        "weight_decay_exclude",
+        "gradient_accumulation_steps",
+        "name",
+        "use_locking",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,26 +44,24 @@ class Entry:
     """A model or input, or an optimizer or schedule, with its arguments.
 
     Attributes:
-      name: the module's.
+      name: the module's, or the class's.
       summary: the first line of its documentation.
       defaults: argument name -> default value.
       required: arguments without a default.
-      fault: why its module can't be read, if it can't.
-      has_tables: whether its module, or one of models/ that it imports, imports `engine.layers.embeddings`.
       intervals: the interval in which an argument has to lie, by name, where there is one.
-      path: of a file of the user's own; None for a module that comes with Crankshaft.
+      path: of a file of the user's own; None for what comes with Crankshaft.
       from_flags: of an input, those of its `load`'s keywords that flags of the same name fill.
+      make: the model's class, or the input's `load`.
     """
 
     name: str
     summary: str
-    defaults: dict[str, Any]
+    defaults: Mapping[str, Any]
     required: tuple[str, ...] = ()
-    fault: str = ""
-    has_tables: bool = False
     intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
     path: str | None = None
     from_flags: tuple[str, ...] = ()
+    make: Any = None
 
     @property
     def reads_eval_data(self) -> bool:
@@ -60,63 +69,86 @@ class Entry:
         return "eval_data_dir" in self.from_flags
 
 
-def models() -> dict[str, Entry]:
-    """Finds the modules of models/ that have a class `Model`."""
-    entries = _entries(_ROOT / "models", _model_arguments)
-    return {name: dataclasses.replace(entry, intervals=ranges.MODEL_ARGUMENTS) for name, entry in entries.items()}
-
-
-def inputs() -> dict[str, Entry]:
-    """Finds the modules of input/ that have a function `load`."""
-    return {name: _apart_from_flags(entry) for name, entry in _entries(_ROOT / "input", _load_arguments).items()}
-
-
-def find(kind: str, name: str | None, entries: dict[str, Entry]) -> Entry:
-    """Returns the entry of that name, or of the file at that path; raises `UsageError` if none is."""
+def check_name(kind: str, name: str | None) -> None:
+    """Raises `UsageError` unless --model or --input names one that is there; imports nothing."""
+    known = NAMES[kind]
     if name is None:
-        raise UsageError(f"--{kind} is not given; use one of {', '.join(sorted(entries))}")
+        raise UsageError(f"--{kind} is not given; use one of {', '.join(known)}")
     if own_files.is_path(name):
-        return of_file(kind, own_files.absolute(name))
-    if name not in entries:
-        raise UsageError(f"--{kind}={name} is unknown; {nearest(name, entries)}")
-    if fault := entries[name].fault:
-        raise UsageError(f"--{kind}={name} can't be read: {fault}; mend it")
-    return entries[name]
+        own_files.compiled(kind, own_files.absolute(name))
+    elif name not in known:
+        raise UsageError(f"--{kind}={name} is unknown; {nearest(name, known)}")
 
 
-def of_file(kind: str, path: str) -> Entry:
-    """Makes the entry of a file of the user's own. Raises `UsageError` for one that is no model or input."""
-    tree = own_files.parse(kind, path)
-    arguments = (_model_arguments if kind == "model" else _load_arguments)(tree)
-    if arguments is None:
-        raise own_files.lacking(kind, path)
-    if kind == "input" and len(arguments.args) < 2:
-        raise own_files.lacking(kind, path, "a load without the arguments data_dir and seed")
-    summary = (ast.get_docstring(tree) or "").split("\n")[0]
-    has_tables = _has_tables(tree, _ROOT / "models")
-    entry = Entry(own_files.name_of(path), summary, *_signature(arguments), has_tables=has_tables, path=path)
-    return _apart_from_flags(entry) if kind == "input" else entry
+def find(kind: str, name: str | None) -> Entry:
+    """Imports the model or input of that name, or the file at that path.
+
+    Raises:
+      UsageError: there is none, or it has no `Model` or `load`; what its module raises goes on.
+    """
+    check_name(kind, name)
+    if own_files.is_path(name):
+        path = own_files.absolute(name)
+        module = own_files.module(kind, path)
+        name = own_files.name_of(path)
+    else:
+        path, module = None, importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
+    entry = _model(module, path) if kind == "model" else _input(module, path)
+    return dataclasses.replace(entry, name=name, summary=_first_line(module), path=path)
 
 
-def _apart_from_flags(entry: Entry) -> Entry:
-    """Takes what flags of their own fill from an input's arguments."""
-    defaults = {name: default for name, default in entry.defaults.items() if name not in _FROM_FLAGS}
-    return dataclasses.replace(entry, defaults=defaults, from_flags=tuple(entry.defaults.keys() - defaults.keys()))
+def _model(module, path: str | None) -> Entry:
+    from ...engine import Trainer
+
+    model = getattr(module, "Model", None)
+    if model is None:
+        raise own_files.lacking("model", path)
+    if not (isinstance(model, type) and issubclass(model, Trainer)):
+        raise own_files.lacking("model", path, "a Model that is not a Trainer")
+    return dataclasses.replace(of_class(model), intervals={} if path else ranges.MODEL_ARGUMENTS)
+
+
+def _input(module, path: str | None) -> Entry:
+    load = getattr(module, "load", None)
+    if not callable(load):
+        raise own_files.lacking("input", path)
+    parameters = _named(load)
+    if sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters) < 2:
+        raise own_files.lacking("input", path, "a load without the arguments data_dir and seed")
+    arguments = parameters[2:]
+    own = [each for each in arguments if each.name not in _FROM_FLAGS]
+    from_flags = tuple(each.name for each in arguments if each.name in _FROM_FLAGS)
+    return Entry("", "", *_arguments(own), from_flags=from_flags, make=load)
 
 
 def of_class(trainer_class: type) -> Entry:
-    """Makes the entry of a user's own Trainer."""
-    constructor = vars(trainer_class).get("__init__") or trainer_class.__init__  # type: ignore[misc]
-    parameters = list(inspect.signature(constructor).parameters.values())[1:]
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    """Makes the entry of a Trainer."""
+    constructor = trainer_class.__init__  # type: ignore[misc]
+    parameters = _named(constructor)[1:]
     if constructor.__qualname__.split(".")[0] == "Module":
-        named = []  # tf.Module's own `name` is no argument of the model's
-    return Entry(
-        name=trainer_class.__name__,
-        summary=(trainer_class.__doc__ or "").strip().split("\n")[0],
-        defaults={p.name: p.default for p in named if p.default is not p.empty},
-        required=tuple(p.name for p in named if p.default is p.empty),
-    )
+        parameters = []  # tf.Module's own `name` is not an argument of the model's
+    return Entry(trainer_class.__name__, _first_line(trainer_class), *_arguments(parameters), make=trainer_class)
+
+
+def optimizers() -> Mapping[str, Entry]:
+    """Finds the engine's optimizers and Keras's, by lower-case name."""
+    from ...engine import optimizers as engine
+
+    found = {}
+    for name, rule in engine.named().items():
+        own = [each for each in engine.parameters(rule).values() if each.name not in _OF_FLAGS]
+        found[name] = Entry(name, _first_line(rule), _arguments(own)[0], intervals=ranges.OPTIMIZER_ARGUMENTS)
+    return found
+
+
+def schedules() -> Mapping[str, Entry]:
+    """Finds the engine's learning-rate schedules."""
+    from ...engine.optimizers import schedules as engine
+
+    return {
+        name: Entry(name, "", _arguments(_named(make)[2:])[0], intervals=ranges.SCHEDULE_ARGUMENTS)
+        for name, make in engine.named().items()
+    }
 
 
 # The arguments of flags that name nothing else.
@@ -219,150 +251,19 @@ def _of_kind(kind: type | None, text: str) -> Any:
     return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text.strip())
 
 
-@functools.cache
-def _entries(folder: pathlib.Path, arguments) -> Mapping[str, Entry]:
-    """Reads a folder's sources, once a process."""
-    found = {}
-    for path in sorted(folder.glob("*.py")):
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError) as error:
-            line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-            fault = f"{path.relative_to(_ROOT)}{line}: {getattr(error, 'msg', error)}"
-            found[path.stem] = Entry(path.stem, f"(not readable: {fault})", {}, fault=fault)
-            continue
-        function = arguments(tree)
-        if function is not None:
-            summary = (ast.get_docstring(tree) or "").split("\n")[0]
-            found[path.stem] = Entry(
-                path.stem, summary, *_signature(function), has_tables=_has_tables(tree, path.parent)
-            )
-    return found
+def _named(function: Callable) -> list[inspect.Parameter]:
+    """Returns the parameters that can be given by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 
-def _imported(node: ast.ImportFrom) -> str:
-    """Names the module that a statement imports from, in full also where a module of models/ names it by its place."""
-    return ("", _MODELS, "crankshaft.")[min(node.level, 2)] + (node.module or "")
+def _arguments(parameters: Sequence[inspect.Parameter]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns (defaults by name, names without a default)."""
+    return (
+        {each.name: each.default for each in parameters if each.default is not each.empty},
+        tuple(each.name for each in parameters if each.default is each.empty),
+    )
 
 
-def _has_tables(tree: ast.Module, folder: pathlib.Path) -> bool:
-    names = [_imported(node) for node in tree.body if isinstance(node, ast.ImportFrom)]
-    names += [each.name for node in tree.body if isinstance(node, ast.Import) for each in node.names]
-    if any(name.startswith("crankshaft.engine.layers.embeddings") for name in names):
-        return True
-    paths = [folder / f"{name.removeprefix(_MODELS)}.py" for name in names if name.startswith(_MODELS)]
-    return any(_has_tables(ast.parse(path.read_text(encoding="utf-8")), folder) for path in paths if path.is_file())
-
-
-def _model_arguments(tree: ast.Module, name: str = "Model") -> ast.arguments | None:
-    """Returns the arguments of a class's constructor, maybe a base's; None where there is no such class."""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            for item in node.body:
-                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-                    return item.args
-            bases = (_model_arguments(tree, base.id) for base in node.bases if isinstance(base, ast.Name))
-            return next(filter(None, bases), None) or ast.arguments([], [ast.arg("self")], None, [], [], None, [])
-        if not isinstance(node, ast.ImportFrom) or not _imported(node).startswith(_MODELS):
-            continue
-        for alias in node.names:
-            path = _ROOT / "models" / f"{_imported(node).removeprefix(_MODELS)}.py"
-            if (alias.asname or alias.name) == name and path.is_file():
-                return _model_arguments(ast.parse(path.read_text(encoding="utf-8")), alias.name)
-    return None
-
-
-def _load_arguments(tree: ast.Module):
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "load":
-            return node.args
-    return None
-
-
-def _signature(args: ast.arguments) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns (defaults, required) of a model's constructor, or of an input's `load` after data_dir and seed."""
-    first = 1 if args.args[:1] and args.args[0].arg == "self" else 2  # self, or data_dir and seed
-    given: list[ast.expr | None] = [*[None] * (len(args.args) - len(args.defaults)), *args.defaults]
-    pairs = list(zip(args.args, given, strict=True))[first:]
-    pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    defaults = {arg.arg: _literal(default) for arg, default in pairs if default is not None}
-    return defaults, tuple(arg.arg for arg, default in pairs if default is None)
-
-
-@functools.cache
-def optimizers() -> Mapping[str, Entry]:
-    """Finds the engine's optimizers and Keras's, by lower-case name; reads them once a process."""
-    tree = ast.parse((_ROOT / "engine" / "optimizers" / "rules.py").read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    found = {}
-    for key, value in _dictionary(tree, "_RULES").items():
-        defaults = _without_flags(_constructor_defaults(value, classes))
-        summary = ast.get_docstring(classes[value]).split("\n")[0]
-        found[key] = Entry(key, summary, defaults, intervals=ranges.OPTIMIZER_ARGUMENTS)
-    keras = importlib.util.find_spec("keras")
-    folder = pathlib.Path(keras.origin).parent / "src" / "optimizers"
-    for path in sorted(folder.glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        for name, node in classes.items():
-            is_optimizer = any(isinstance(base, ast.Attribute) and base.attr == "Optimizer" for base in node.bases)
-            defaults = _constructor_defaults(name, classes)
-            if is_optimizer and name.lower() not in found and "learning_rate" in defaults:
-                own = _without_flags(defaults)
-                summary = f"tf.keras.optimizers.{name}"
-                found[name.lower()] = Entry(name.lower(), summary, own, intervals=ranges.OPTIMIZER_ARGUMENTS)
-    return found
-
-
-def _without_flags(defaults: dict[str, Any]) -> dict[str, Any]:
-    """Drops an optimizer's arguments that have their own flag, by which the engine does the same itself."""
-    flags = (
-        "learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
-        "loss_scale_factor gradient_accumulation_steps name use_locking"
-    ).split()
-    return {name: default for name, default in defaults.items() if name not in flags}
-
-
-def schedules() -> dict[str, Entry]:
-    """Finds the engine's learning-rate schedules and their arguments."""
-    tree = ast.parse((_ROOT / "engine" / "optimizers" / "schedules.py").read_text(encoding="utf-8"))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    found = {}
-    for key, value in _dictionary(tree, "_SCHEDULES").items():
-        found[key] = Entry(key, "", _defaults(functions[value].args), intervals=ranges.SCHEDULE_ARGUMENTS)
-    return found
-
-
-def _dictionary(tree: ast.Module, name: str) -> dict[str, str]:
-    """Returns a module's `name = {"key": Identifier, ...}`."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
-            pairs: Any = node.value  # an `ast.Dict`
-            return {key.value: value.id for key, value in zip(pairs.keys, pairs.values, strict=True)}
-    raise LookupError(f"no {name} in the source")
-
-
-def _constructor_defaults(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, Any]:
-    """Returns the arguments with defaults of a class's constructor, including its bases' in the same file."""
-    node, defaults = classes[name], {}
-    for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in classes:
-            defaults.update(_constructor_defaults(base.id, classes))
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            defaults.update(_defaults(item.args))
-    return defaults
-
-
-def _literal(node: ast.expr) -> Any:
-    """Returns a default's value; None where it is no literal, so that the argument's value is guessed from its text."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
-
-
-def _defaults(args: ast.arguments) -> dict[str, Any]:
-    named = args.args[len(args.args) - len(args.defaults) :]
-    pairs = [*zip(named, args.defaults, strict=True), *zip(args.kwonlyargs, args.kw_defaults, strict=True)]
-    return {arg.arg: _literal(default) for arg, default in pairs if default is not None}
+def _first_line(documented) -> str:
+    return (documented.__doc__ or "").strip().split("\n")[0]

@@ -34,7 +34,7 @@ def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
         return
     flags: dict[str, Any] = {
         name: bool(value) if ABOUT[name].may_be_elsewhere else value
-        for name, value in config.values.items()
+        for name, value in config.about()["flags"].items()
         if not ABOUT[name].may_differ
     }
     flags |= config.deciding()

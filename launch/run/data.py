@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from ...engine.data.source import Source, SourceError
 from ...input.data import Data
 from .. import explanations
-from ..command_line import own_files
 from ..command_line.config import Config
 from ..errors import UsageError
 
@@ -21,9 +20,9 @@ _MOST_VALUES = 4  # of a tuple in place of a `Data`
 
 def load(config: Config) -> Data:
     """Loads the splits of --input."""
-    found = own_files.module("input", config.input)
-    arguments = {**config.input_arg, **{name: getattr(config, name) for name in config.input_entry.from_flags}}
-    return call(functools.partial(found.load, config.data_dir, config.seed, **arguments))
+    entry = config.input_entry
+    arguments = {**config.given_arguments("input_arg"), **{name: getattr(config, name) for name in entry.from_flags}}
+    return call(functools.partial(entry.make, config.data_dir, config.seed, **arguments))
 
 
 def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
@@ -33,11 +32,11 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
       SourceError: they can't be loaded; as the coordinator explains its own mistakes.
     """
     try:
-        if config.input_entry is None and data is None:
+        if config.input is None and data is None:
             raise UsageError("it was started without data; give all tasks the same command line")
         from . import splits
 
-        found = load(config) if config.input_entry else call(data)
+        found = load(config) if config.input else call(data)
         return [split for split in splits.of(config, found.train, found.evaluation)[:2] if isinstance(split, Source)]
     except Exception as error:  # the border of what a worker does by itself
         raise SourceError(explanations.explain(error)[1]) from None

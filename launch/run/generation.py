@@ -25,13 +25,13 @@ from . import agreement, fingerprints, modes, reading, weights
 from .session import Session, build_state, checkpoints_of
 
 
-def create(config: Config, trainer_class: type | None, strategy: Strategy) -> Session:
+def create(config: Config, strategy: Strategy) -> Session:
     """Builds a run's model as `session.create` does, by what the run says of its data, which is not read."""
     agreement.check_asked(config, {}, strategy)
     about = weights.about(config.run_dir)
     example, steps = (about.features, None), config.train_steps or 1
     given = (example, about.known.num_classes, about.known.vocabulary)
-    state = build_state(config, trainer_class or config.named_class, strategy, steps, given)
+    state = build_state(config, strategy, steps, given)
     strategy.bind(state)
     checkpoints, best = checkpoints_of(config, state, strategy, {}, {})
     known = _readable(about.known, config.run_dir)

@@ -119,8 +119,8 @@ class Session:
             print(terminal.fitted(text, sys.stdout), flush=True)
 
 
-def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) -> Strategy:
-    """Makes the strategy, before anything else touches the devices. Without a class, --model names one."""
+def make_strategy(config: Config) -> Strategy:
+    """Makes the strategy, before anything else touches the devices."""
     strategy = devices.create(
         "one_device" if config.is_evaluator else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
@@ -141,29 +141,22 @@ def make_strategy(config: Config, trainer_class: type[Trainer] | None = None) ->
             read_timeout_seconds=_step_timeout_seconds(config) / 2,  # a read that hangs is named, not who waits for it
             watch=progress.watch(config.progress if config.is_chief else "off"),
         ),
-        batch_parts=batch_parts(config, trainer_class or config.named_class),
+        batch_parts=batch_parts(config),
         owns_process=config.owns_process,
         gpus=config.gpu_numbers,
         gpu_memory_growth=config.gpu_memory_growth,
     )
     checks.check_batch(config.global_batch_size, strategy.mesh.part(0, strategy.num_replicas)[1])
-    if config.batch_parts > strategy.batch_parts:
-        raise UsageError(
-            f"--batch_parts={config.batch_parts} is for a CPU whose threads are not started yet; this process has a "
-            "GPU, is not the run's alone (crankshaft.run), or used TensorFlow's devices before crankshaft.main: leave "
-            "it out, or move that into the data function"
-        )
     tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now
     return strategy
 
 
-def create(config: Config, trainer_class: type[Trainer] | None, data: Data, strategy: Strategy) -> Session:
+def create(config: Config, data: Data, strategy: Strategy) -> Session:
     """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
-    trainer_class = trainer_class or config.named_class
     train, evaluation, said = datasplits.of(config, data.train, data.evaluation)
-    _check_data(config, trainer_class, train, evaluation, data.num_classes)
+    _check_data(config, train, evaluation, data.num_classes)
     example = datasplits.example(train)
-    if data.num_classes is None and issubclass(trainer_class, Tabular):
+    if data.num_classes is None and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
     known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
@@ -180,9 +173,9 @@ def create(config: Config, trainer_class: type[Trainer] | None, data: Data, stra
     per_epoch = train_feed.order.steps_per_epoch
     # Epochs as written: 1.1 is 11/10.
     train_steps = config.train_steps or math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)
-    state = build_state(config, trainer_class, strategy, train_steps, (example, known.num_classes, known.vocabulary))
+    state = build_state(config, strategy, train_steps, (example, known.num_classes, known.vocabulary))
     if Holdings(state.trainer).tables:
-        checks.check_tables(config, trainer_class.__name__)
+        checks.check_tables(config, config.model_entry.name)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
     strategy.bind(state, train_feed, eval_feed)
     feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}
@@ -201,7 +194,6 @@ def create(config: Config, trainer_class: type[Trainer] | None, data: Data, stra
 
 def build_state(
     config: Config,
-    trainer_class: type[Trainer],
     strategy: Strategy,
     train_steps: int,
     given: tuple[Any, int | None, Any],
@@ -209,7 +201,7 @@ def build_state(
     """Makes the trainer, where the strategy has its variables; `given` are the example, num_classes, vocabulary."""
 
     def make() -> TrainState:
-        trainer = trainer_class(**config.model_arg)
+        trainer = config.trainer_class(**config.given_arguments("model_arg"))
         state = TrainState(trainer)
         options = _step_options(config, train_steps, strategy.batch_parts)
         prepare(trainer, options, _reduction(config), *given, _num_servers(config, strategy))
@@ -219,7 +211,8 @@ def build_state(
     try:
         state = strategy.build(make)
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
-        arguments = "".join(f" --model_arg={name}={value}" for name, value in plain(config.model_arg).items())
+        given_arguments = plain(config.given_arguments("model_arg"))
+        arguments = "".join(f" --model_arg={name}={value}" for name, value in given_arguments.items())
         raise RunError(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
             "or share it out over devices by --mesh"
@@ -237,12 +230,12 @@ def build_state(
     return state
 
 
-def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation, num_classes: int | None) -> None:
+def _check_data(config: Config, train, evaluation, num_classes: int | None) -> None:
     """Raises `UsageError` where the model or the flags can't work with the data."""
-    name, is_ours = config.model_entry.name, issubclass(trainer_class, (Classifier, Tabular))
+    name, is_ours = config.model_entry.name, issubclass(config.trainer_class, (Classifier, Tabular))
     if is_ours and batches.fields(spec_of(train)).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
-    if issubclass(trainer_class, Classifier):
+    if issubclass(config.trainer_class, Classifier):
         _check_classes(config, train, num_classes)
     if evaluation is None:
         checks.check_without_evaluation(config)
@@ -256,7 +249,7 @@ def _check_data(config: Config, trainer_class: type[Trainer], train, evaluation,
 def _check_classes(config: Config, train, num_classes: int | None) -> None:
     """Raises `UsageError` where features are several, and a model of ours takes one array, or labels are no classes."""
     name, parts = config.model_entry.name, batches.features(spec_of(train))
-    if name in registry.models() and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
+    if name in registry.NAMES["model"] and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
         by_array = config.input_entry and "array" in config.input_entry.defaults
         cure = "add --input_arg=array=true, which makes one of columns of numbers" if by_array else "give one array"
         shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
@@ -272,7 +265,8 @@ def _classes_by_values(config: Config, train) -> int | None:
     """Returns `datasplits.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
     example = batches.fields(spec_of(train))
     if isinstance(train, Source) or is_stream(train):
-        is_open = config.model_arg.get("task", "auto") == "auto" and not {"user", "item"} <= set(example.features)
+        task = config.arguments("model_arg").get("task", "auto")
+        is_open = task == "auto" and not {"user", "item"} <= set(example.features)
         if is_open and tf.as_dtype(example.labels.dtype).is_floating:
             raise UsageError(
                 f"{config.model_entry.name}: the labels are floats that are read as training goes, so whether they are "
@@ -292,16 +286,11 @@ def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
         )
 
 
-def batch_parts(config: Config, trainer_class: type[Trainer]) -> int:
-    """Returns how many parts of a batch the CPU's cores compute in parallel; --batch_parts=0 leaves it to the model."""
-    asked, splits = config.batch_parts, trainer_class.splits_batch(**config.model_arg)
-    if asked > 1 and not splits:
-        raise UsageError(
-            f"--batch_parts={asked}: {config.model_entry.name} as asked does not say that a batch may be cut; leave it "
-            "out, or let its splits_batch return True if no example depends on another"
-        )
-    if asked or not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
-        return max(1, asked)
+def batch_parts(config: Config) -> int:
+    """Returns how many parts of a batch the CPU's cores compute in parallel: one each, where the model allows it."""
+    splits = config.trainer_class.splits_batch(**config.given_arguments("model_arg"))
+    if not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
+        return 1
     cores = threads.given()
     examples = config.global_batch_size // config.accumulate_steps
     return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_A_PART else 1
@@ -366,10 +355,10 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
         seed=config.seed,
         precision=config.precision,
         optimizer=config.optimizer,
-        optimizer_args=config.optimizer_arg,
+        optimizer_args=config.given_arguments("optimizer_arg"),
         learning_rate=config.learning_rate,
         schedule=config.learning_rate_schedule,
-        schedule_args=config.learning_rate_schedule_arg,
+        schedule_args=config.given_arguments("learning_rate_schedule_arg"),
         warmup_steps=config.warmup_steps,
         # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
         total_steps=train_steps if config.trains else max(train_steps, config.warmup_steps + 1),

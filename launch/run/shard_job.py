@@ -17,7 +17,7 @@ from ...input import known
 from ...input.records import shard_writing
 from ...input.records.features import Features
 from ...input.records.shard_writing import Shard, ShardRequest
-from ..command_line import own_files
+from ..command_line import registry
 from ..errors import UsageError
 from . import data, splits
 
@@ -34,8 +34,8 @@ class Loaded:
 
 def load(asked: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
-    found = own_files.module("input", asked.input).load(asked.data_dir, asked.seed, **asked.arguments)
-    found = data.call(found)
+    load_input = registry.find("input", asked.input).make
+    found = data.call(load_input(asked.data_dir, asked.seed, **asked.arguments))
     for name, split in (("train", found.train), ("eval", found.evaluation)):
         if is_stream(split):
             raise UsageError(

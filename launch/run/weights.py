@@ -180,7 +180,7 @@ def _copy(session: Session) -> Trainer:
         found = type(session.trainer).__name__
         raise UsageError(f"{found} has no model; name the Keras model to hand out self.model")
     with isolation.isolated():
-        trainer = type(session.trainer)(**session.config.model_arg)
+        trainer = type(session.trainer)(**session.config.given_arguments("model_arg"))
         own = session.trainer.given
         prepare(trainer, own.options, Reduction(), session.example, own.num_classes, own.vocabulary, own.num_servers)
     return trainer
@@ -224,10 +224,10 @@ def _of_trainer(trainer_class: type[Trainer] | None, manifest: Manifest, found: 
         if not flags.get("model"):
             name = deciding["model"]
             raise UsageError(f"this run's model is {name}'s; give load_model(..., trainer_class={name})")
-        entry = registry.find("model", str(flags["model"]), registry.models())
+        entry = registry.find("model", str(flags["model"]))
         if wrong := registry.wrong_argument(deciding["model_arg"], entry):
             raise UsageError(f"{where}: model_arg {wrong}; restore it from a copy")
-        trainer_class = own_files.model_class(entry.name)
+        trainer_class = entry.make
     trainer = trainer_class(**deciding["model_arg"])
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
     prepare(trainer, options, Reduction(), (found.features, None), found.known.num_classes, found.known.vocabulary)

@@ -1,6 +1,7 @@
 """A batch by parts: how many there are, and that a run by parts is exact when it resumes."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,6 @@ from absl import flags
 from absl.testing import flagsaver
 
 from crankshaft.launch.command_line import config
-from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import session
 from tests.waiting import PATIENCE
 
@@ -21,7 +21,7 @@ def parts(*given):
     with flagsaver.flagsaver():
         flags.FLAGS(["crankshaft train", "--input=digits", *given])
         asked = config.from_flags(None, False, {})
-        return session.batch_parts(asked, asked.named_class)
+        return session.batch_parts(asked)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,6 @@ def parts(*given):
         (["--model=cnn"], 1, 1),
         (["--model=cnn"], 5, 1),  # of 12 examples each
         (["--model=cnn", "--accumulate_steps=2"], 4, 1),
-        (["--model=cnn", "--batch_parts=1"], 4, 1),
-        (["--model=cnn", "--batch_parts=7"], 4, 7),
         (["--model=cnn", "--model_arg=batch_norm=True"], 4, 1),
         (["--model=cnn", "--strategy=mirrored"], 4, 1),
         (["--model=cnn", "--jit=on"], 4, 1),
@@ -46,37 +44,18 @@ def test_there_are_as_many_parts_as_cores_where_that_pays(monkeypatch, given, th
     assert parts(*given) == found
 
 
-def test_a_model_that_takes_whole_batches_is_given_no_parts():
-    with pytest.raises(UsageError, match=r"--batch_parts=2: mlp as asked does not say .* splits_batch"):
-        parts("--model=mlp", "--batch_parts=2")
-
-
-def test_parts_that_are_asked_for_are_never_left_out_silently(inside):
-    """This process has started TensorFlow's threads long ago."""
-    tf.config.list_logical_devices()
-    outcome = inside("--model=cnn", "--input=digits", "--batch_parts=2", "--train_steps=1")
-    assert outcome.code == 2
-    assert "--batch_parts=2 is for a CPU whose threads are not started yet" in outcome.error
-
-
 @pytest.mark.slow
 def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
     """In processes of their own, whose threads are not there yet: 12 steps, and 7 and then 12."""
-    command = [
-        sys.executable,
-        "-m",
-        "crankshaft",
-        "train",
-        "--model=cnn",
-        "--input=digits",
-        "--batch_parts=2",
-        "--progress=plain",
-    ]
+    command = [sys.executable, "-m", "crankshaft", "train", "--model=cnn", "--input=digits", "--progress=plain"]
+    environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": "2"}
 
     def train(run_dir, steps):
         path = tmp_path / f"{run_dir}.json"
         flags = [f"--run_dir={tmp_path / run_dir}", f"--train_steps={steps}", f"--result_json={path}"]
-        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=PATIENCE, check=True)
+        done = subprocess.run(
+            [*command, *flags], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
         assert "XLA off: each batch is computed in 2 parts, a thread each" in done.stdout
         newest = max(
             (tmp_path / run_dir / "checkpoints").glob("*.index"), key=lambda file: int(file.stem.split("-")[-1])

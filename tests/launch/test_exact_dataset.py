@@ -56,7 +56,7 @@ def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
 
 @pytest.mark.parametrize(("place", "kind"), [(TWO, "files"), ((), "stateful")], ids=["mirrored", "stateful"])
 def test_a_run_in_two_parts_is_one(ran, tmp_path, place, kind):
-    run = (*place, "--batch_parts=1", f"--run_dir={tmp_path}/run")
+    run = (*place, f"--run_dir={tmp_path}/run")
     first = ran(*run, "--train_steps=18", kind=kind).ok()
     second = ran(*run, "--train_steps=40", kind=kind).ok()
     ran(*run[:-1], f"--run_dir={tmp_path}/straight", "--train_steps=40", kind=kind).ok()

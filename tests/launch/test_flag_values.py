@@ -13,11 +13,14 @@ from absl.testing import flagsaver
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
 from crankshaft.launch import errors, local, train
+from crankshaft.launch.cluster import servers, tf_config
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import GROUPS, USES
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
+from crankshaft.launch.run import data as datas
+from crankshaft.launch.run import session
 
 HOSTILE = {
     "empty": "",
@@ -75,7 +78,7 @@ NEEDED = {
 
 
 class Started(BaseException):
-    """Raised where TensorFlow or another process would start."""
+    """Raised where devices or another process would start."""
 
 
 def started(*arguments, **named):
@@ -85,7 +88,15 @@ def started(*arguments, **named):
 @pytest.fixture
 def ends(monkeypatch, tmp_path, capsys):
     """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
-    for place, name in ((process, "prepare"), (Supervisor, "run")):
+    for place, name in ((process, "prepare"), (servers, "fail_fast"), (datas, "load")):
+        monkeypatch.setattr(place, name, lambda *arguments: None)
+    starts = (
+        (session, "make_strategy"),
+        (tf_config, "Meeting"),
+        (servers, "serve"),
+        (Supervisor, "run"),
+    )
+    for place, name in starts:
         monkeypatch.setattr(place, name, started)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -208,7 +219,7 @@ def test_an_argument_of_the_update_that_nobody_means_is_refused(kind, entry, nam
             registry.parse_arguments(f"{kind}_arg", [f"{name}={value}"], entry)
 
 
-def test_an_argument_of_the_update_is_checked_before_anything_starts(ends):
+def test_an_argument_of_the_update_is_checked_before_anything_is_made(ends):
     for given, why in (
         ("beta_1=nan", "beta_1=nan is not a number from 0 to below 1"),
         ("x\n=1", "x\\n: adam has no such"),

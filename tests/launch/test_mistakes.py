@@ -15,9 +15,9 @@ import termios
 
 import pytest
 
-from crankshaft.launch.command_line import checks
+from crankshaft.launch.command_line import checks, registry
 from crankshaft.launch.errors import UsageError
-from tests.launch.command_line.test_config import asked
+from tests.launch.command_line.test_config import asked, checked
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN = ("--model=mlp", "--input=digits")
@@ -40,24 +40,11 @@ MISTAKES = {
     "an unknown input": (["--model=mlp", "--input=digit"], ["--input=digit", "did you mean digits?"]),
     "an unknown mode": ([*RUN, "--mode=trian"], ["--mode=trian", "did you mean train"]),
     "an unknown strategy": ([*RUN, "--strategy=mirored"], ["--strategy=mirored", "did you mean mirrored"]),
-    "an unknown optimizer": ([*RUN, "--optimizer=adamm"], ["--optimizer=adamm", "did you mean adam"]),
-    "an optimizer like no other": ([*RUN, "--optimizer=qqq"], ["--optimizer=qqq", "use one of", "momentum", "lion"]),
     "an unknown schedule": ([*RUN, "--learning_rate_schedule=cosin"], ["_schedule=cosin", "did you mean cosine?"]),
-    "an unknown model argument": (
-        [*RUN, "--model_arg=hiden_units=3"],
-        ["hiden_units: mlp", "did you mean hidden_units"],
-    ),
     "a model argument without a value": (
         [*RUN, "--model_arg=dropout"],
         ["--model_arg=dropout can't be used: it has no value", "NAME=VALUE"],
     ),
-    "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is no number", "like"]),
-    "all of it dropped out": ([*RUN, "--model_arg=dropout=1"], ["dropout=1.0 is not a number from 0 to below 1"]),
-    "more units than anything has": (
-        [*RUN, "--model_arg=hidden_units=99999999999"],
-        ["hidden_units=99999999999 is not an integer from 1 to 2147483647; give mlp one that is"],
-    ),
-    "no units": ([*RUN, "--model_arg=hidden_units="], ["hidden_units= is no such list; give a value like", "128"]),
     "a comparison of one replica": (
         [*RUN, "--check_sync_every_steps=5"],
         ["--check_sync_every_steps=5 has no use with --strategy=one_device", "--strategy=mirrored"],
@@ -70,11 +57,6 @@ MISTAKES = {
     "an input argument out of range": (
         ["--model=mlp", "--input=synthetic", "--input_arg=classes=1"],
         ["classes=1 is too small", "at least 2"],
-    ),
-    "an unknown optimizer argument": ([*RUN, "--optimizer_arg=beta1=0.5"], ["beta1: adam", "did you mean beta_1"]),
-    "an unknown schedule argument": (
-        [*RUN, "--learning_rate_schedule=cosine", "--learning_rate_schedule_arg=alhpa=1"],
-        ["alhpa: cosine", "did you mean alpha?"],
     ),
     "a word for an integer": ([*RUN, "--train_steps=many"], ["--train_steps=many", "an integer"]),
     "a flag without its value": ([*RUN, "--train_steps"], ["--train_steps", "Missing value"]),
@@ -114,10 +96,6 @@ MISTAKES = {
     ),
     "a batch that does not divide": ([*RUN, *MIRRORED, "--global_batch_size=100"], ["=100 does", "8 ", "96 or 104"]),
     "a batch smaller than the replicas": ([*RUN, *MIRRORED, "--global_batch_size=3"], ["=3 does not", "use 8"]),
-    "tables on a TPU": (
-        ["--model=dlrm", "--input=synthetic_clicks", "--strategy=tpu"],
-        ["--strategy=tpu: dlrm holds embedding tables", "use --strategy=one_device"],
-    ),
     "GPUs that are no numbers": (
         [*RUN, "--gpus=0,a"],
         ["--gpus=0,a ", "no list of GPUs' numbers", "e.g. 0,1, or none"],
@@ -150,10 +128,6 @@ MISTAKES = {
         [*RUN, "--shard_optimizer"],
         ["--shard_optimizer=True has no use with --strategy=one_device", "--strategy=mirrored"],
     ),
-    "a sharded optimizer of tables": (
-        ["--model=dlrm", "--input=synthetic_clicks", *MIRRORED, "--shard_optimizer"],
-        ["--shard_optimizer: dlrm holds embedding tables", "leave it out"],
-    ),
     "two ways to send less": (
         [*RUN, *MIRRORED, "--sync_every_steps=16", "--powersgd_rank=2"],
         ["--powersgd_rank=2", "--sync_every_steps=16", "leave one"],
@@ -168,14 +142,6 @@ MISTAKES = {
     ),
     "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
-    "parts of nothing": (
-        [*RUN, "--batch_parts=33", "--accumulate_steps=2"],
-        ["--batch_parts=33", "--accumulate_steps=2", "64", "fewer"],
-    ),
-    "parts of what replicas share": (
-        [*RUN, *MIRRORED, "--batch_parts=2"],
-        ["--batch_parts=2 is for --strategy=one_device", "--strategy=mirrored", "leave it out"],
-    ),
     "two ways to clip": ([*RUN, "--clip_norm=1", "--clip_value=0.5"], ["--clip_norm=1.0 and --clip_value=0.5", "one"]),
     "an average that never moves": (
         [*RUN, "--ema_decay=1"],
@@ -213,6 +179,27 @@ MISTAKES = {
     "no such data_dir": (["--model=mlp", "--input=mnist", "--data_dir=nowhere"], ["--data_dir=nowhere does not exist"]),
     "a data_dir that is not read": ([*RUN, "--data_dir=."], ["data_dir=.", "digits", "leave --data_dir out"]),
 }
+# Those of what has to be imported, which is TensorFlow.
+OF_WHAT_IS_NAMED = {
+    "an unknown optimizer": ([*RUN, "--optimizer=adamm"], ["--optimizer=adamm", "did you mean adam"]),
+    "an optimizer like no other": ([*RUN, "--optimizer=qqq"], ["--optimizer=qqq", "use one of", "momentum", "lion"]),
+    "an unknown model argument": (
+        [*RUN, "--model_arg=hiden_units=3"],
+        ["hiden_units: mlp", "did you mean hidden_units"],
+    ),
+    "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is no number", "like"]),
+    "all of it dropped out": ([*RUN, "--model_arg=dropout=1"], ["dropout=1.0 is not a number from 0 to below 1"]),
+    "more units than anything has": (
+        [*RUN, "--model_arg=hidden_units=99999999999"],
+        ["hidden_units=99999999999 is not an integer from 1 to 2147483647; give mlp one that is"],
+    ),
+    "no units": ([*RUN, "--model_arg=hidden_units="], ["hidden_units= is no such list; give a value like", "128"]),
+    "an unknown optimizer argument": ([*RUN, "--optimizer_arg=beta1=0.5"], ["beta1: adam", "did you mean beta_1"]),
+    "an unknown schedule argument": (
+        [*RUN, "--learning_rate_schedule=cosine", "--learning_rate_schedule_arg=alhpa=1"],
+        ["alhpa: cosine", "did you mean alpha?"],
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +214,32 @@ def test_a_mistake_is_one_line_before_tensorflow_starts(ended, mistake):
     for words in MISTAKES[mistake][1]:
         assert words in outcome.error
     assert outcome.code == 2
+
+
+@pytest.mark.parametrize("mistake", OF_WHAT_IS_NAMED)
+def test_a_mistake_in_an_argument_of_what_is_named_is_one_line(mistake):
+    given, expected = OF_WHAT_IS_NAMED[mistake]
+    with pytest.raises(UsageError) as caught:
+        checked(*given)
+    assert all(words in str(caught.value) for words in expected)
+
+
+def test_such_a_mistake_ends_the_program_before_anything_is_made(crank):
+    outcome = crank(*RUN, "--model_arg=dropout=much", "--run_dir=run")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "dropout=much is no number" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--strategy=tpu"], "--strategy=tpu: dlrm holds embedding tables, .*; use --strategy=one_device"),
+        ([*MIRRORED, "--shard_optimizer"], "--shard_optimizer: dlrm holds embedding tables, .*; leave it out"),
+    ],
+)
+def test_tables_where_they_cannot_be_trained(given, line):
+    with pytest.raises(UsageError, match=line):
+        checks.check_tables(asked("--model=dlrm", "--input=synthetic_clicks", *given), "dlrm")
 
 
 def test_a_flagfile_that_is_no_text(crank, tmp_path):
@@ -323,11 +336,11 @@ def test_an_unknown_checkpoint_is_answered_with_those_there_are(crank, tmp_path)
     assert "--eval_checkpoint=11 is none of latest, best, all, 9, 10" in outcome.error
 
 
-def test_a_run_dir_of_another_configuration_names_the_differences(crank, inside, tmp_path):
+def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_path):
     run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
     inside(*run, "--train_steps=1").ok()
     changed = [*run, "--seed=1", "--optimizer_arg=beta_1=0.8"]
-    outcome = crank(*changed, tensorflow=False)
+    outcome = inside(*changed)
     assert outcome.code == 2
     assert "seed: 0 -> 1" in outcome.error
     assert "optimizer_arg beta_1: None -> 0.8" in outcome.error
@@ -336,7 +349,7 @@ def test_a_run_dir_of_another_configuration_names_the_differences(crank, inside,
     outcome = inside(*changed, "--allow_changed_config", "--train_steps=2").ok()
     assert "resumed at step 1 of 2" in outcome.out
     # From now on, this is what the run is.
-    assert "seed: 1 -> 0" in crank(*run, tensorflow=False).error
+    assert "seed: 1 -> 0" in inside(*run).error
 
 
 def test_a_run_that_cannot_be_gone_on_with_stays_what_it_is(inside, tmp_path):
@@ -406,15 +419,14 @@ def test_help_does_not_need_what_python_may_leave_out(crank, command):
     assert bare.stdout.split() == crank("--help", command=command).ok().out.split()
 
 
-def test_help_names_every_model_and_input_with_its_arguments(crank):
-    from crankshaft.launch.command_line import registry
-
+def test_help_names_every_model_and_input_and_shows_the_arguments_of_those_that_are_given(crank):
     out = " ".join(crank("--help", tensorflow=False).ok().out.split())
-    models, inputs = out.split("Models (--model):")[1].split("Inputs (--input):")
-    for shown, entries in ((models, registry.models()), (inputs, registry.inputs())):
-        for name, entry in entries.items():
-            assert f" {name} {' '.join(entry.summary.split())}" in shown
-            assert all(f" {argument}=" in shown for argument in entry.defaults)
+    assert all(", ".join(names) in out for names in registry.NAMES.values())
+    out = " ".join(crank("--model=mlp", "--input=ratings", "--help").ok().out.split())
+    for kind, name in (("model", "mlp"), ("input", "ratings")):
+        entry = registry.find(kind, name)
+        assert f" {name} {' '.join(entry.summary.split())} [--{kind}_arg" in out
+        assert all(f" {argument}=" in out for argument in entry.defaults)
 
 
 def test_a_folder_for_exports_that_cannot_be_written(crank, tmp_path):

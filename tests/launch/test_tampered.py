@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 
-from crankshaft.launch.command_line import checks, config
+from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_of_run
 from crankshaft.launch.run import results, weights
-from tests.launch.command_line.test_config import asked
+from tests.launch.command_line.test_config import asked, checked
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
 OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]
@@ -52,9 +52,9 @@ def changed(record: dict, path: tuple, *value) -> dict:
 
 
 def problem(*flags) -> str | None:
-    """The one line that a call ends with before TensorFlow starts; None if it would start."""
+    """The one line that a call ends with before anything is made; None if it would go on."""
     try:
-        checks.check(asked(*flags))
+        checked(*flags)
     except UsageError as error:
         return str(error)
     return None

@@ -1,16 +1,20 @@
-"""The configuration that a command line asks for, with what a run's own says. In this process, without TensorFlow."""
+"""The configuration that a command line asks for, with what a run's own says. In this process."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
+import pkgutil
 import re
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from crankshaft import input as inputs
+from crankshaft import models
 from crankshaft.launch.command_line import checks, config, registry, values
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
@@ -32,6 +36,14 @@ def asked(*words, script: type | None = None) -> Config:
         return config.from_flags(script, False, {})
 
 
+def checked(*words, script: type | None = None) -> Config:
+    """Checks also what needs TensorFlow: what the flags name, and the run that is gone on with."""
+    found = asked(*words, script=script)
+    checks.check(found)
+    checks.check_named(found)
+    return found
+
+
 def test_gains_of_normalisations_and_biases_do_not_decay_unless_that_is_said():
     """Of layer and batch normalisation, of RMS normalisation here and in Keras."""
     exclude = asked("--model=mlp", "--input=digits").weight_decay_exclude
@@ -49,10 +61,10 @@ def run_dir(tmp_path):
 def test_what_is_not_given_is_the_runs(run_dir):
     found = asked("--mode=eval", f"--run_dir={run_dir}")
     assert (found.model, found.input, found.data_dir) == ("mlp", "synthetic", str(run_dir))
-    assert found.model_arg["hidden_units"] == [4]
-    assert found.input_arg["examples"] == 500
-    assert found.optimizer_arg["beta_1"] == 0.8
-    assert found.learning_rate_schedule_arg["alpha"] == 0.5
+    assert found.given_arguments("model_arg")["hidden_units"] == [4]
+    assert found.given_arguments("input_arg")["examples"] == 500
+    assert found.given_arguments("optimizer_arg")["beta_1"] == 0.8
+    assert found.given_arguments("learning_rate_schedule_arg")["alpha"] == 0.5
 
 
 def test_the_same_given_again_keeps_what_belongs_to_it(run_dir):
@@ -79,9 +91,9 @@ def test_what_belongs_to_another_is_not_taken_from_the_run(run_dir, given, names
     ("flag", "other"), [("shuffle_buffer", "7"), ("auto_shard_policy", "file"), ("global_batch_size", "7")]
 )
 def test_what_decides_a_datasets_order_is_the_runs(run_dir, flag, other):
-    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}")
     with pytest.raises(UsageError, match=rf"is a run of another configuration \({flag}: \w+ -> {other}\)"):
-        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--{flag}={other}"))
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--{flag}={other}")
 
 
 @pytest.mark.parametrize(("was", "now"), [("file", "file"), (None, "auto")])
@@ -92,9 +104,9 @@ def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, w
     if was:
         before["flags"]["auto_shard_policy"] = was
     path.write_text(json.dumps(before))
-    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--auto_shard_policy={now}"))
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--auto_shard_policy={now}")
     with pytest.raises(UsageError, match=f"auto_shard_policy: {now} -> data"):
-        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data"))
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data")
 
 
 @pytest.mark.parametrize(("flag", "left", "other"), [(name, value, 7) for name, (value, _) in GONE.items()])
@@ -106,15 +118,15 @@ def test_a_run_with_a_flag_that_is_gone_goes_on_where_it_was_the_value_that_is_l
         before["flags"][flag] = before["deciding"][flag] = value
         path.write_text(json.dumps(before))
         if value == left:
-            checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
+            checked(*OF_THE_RUN, f"--run_dir={run_dir}")
             assert flag not in " ".join(expanded(again))
     with pytest.raises(UsageError, match=f"{flag}=7 among its flags, and --{flag} is gone: .*--allow_changed_config"):
-        checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}"))
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}")
     with pytest.raises(
         UsageError, match=f"config.json has {flag}=7 among its flags, and --{flag} is gone: .*; take it"
     ):
         expanded(again)
-    checks.check(asked(*OF_THE_RUN, f"--run_dir={run_dir}", "--allow_changed_config"))
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--allow_changed_config")
 
 
 def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
@@ -125,7 +137,9 @@ def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
     trained = asked("--input=digits", "--model_arg=units=5", script=Line)
     write_json(tmp_path / config.FILE_NAME, trained.about())
     for given in ((), ("--model=Line",)):
-        assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).model_arg == {"units": 5}
+        assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).given_arguments("model_arg") == {
+            "units": 5
+        }
 
 
 def test_a_scripts_run_is_told_to_be_started_by_its_script(tmp_path):
@@ -147,7 +161,7 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
     write_json(tmp_path / config.FILE_NAME, trained.about())
     assert values.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
     found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
-    assert found.model_arg == {"most": math.inf, "least": [-math.inf, 2]}
+    assert found.given_arguments("model_arg") == {"most": math.inf, "least": [-math.inf, 2]}
     assert found.deciding() == trained.deciding()
 
 
@@ -161,8 +175,12 @@ def test_a_folder_that_is_no_run_is_named_before_the_model_is_missed(tmp_path, m
         asked(f"--mode={mode}")
 
 
-def test_models_with_embedding_tables_are_known_before_they_are_imported():
-    assert {name for name, entry in registry.models().items() if entry.has_tables} == {"dlrm", "wide_deep"}
+@pytest.mark.parametrize(("kind", "has"), [("model", "Model"), ("input", "load")])
+def test_every_module_that_is_a_model_or_an_input_is_named(kind, has):
+    package = {"model": models, "input": inputs}[kind]
+    names = [each.name for each in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+    assert [name for name, module in modules.items() if hasattr(module, has)] == list(registry.NAMES[kind])
 
 
 def test_flags_of_before_are_taken_by_the_names_of_today(run_dir):

@@ -7,8 +7,6 @@ import threading
 
 import pytest
 
-from crankshaft.launch.command_line import registry
-from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import files
 
 
@@ -43,21 +41,3 @@ def test_what_json_has_no_number_for_is_null(tmp_path):
     as_read = {"a": None, "b": [1.5, {"c": None}], "d": "NaN"}
     files.write_json(tmp_path / "one.json", values)
     assert json.loads((tmp_path / "one.json").read_text(), parse_constant=pytest.fail) == as_read
-
-
-def test_a_module_that_cannot_be_read_is_told_where_it_is_asked_for(tmp_path, monkeypatch):
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "half.py").write_text('"""Half."""\n\nclass Model(\n')
-    (tmp_path / "models" / "whole.py").write_text('"""Whole."""\n\nclass Model:\n    pass\n')
-    monkeypatch.setattr(registry, "_ROOT", tmp_path)
-    found = registry.models()
-    assert registry.find("model", "whole", found).summary == "Whole."
-    with pytest.raises(UsageError, match=r"--model=half can't be read: models/half.py:3: .* mend it"):
-        registry.find("model", "half", found)
-
-
-def test_an_input_with_defaults_for_all_has_those_behind_the_star(tmp_path, monkeypatch):
-    (tmp_path / "input").mkdir()
-    (tmp_path / "input" / "mine.py").write_text('"""Mine."""\n\ndef load(data_dir=None, seed=0, *, x=1):\n    pass\n')
-    monkeypatch.setattr(registry, "_ROOT", tmp_path)
-    assert registry.inputs()["mine"].defaults == {"x": 1}
