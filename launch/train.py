@@ -175,7 +175,7 @@ def perform(asked: config.Config, data, hooks: Sequence) -> Done:
     process.prepare()
     if asked.serves:
         load = functools.partial(datas.sources, asked, data)
-        serve = functools.partial(servers.serve, gpus=asked.gpu_numbers, gpu_memory_growth=asked.gpu_memory_growth)
+        serve = functools.partial(servers.serve, gpus=asked.gpu_numbers)
         return Done(serve(asked.cluster, asked.cluster_timeout_seconds, not asked.debug, load))
     with contextlib.ExitStack() as stack:
         if asked.remote and (asked.writes_run or asked.mode == "export"):

@@ -14,13 +14,12 @@ class DeviceError(Exception):
     """The devices that were asked for are not there. One line: what was asked, what was found, what to do."""
 
 
-def take(numbers: Sequence[int] | None, most: int | None = None, memory_growth: bool = True) -> None:
+def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
     """Makes TensorFlow see these GPUs alone; it takes no memory of the others.
 
     Args:
       numbers: as TensorFlow counts the machine's GPUs; None takes all.
       most: how many at most, the first ones.
-      memory_growth: take memory as it is needed; else all of it at the start.
 
     Raises:
       DeviceError: the machine has GPUs, and not all of these.
@@ -39,7 +38,7 @@ def take(numbers: Sequence[int] | None, most: int | None = None, memory_growth: 
         tf.config.set_visible_devices(chosen, "GPU")
         for gpu in chosen:
             if not tf.config.get_logical_device_configuration(gpu):  # a script's own, with limits
-                tf.config.experimental.set_memory_growth(gpu, memory_growth)
+                tf.config.experimental.set_memory_growth(gpu, True)  # TF_FORCE_GPU_ALLOW_GROWTH=false wins
     except RuntimeError:
         logging.warning("GPUs stay as they are: this process used TensorFlow's devices before this run")
 

@@ -37,7 +37,7 @@ def create(name: str, **asked: Any) -> Strategy:
     """
     options = StrategyOptions(**asked)
     gpus = () if name == "parameter_server" and options.gpus is None else options.gpus
-    graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None, options.gpu_memory_growth)
+    graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None)
     made = {**_BUILT_IN, **registry.registered()}[name](options)
     if not isinstance(made, Strategy):
         raise TypeError(f"what was registered as the strategy {name} makes a {type(made).__name__}; make a Strategy")

@@ -36,7 +36,7 @@ class StrategyOptions:
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
       batch_parts: that one_device is to compute side by side, see `devices.one_thread_each`.
-      gpus, gpu_memory_growth: which GPUs, and how much of their memory, see `gpus.take`. Of all, one_device takes the
+      gpus: which GPUs, see `gpus.take`. Of all, one_device takes the
         first, and the coordinator of parameter_server none, since others compute.
       owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from
         it; else they stay what they are.
@@ -55,7 +55,6 @@ class StrategyOptions:
     feed_options: FeedOptions = dataclasses.field(default_factory=FeedOptions)
     batch_parts: int = 1
     gpus: Sequence[int] | None = None
-    gpu_memory_growth: bool = True
     owns_process: bool = True
 
 

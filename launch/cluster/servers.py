@@ -30,7 +30,6 @@ def serve(
     quiet: bool,
     load: Callable[[], Sequence[Source]],
     gpus: Sequence[int] | None = None,
-    gpu_memory_growth: bool = True,
 ) -> int:
     """Serves until SIGTERM or Ctrl-C, or until the coordinator has been gone for too long. Returns the exit code.
 
@@ -40,7 +39,6 @@ def serve(
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
-      gpu_memory_growth: as `engine.machine.gpus.take` has it.
 
     Raises:
       DeviceError: the GPUs that were asked for are not there.
@@ -54,7 +52,7 @@ def serve(
             from ...engine.machine import gpus as graphics
             from ...engine.strategies.parameter_server.sources import Sources
 
-        graphics.take(gpus, memory_growth=gpu_memory_growth)
+        graphics.take(gpus)
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
         spec = tf.train.ClusterSpec(jobs)
         options = graphics.server_options()

@@ -237,7 +237,7 @@ def _check_monitor(config: Config) -> None:
         why, instead = "--eval_every_steps=0 makes none before the end", " or evaluate more often"
     else:
         return
-    for flag in ("early_stopping_patience", "reduce_lr_patience"):
+    for flag in ("early_stopping", "reduce_lr"):
         if getattr(config, flag):
             raise UsageError(
                 f"--{flag} watches --monitor={config.monitor}, and {why}; use --monitor=train_{metric}{instead}"
@@ -256,7 +256,7 @@ def check_without_evaluation(config: Config) -> None:
         what = "--restore_best" if config.restore_best else f"--eval_every_steps={config.eval_every_steps}"
         raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
     source, _, metric = config.monitor.partition("_")
-    watching = [flag for flag in ("early_stopping_patience", "reduce_lr_patience") if config.values[flag]]
+    watching = [flag for flag in ("early_stopping", "reduce_lr") if config.values[flag]]
     if source == "eval" and (watching or metric != "loss"):
         who = f"--{watching[0]} watches --monitor" if watching else "--monitor"
         raise UsageError(

@@ -166,6 +166,8 @@ class Config(Flags):
     def given_arguments(self, flag: str) -> dict[str, Any]:
         """Returns what a flag of NAME=VALUE gives, of the types of what it is for. Raises `UsageError`."""
         entry, pairs = self._entry(flag), getattr(self, flag)
+        if not pairs and flag in registry.ENTRIES:
+            return {}
         if not isinstance(pairs, Mapping):
             return registry.parse_arguments(flag, pairs, entry)
         values = json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(pairs)))  # a run's, by their names

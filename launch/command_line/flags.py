@@ -37,12 +37,10 @@ _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 ESSENTIAL = (  # what --helpshort has
     "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
     "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
-    "eval_every_steps checkpoint_every_steps early_stopping_patience restore_best result_json"
+    "eval_every_steps checkpoint_every_steps early_stopping restore_best result_json"
 ).split()
 _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
-_STOPPING = ("early_stopping_patience",)
-_PLATEAU = ("reduce_lr_patience",)
 _EXPORT = ("mode", "export")
 
 
@@ -235,13 +233,6 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
-    gpu_memory_growth: bool = _where(
-        _boolean,
-        True,
-        "Take a GPU's memory as it is needed, not all of it at the start.",
-        of_call=True,
-        may_differ=True,
-    )
     steps_per_loop: int = _where(
         _integer, 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT
     )
@@ -402,18 +393,16 @@ class Flags:
         wants="a metric's name",
         rule=rules.matching("(eval|train)_.+", "it is no metric's name; use e.g. eval_loss or train_loss"),
     )
-    early_stopping_patience: int = _when(_integer, 0, "Stop after so many evaluations without improvement.", **_COUNT)
-    early_stopping_arg: Mapping[str, Any] = _when(
-        _arguments, {}, "NAME=VALUE: min_delta; better by no more than that is no improvement.", use=_STOPPING
-    )
-    reduce_lr_patience: int = _when(
-        _integer, 0, "Lower the rate after so many evaluations without improvement.", **_COUNT
-    )
-    reduce_lr_arg: Mapping[str, Any] = _when(
+    early_stopping: Mapping[str, Any] = _when(
         _arguments,
         {},
-        "NAME=VALUE: factor, that the rate is taken times, down to a thousandth in all; min_delta, as above.",
-        use=_PLATEAU,
+        "Stop after patience=N evaluations without improvement; better by no more than min_delta=0 is no improvement.",
+    )
+    reduce_lr: Mapping[str, Any] = _when(
+        _arguments,
+        {},
+        "Take the learning rate times factor=0.1, down to a thousandth in all, after patience=N evaluations without an "
+        "improvement by more than min_delta=1e-4.",
     )
     restore_best: bool = _when(
         _boolean, False, "End with the weights of the best evaluation: eval and export take them too."
@@ -473,14 +462,12 @@ class Flags:
         _string, "", "What the text begins with; nothing: as a document begins.", wants="text", may_be_empty=True
     )
     tokens: int = _generation(_integer, 200, "Tokens that follow it, at most: a document may end before.", lower=1)
-    temperature: float = _generation(
-        _number,
-        0.8,
-        "Above 1 less likely tokens come more often, below 1 more seldom; 0 always takes the likeliest.",
-        lower=0,
-        upper=1000,
+    sampling: Mapping[str, Any] = _generation(
+        _arguments,
+        {},
+        "temperature=0.8: above 1 less likely tokens come more often, below 1 more seldom, 0 takes the likeliest; "
+        "top_k=40: draw from so many of the likeliest, 0 is all.",
     )
-    top_k: int = _generation(_integer, 40, "Draw from so many of the likeliest tokens; 0 is all.", lower=0)
 
     # Benchmark mode
     benchmark_steps: int | None = _benchmark(_integer, None, "Steps that a round times, in place of a time.", lower=1)
@@ -516,9 +503,13 @@ ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments
 _ARGUMENTS_NOW = {
     "outer_learning_rate": ("outer_arg", "learning_rate", 0.7),
     "outer_momentum": ("outer_arg", "momentum", 0.9),
-    "early_stopping_min_delta": ("early_stopping_arg", "min_delta", 0.0),
-    "reduce_lr_min_delta": ("reduce_lr_arg", "min_delta", 1e-4),
-    "reduce_lr_factor": ("reduce_lr_arg", "factor", 0.1),
+    "early_stopping_patience": ("early_stopping", "patience", 0),
+    "early_stopping_min_delta": ("early_stopping", "min_delta", 0.0),
+    "reduce_lr_patience": ("reduce_lr", "patience", 0),
+    "reduce_lr_min_delta": ("reduce_lr", "min_delta", 1e-4),
+    "reduce_lr_factor": ("reduce_lr", "factor", 0.1),
+    "temperature": ("sampling", "temperature", 0.8),
+    "top_k": ("sampling", "top_k", 40),
 }
 
 

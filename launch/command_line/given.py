@@ -29,6 +29,7 @@ GONE = {
         True,
         "freed memory stays in the process, unless MALLOC_TRIM_THRESHOLD_ or its like says otherwise",
     ),
+    "gpu_memory_growth": (True, "a GPU's memory is taken as it is needed, unless TF_FORCE_GPU_ALLOW_GROWTH is false"),
     "pull_every_steps": (1, "a worker pulls the variables for each step"),
     "max_inflight_per_worker": (2, "two closures a worker are out at once"),
     "batch_parts": (0, "a CPU's cores take a part of each batch where the model's splits_batch says that they may"),

@@ -151,7 +151,11 @@ def schedules() -> Mapping[str, Entry]:
     }
 
 
-# The arguments of flags that name nothing else.
+_LEAST = {
+    "patience": Interval(lower=1, upper=2**31 - 1, whole=True),
+    "min_delta": Interval(lower=0, upper=ranges.HUGE),
+}
+# The arguments of flags that name nothing else; those that are required are where any is given.
 ENTRIES = {
     "outer_arg": Entry(
         "the step of local SGD",
@@ -159,14 +163,22 @@ ENTRIES = {
         {"learning_rate": 0.7, "momentum": 0.9},
         intervals={"learning_rate": Interval(lower=0, upper=ranges.HUGE), "momentum": Interval(lower=0, below=1)},
     ),
-    "early_stopping_arg": Entry(
-        "early stopping", "", {"min_delta": 0.0}, intervals={"min_delta": Interval(lower=0, upper=ranges.HUGE)}
-    ),
-    "reduce_lr_arg": Entry(
+    "early_stopping": Entry("early stopping", "", {"min_delta": 0.0}, ("patience",), _LEAST),
+    "reduce_lr": Entry(
         "the plateau",
         "",
         {"factor": 0.1, "min_delta": 1e-4},
-        intervals={"factor": Interval(above=0, below=1), "min_delta": Interval(lower=0, upper=ranges.HUGE)},
+        ("patience",),
+        {**_LEAST, "factor": Interval(above=0, below=1)},
+    ),
+    "sampling": Entry(
+        "the draw of tokens",
+        "",
+        {"temperature": 0.8, "top_k": 40},
+        intervals={
+            "temperature": Interval(lower=0, upper=1000),
+            "top_k": Interval(lower=0, upper=2**31 - 1, whole=True),
+        },
     ),
 }
 

@@ -77,7 +77,8 @@ def follow(session: Session, row: Sequence[int], **how: Any) -> Iterator[int]:
       row: one token or more.
       **how: tokens, temperature, top_k, seed, in place of the configuration's.
     """
-    asked = {name: how.get(name, session.config.values[name]) for name in ("tokens", "temperature", "top_k", "seed")}
+    config = session.config
+    asked = {"tokens": config.tokens, "seed": config.seed, **config.arguments("sampling"), **how}
     count = asked.pop("tokens")
     end = session.known.tokens.separator if session.known.tokens else None
     with averaged_weights(session.trainer):

@@ -197,12 +197,10 @@ def compose_hooks(
     # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = session.evaluates and _eval_period(session)
     period = {} if evaluates else {"every_steps": session.epoch_period}
-    if config.early_stopping_patience:
-        least = {**config.arguments("early_stopping_arg"), **period}
-        hooks.append(EarlyStopping(config.monitor, config.early_stopping_patience, **least))
-    if config.reduce_lr_patience:
-        lowers = {**config.arguments("reduce_lr_arg"), **period}
-        hooks.append(ReduceLearningRate(config.monitor, config.reduce_lr_patience, **lowers))
+    if config.early_stopping:
+        hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
+    if config.reduce_lr:
+        hooks.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
     if session.best and session.evaluates:
         hooks.append(BestCheckpoint(session.best, config.monitor, hooks))
     elif config.restore_best:

@@ -144,7 +144,6 @@ def make_strategy(config: Config) -> Strategy:
         batch_parts=batch_parts(config),
         owns_process=config.owns_process,
         gpus=config.gpu_numbers,
-        gpu_memory_growth=config.gpu_memory_growth,
     )
     checks.check_batch(config.global_batch_size, strategy.mesh.part(0, strategy.num_replicas)[1])
     tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now

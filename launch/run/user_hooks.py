@@ -14,12 +14,12 @@ from ..errors import UsageError
 # Callbacks that steer Keras's own loop, and the flags that do the same here.
 _INSTEAD = {
     "BackupAndRestore": "--run_dir with --checkpoint_every_steps",
-    "EarlyStopping": "--early_stopping_patience with --monitor",
+    "EarlyStopping": "--early_stopping with --monitor",
     "LearningRateScheduler": "--learning_rate_schedule",
     "ModelCheckpoint": "--checkpoint_every_steps, and --monitor for the best",
     "OrbaxCheckpoint": "--checkpoint_every_steps",
     "ProgbarLogger": "--progress",
-    "ReduceLROnPlateau": "--reduce_lr_patience with --monitor",
+    "ReduceLROnPlateau": "--reduce_lr with --monitor",
     "SwapEMAWeights": "--ema_decay",
     "TensorBoard": "--run_dir with --summary_every_steps",
     "TerminateOnNaN": "--on_nonfinite=raise, the default",

@@ -64,16 +64,16 @@ def test_without_being_asked_a_run_ends_with_its_last_weights_and_names_the_best
 @pytest.mark.parametrize(("least", "step"), [("0", 12), ("1e9", 3)])
 def test_what_is_hardly_better_is_not_better_for_early_stopping(inside, tmp_path, least, step):
     slow = ("--optimizer=sgd", "--learning_rate=1e-3", "--train_steps=12", "--eval_every_steps=1", "--jit=off")
-    stopping = ("--early_stopping_patience=2", f"--early_stopping_arg=min_delta={least}")
+    stopping = ("--early_stopping=patience=2", f"--early_stopping=min_delta={least}")
     inside(*slow, *stopping, "--progress=plain", f"--run_dir={tmp_path}", trainer=Line, data=data).ok()
     assert runs.result(tmp_path)["step"] == step
 
 
-@pytest.mark.parametrize(("flags", "lowered"), [((), True), (("--reduce_lr_arg=min_delta=0",), False)])
+@pytest.mark.parametrize(("flags", "lowered"), [((), True), (("--reduce_lr=min_delta=0",), False)])
 def test_a_plateau_is_what_gains_less_than_a_ten_thousandth(inside, tmp_path, flags, lowered):
     """As Keras's ReduceLROnPlateau has it."""
     slow = ("--optimizer=sgd", "--learning_rate=1e-6", "--train_steps=6", "--eval_every_steps=1", "--jit=off")
-    inside(*slow, "--reduce_lr_patience=2", *flags, f"--run_dir={tmp_path}", trainer=Line, data=data).ok()
+    inside(*slow, "--reduce_lr=patience=2", *flags, f"--run_dir={tmp_path}", trainer=Line, data=data).ok()
     (scale,) = (value for name, value in runs.tensors(tmp_path).items() if "learning_rate_scale" in name)
     assert (scale < 1) == lowered
 

@@ -245,7 +245,7 @@ def test_text_that_a_model_does_not_take_is_one_line_that_names_it(inside):
 def test_training_data_may_be_all_there_is(results, tmp_path, form):
     whole = (FEATURES, LABELS)
     data = {"none": (whole, None), "one": (whole,), "dataset": dataset(*whole)}[form]
-    run = (f"--run_dir={tmp_path}/run", "--early_stopping_patience=9", "--monitor=train_loss")
+    run = (f"--run_dir={tmp_path}/run", "--early_stopping=patience=9", "--monitor=train_loss")
     found, out = results(lambda: data, *run)
     assert "no evaluation data: no evaluation is made" in out
     assert "eval" not in found
@@ -259,7 +259,7 @@ def test_training_data_may_be_all_there_is(results, tmp_path, form):
     [
         (("--eval_every_steps=2",), "--eval_every_steps=2 needs evaluation data, and the data has none; return (tr"),
         (("--restore_best",), "--restore_best needs evaluation data, and the data has none; return (train, eval)"),
-        (("--early_stopping_patience=2",), "--early_stopping_patience watches --monitor=eval_loss, and there is no"),
+        (("--early_stopping=patience=2",), "--early_stopping watches --monitor=eval_loss, and there is no"),
         (("--monitor=eval_accuracy",), "--monitor=eval_accuracy, and there is no evaluation data; use --monitor=tr"),
         (("--validation_split=1",), "--validation_split=1.0 of 32 examples leaves 0 to train on and 32 to evaluate"),
     ],

@@ -164,7 +164,7 @@ def test_the_loss_scale_of_float16_goes_on_where_it_was(inside, tmp_path):
 
 
 def test_early_stopping_counts_on_over_a_restart(inside, tmp_path):
-    run = (*MLP, "--input=digits", "--jit=off", "--learning_rate=0", "--early_stopping_patience=3")
+    run = (*MLP, "--input=digits", "--jit=off", "--learning_rate=0", "--early_stopping=patience=3")
     run += ("--eval_every_steps=5", f"--run_dir={tmp_path}")
     inside(*run, "--train_steps=10").ok()  # the best one, and one evaluation without improvement
     outcome = inside(*run, "--train_steps=60").ok()

@@ -62,8 +62,6 @@ NEEDED = {
     ("strategy", "mirrored", "multi_worker"): ("--strategy=mirrored",),
     ("run_dir",): ("--run_dir=run",),
     ("sync_every_steps",): ("--strategy=mirrored", "--sync_every_steps=2"),
-    ("reduce_lr_patience",): ("--reduce_lr_patience=2",),
-    ("early_stopping_patience",): ("--early_stopping_patience=2",),
     ("strategy", "tpu"): ("--strategy=tpu",),
     ("strategy", "mirrored", "multi_worker", "tpu"): ("--strategy=mirrored",),
     ("strategy", "mirrored", "multi_worker", "tpu", "parameter_server"): ("--strategy=mirrored",),

@@ -48,14 +48,14 @@ def test_the_seed_decides_the_run(run):
 
 def test_early_stopping_ends_a_run_that_does_not_improve(run):
     found, _, out = run(
-        "a", "--learning_rate=0", "--early_stopping_patience=2", "--eval_every_steps=5", "--train_steps=50"
+        "a", "--learning_rate=0", "--early_stopping=patience=2", "--eval_every_steps=5", "--train_steps=50"
     )
     assert found["step"] == 15  # the first evaluation is the best one; two more are not better
     assert "stopped at step 15: eval_loss has not improved for 2 evaluations" in out
 
 
 def test_a_plateau_lowers_the_rate(run):
-    watching = ("--monitor=eval_loss", "--reduce_lr_patience=1", "--reduce_lr_arg=factor=0.5", "--eval_every_steps=5")
+    watching = ("--monitor=eval_loss", "--reduce_lr=patience=1", "--reduce_lr=factor=0.5", "--eval_every_steps=5")
     _, tensors, _ = run("a", "--learning_rate=0", *watching, "--train_steps=15")
     assert tensors["trainer/optimizer/learning_rate_scale/.ATTRIBUTES/VARIABLE_VALUE"] == 0.25
 

@@ -85,9 +85,9 @@ class Kept(callbacks.ModelCheckpoint):
 @pytest.mark.parametrize(
     ("callback", "flag"),
     [
-        (lambda: callbacks.ReduceLROnPlateau(), "--reduce_lr_patience"),
+        (lambda: callbacks.ReduceLROnPlateau(), "--reduce_lr"),
         (lambda: callbacks.LearningRateScheduler(lambda epoch: 0.1), "--learning_rate_schedule"),
-        (lambda: callbacks.EarlyStopping(), "--early_stopping_patience"),
+        (lambda: callbacks.EarlyStopping(), "--early_stopping"),
         (lambda: Kept("best.keras"), "--checkpoint_every_steps"),
     ],
     ids=["plateau", "schedule", "stopping", "checkpoint"],

@@ -149,15 +149,15 @@ MISTAKES = {
     ),
     "a monitor of nothing": ([*RUN, "--monitor=loss"], ["--monitor=loss", "eval_loss or train_loss"]),
     "early stopping without evaluations": (
-        [*RUN, "--mode=train", "--early_stopping_patience=2"],
-        ["--early_stopping_patience", "eval_loss", "makes no evaluations", "--monitor=train_loss"],
+        [*RUN, "--mode=train", "--early_stopping=patience=2"],
+        ["--early_stopping", "eval_loss", "makes no evaluations", "--monitor=train_loss"],
     ),
     "a plateau without evaluations": (
-        [*RUN, "--mode=train", "--reduce_lr_patience=2", "--monitor=eval_accuracy"],
-        ["--reduce_lr_patience", "--monitor=train_accuracy or --mode=train_and_eval"],
+        [*RUN, "--mode=train", "--reduce_lr=patience=2", "--monitor=eval_accuracy"],
+        ["--reduce_lr", "--monitor=train_accuracy or --mode=train_and_eval"],
     ),
     "a plateau of a single evaluation": (
-        [*RUN, "--reduce_lr_patience=2", "--eval_every_steps=0"],
+        [*RUN, "--reduce_lr=patience=2", "--eval_every_steps=0"],
         ["--eval_every_steps=0 makes none before the end", "--monitor=train_loss or evaluate more often"],
     ),
     "a comparison without a benchmark": (
@@ -463,7 +463,7 @@ def test_short_help_shows_whole_texts(crank):
     lines = crank("--helpshort", tensorflow=False).ok().out.splitlines()
     shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line.startswith("  --")}
     assert shown == {f"--{name}": HELP[name] for name in ESSENTIAL}
-    assert {"validation_split", "seed", "early_stopping_patience", "restore_best", "config"} < set(ESSENTIAL)
+    assert {"validation_split", "seed", "early_stopping", "restore_best", "config"} < set(ESSENTIAL)
     in_terminal = in_80_columns("--helpshort")
     assert max(map(len, in_terminal)) <= 80
     words = " ".join(" ".join(in_terminal).split())

@@ -217,7 +217,7 @@ def test_a_rank_that_makes_no_gradient_smaller_is_refused(inside):
 
 
 def test_a_monitor_that_is_not_measured_is_answered_with_those_that_are(inside):
-    outcome = inside(*RUN, "--monitor=eval_acuracy", "--early_stopping_patience=1", trainer=Line, data=data)
+    outcome = inside(*RUN, "--monitor=eval_acuracy", "--early_stopping=patience=1", trainer=Line, data=data)
     assert outcome.code == 2
     assert "--monitor=eval_acuracy is not measured in this run; use one of eval_loss" in outcome.error
 

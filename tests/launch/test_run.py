@@ -128,7 +128,7 @@ def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_fol
 
 @pytest.mark.parametrize("how", [("--mode=train",), ("--eval_every_steps=0",)])
 def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path, how):
-    stopping = ("--monitor=train_loss", "--early_stopping_patience=1", "--learning_rate=0")
+    stopping = ("--monitor=train_loss", "--early_stopping=patience=1", "--learning_rate=0")
     outcome = inside(*MLP, *stopping, *how, "--train_epochs=9", f"--run_dir={tmp_path}").ok()
     assert re.search(r"stopped at step \d+: train_loss has not improved for 1 evaluation", outcome.out)
     assert runs.result(tmp_path)["step"] < 9 * 23

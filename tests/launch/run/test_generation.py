@@ -110,13 +110,13 @@ def without_cache(model, prompt: bytes, count: int) -> bytes:
 def test_greedy_text_is_that_without_a_cache(generate, trained):
     for prompt, tokens in (("", 40), ("on", 10), ("zz", 60), ("it " * 12, 30)):
         expected = without_cache(trained.model, prompt.encode(), tokens).decode(errors="replace")
-        outcome = generate(f"--prompt={prompt}", "--temperature=0", f"--tokens={tokens}").ok()
+        outcome = generate(f"--prompt={prompt}", "--sampling=temperature=0", f"--tokens={tokens}").ok()
         assert outcome.out == f"{prompt}{expected}\n"
-    assert generate("--prompt=naï", "--temperature=0").ok().out == "naïve ten\n"
+    assert generate("--prompt=naï", "--sampling=temperature=0").ok().out == "naïve ten\n"
 
 
 def test_only_the_text_is_on_standard_output(generate):
-    outcome = generate("--prompt=six", "--temperature=0").ok()
+    outcome = generate("--prompt=six", "--sampling=temperature=0").ok()
     assert outcome.out == "six seven eight\n"
     said = [line for line in outcome.err.splitlines() if not line.startswith("I0000")]
     assert said[0] == "Lines: step 150, checkpoints/ckpt-150; 1 replica"
@@ -130,7 +130,9 @@ def test_only_the_text_is_on_standard_output(generate):
 def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
     def drawn(*flags):
         path = tmp_path / "result.json"
-        outcome = generate("--prompt=one ", "--temperature=9", "--tokens=12", f"--result_json={path}", *flags).ok()
+        outcome = generate(
+            "--prompt=one ", "--sampling=temperature=9", "--tokens=12", f"--result_json={path}", *flags
+        ).ok()
         result = json.loads(path.read_text())
         assert outcome.out == result["generated"]["text"] + "\n"
         assert (result["mode"], result["step"], result["checkpoint"]) == ("generate", 150, "checkpoints/ckpt-150")
@@ -140,13 +142,13 @@ def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
     assert (first["seed"], first["tokens"]) == (3, 12)  # the run's
     assert drawn("--seed=3")["text"] == first["text"]
     assert drawn("--seed=4")["text"] != first["text"]
-    assert drawn("--top_k=1", "--tokens=99")["text"] == "one two three four"
-    assert drawn("--top_k=0")["text"] != first["text"]
+    assert drawn("--sampling=top_k=1", "--tokens=99")["text"] == "one two three four"
+    assert drawn("--sampling=top_k=0")["text"] != first["text"]
 
 
 def test_a_run_in_python_generates(trained, generate):
     said = trained.generate("one two", temperature=2.0, seed=7)
-    assert generate("--prompt=one two", "--temperature=2", "--seed=7").ok().out == f"one two{said}\n"
+    assert generate("--prompt=one two", "--sampling=temperature=2", "--seed=7").ok().out == f"one two{said}\n"
     assert trained.generate("si", temperature=0) == "x seven eight"
     assert trained.generate([SEPARATOR, *b"si"], temperature=0) == [*b"x seven eight"]
     for wrong in ([], [300]):
@@ -160,7 +162,10 @@ def test_a_run_in_python_generates(trained, generate):
 
 def test_replicas_say_what_one_device_says(generate):
     mirrored = ("--strategy=mirrored", "--num_virtual_devices=2")
-    for flags in (("--prompt=o", "--temperature=0"), ("--prompt=o", "--temperature=3", "--tokens=20")):
+    for flags in (
+        ("--prompt=o", "--sampling=temperature=0"),
+        ("--prompt=o", "--sampling=temperature=3", "--tokens=20"),
+    ):
         assert generate(*flags, *mirrored).ok().out == generate(*flags).ok().out
 
 
@@ -168,9 +173,9 @@ def test_replicas_say_what_one_device_says(generate):
     ("flags", "line"),
     [
         (("--tokens=0",), "--tokens=0 can't be used: it takes an integer"),
-        (("--temperature=-1",), "--temperature=-1 can't be used: it takes a number"),
-        (("--temperature=warm",), "--temperature=warm can't be used: it takes a number"),
-        (("--top_k=-1",), "--top_k=-1 can't be used: it takes an integer"),
+        (("--sampling=temperature=-1",), "--sampling temperature=-1.0 is not a number from 0 to 1000"),
+        (("--sampling=temperature=warm",), "--sampling temperature=warm is no number"),
+        (("--sampling=top_k=-1",), "--sampling top_k=-1 is not an integer from 0 to"),
         (("--mode=eval", "--prompt=a"), "--prompt=a has no use with --mode=eval; use --mode=generate, or leave"),
         (("--eval_checkpoint=77",), "--eval_checkpoint=77 is none of latest, best, all, 150"),
         (("--learning_rate=1",), "is a run of another configuration (learning_rate: 0.01 -> 1.0)"),

@@ -101,7 +101,7 @@ def test_an_exported_model_is_served_by_tensorflow_alone(trained, inside):
 def test_on_a_mesh_it_generates_what_one_device_does(trained, inside, replicas, mesh):
     run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--tokens=50")
     cut = ("--strategy=mirrored", f"--num_virtual_devices={replicas}", f"--mesh={mesh}")
-    for how in ("--temperature=0", "--temperature=0.8"):
+    for how in ("--sampling=temperature=0", "--sampling=temperature=0.8"):
         alone, together = inside(*run, how).ok(), inside(*run, how, *cut).ok()
         assert together.out == alone.out
         assert f"; {replicas} replica" in together.err
