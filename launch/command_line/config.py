@@ -197,12 +197,12 @@ class Config(Flags):
     def deciding(self) -> dict[str, Any]:
         """Returns the values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""
         values = {name: self.values[name] for name in DECIDING}
-        values |= {name: self.given_arguments(name) for name in _UPDATE_ARGUMENTS}
-        values |= {name: self.arguments(name) for name in (*registry.ENTRIES, "model_arg") if name in values}
+        for name in ARGUMENTS:
+            if name in values:  # an optimizer's and a schedule's defaults are their own
+                values[name] = self.given_arguments(name) if name in _UPDATE_ARGUMENTS else self.arguments(name)
         values["model"] = self.model_entry.name
         if self.input_entry:
             values["input"] = self.input_entry.name
-            values["input_arg"] = self.arguments("input_arg")
         if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
         if self.script_flags:

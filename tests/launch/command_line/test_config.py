@@ -188,12 +188,14 @@ def test_flags_of_before_are_taken_by_the_names_of_today(run_dir):
     for part in about.values():
         part.pop("outer_arg")
         part.update({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
+    about["flags"] = {name: value for name, value in about["flags"].items() if name not in registry.ENTRIES}
     about["flags"] |= {"reduce_lr_patience": 2, "reduce_lr_factor": 0.5, "early_stopping_patience": 0, "top_k": 3}
     write_json(run_dir / config.FILE_NAME, about)
     run = config.read(run_dir)
     assert run["deciding"]["outer_arg"] == {"learning_rate": 1.0, "momentum": 0.0}
     assert run["flags"]["reduce_lr"] == {"patience": 2, "factor": 0.5}
-    assert run["flags"]["early_stopping"] == {}
+    assert run["flags"]["sampling"] == {"top_k": 3}
+    assert "early_stopping" not in run["flags"]
     found = asked("--mode=eval", f"--run_dir={run_dir}")
     assert found.outer_arg == {"learning_rate": 1.0, "momentum": 0.0}
     differences = values.differences(run["deciding"], asked(*OF_THE_RUN, f"--data_dir={run_dir}").deciding())

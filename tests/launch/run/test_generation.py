@@ -130,9 +130,8 @@ def test_only_the_text_is_on_standard_output(generate):
 def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
     def drawn(*flags):
         path = tmp_path / "result.json"
-        outcome = generate(
-            "--prompt=one ", "--sampling=temperature=9", "--tokens=12", f"--result_json={path}", *flags
-        ).ok()
+        asked = ("--prompt=one ", "--sampling=temperature=9", "--tokens=12", f"--result_json={path}")
+        outcome = generate(*asked, *flags).ok()
         result = json.loads(path.read_text())
         assert outcome.out == result["generated"]["text"] + "\n"
         assert (result["mode"], result["step"], result["checkpoint"]) == ("generate", 150, "checkpoints/ckpt-150")
@@ -162,10 +161,8 @@ def test_a_run_in_python_generates(trained, generate):
 
 def test_replicas_say_what_one_device_says(generate):
     mirrored = ("--strategy=mirrored", "--num_virtual_devices=2")
-    for flags in (
-        ("--prompt=o", "--sampling=temperature=0"),
-        ("--prompt=o", "--sampling=temperature=3", "--tokens=20"),
-    ):
+    for how in (("--sampling=temperature=0",), ("--sampling=temperature=3", "--tokens=20")):
+        flags = ("--prompt=o", *how)
         assert generate(*flags, *mirrored).ok().out == generate(*flags).ok().out
 
 
