@@ -26,7 +26,7 @@ MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=8")
 # What is given, and what the line has to say: the name, the value found, the cure.
 MISTAKES = {
     "an unknown flag": (["--modle=cnn"], ["--modle", "did you mean", "model"]),
-    "a part of a flag's name": (["--batch_size=3"], ["did you mean global_batch_size or eval_batch_size or"]),
+    "a part of a flag's name": (["--batch_size=3"], ["did you mean global_batch_size or eval_batch_size"]),
     "a keyword of Keras's": (["--class_weight=3"], ["--class_weight is unknown; see --help"]),
     "a flag like no other": (["--qqq=1"], ["--qqq is unknown", "--help"]),
     "a word that is no flag": ([*RUN, "twice"], ["'twice' is no flag", "--NAME=VALUE"]),

@@ -141,9 +141,9 @@ def test_a_file_that_was_changed_runs_as_it_is_now(folder):
             "class Modell:\n    pass\n",
             "/some.py has no class Model; write class Model(crankshaft.Tr",
         ),
-        ("--model=some.py", "class Model:\n    pass\n", "/some.py has a Model that is no Trainer; write class Model("),
-        ("--model=some.py", "import os\nclass Model(:\n", "/some.py is no Python (invalid syntax, line 2); mend it"),
-        ("--model=some.py", "a = '\0'\n", "/some.py is no Python ("),
+        ("--model=some.py", "class Model:\n    pass\n", "/some.py has a Model that is not a Trainer; write class Model("),
+        ("--model=some.py", "import os\nclass Model(:\n", "/some.py is not Python (invalid syntax, line 2); mend it"),
+        ("--model=some.py", "a = '\0'\n", "/some.py is not Python ("),
         ("--model=some.py", "import absent_module\nclass Model:\n    pass\n", "No module named 'absent_module', at /"),
         ("--input=some.py", "x = 1\n", "/some.py has no function load; write def load(data_dir, seed), which returns"),
         ("--input=some.py", "def load():\n    pass\n", "/some.py has a load without the arguments data_dir and seed"),
@@ -165,11 +165,11 @@ def test_each_mistake_in_a_file_is_one_line(inside, folder, model, source, says)
     assert says in outcome.error
 
 
-def test_an_argument_that_a_files_model_does_not_take_is_refused_before_it_runs(inside, folder):
+def test_an_argument_that_a_files_model_does_not_take_is_refused_before_anything_is_written(inside, folder):
     outcome = inside(*FILES, "--model_arg=begin=1")
     assert outcome.code == 2
     assert "--model_arg begin: line.py has no such argument; use one of start, units" in outcome.error
-    assert not os.path.exists(folder / "run")
+    assert not os.path.exists(folder / "run" / "config.json")
 
 
 @pytest.mark.slow

@@ -148,11 +148,11 @@ def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):
     assert str(refused.value).endswith("give what --mode=benchmark --result_json wrote")
 
 
-def test_a_baseline_of_other_work_is_refused_before_tensorflow_starts(measured, crank):
+def test_a_baseline_of_other_work_is_refused_before_it_is_measured(measured, inside):
     _, path = measured
     other = ("--model_arg=hidden_units=32", "--global_batch_size=128", "--benchmark_part=step")
     same = [word for word in BENCHMARK if not word.startswith("--model_arg")]
-    outcome = crank(*same, *other, f"--baseline={path}", tensorflow=False)
+    outcome = inside(*same, *other, f"--baseline={path}")
     assert outcome.code == 2
     assert "part: whole -> step; model_arg hidden_units: [16] -> [32]; global_batch_size: 64 -> 128" in outcome.error
 
