@@ -225,7 +225,7 @@ def test_a_mistake_in_an_argument_of_what_is_named_is_one_line(mistake):
 
 
 def test_such_a_mistake_ends_the_program_before_anything_is_made(crank):
-    outcome = crank(*RUN, "--model_arg=dropout=much", "--run_dir=run")
+    outcome = crank(*RUN, "--model_arg=dropout=much")
     assert (outcome.code, outcome.out) == (2, "")
     assert "dropout=much is no number" in outcome.error
 
