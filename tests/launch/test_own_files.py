@@ -141,7 +141,11 @@ def test_a_file_that_was_changed_runs_as_it_is_now(folder):
             "class Modell:\n    pass\n",
             "/some.py has no class Model; write class Model(crankshaft.Tr",
         ),
-        ("--model=some.py", "class Model:\n    pass\n", "/some.py has a Model that is not a Trainer; write class Model("),
+        (
+            "--model=some.py",
+            "class Model:\n    pass\n",
+            "/some.py has a Model that is not a Trainer; write class Model(",
+        ),
         ("--model=some.py", "import os\nclass Model(:\n", "/some.py is not Python (invalid syntax, line 2); mend it"),
         ("--model=some.py", "a = '\0'\n", "/some.py is not Python ("),
         ("--model=some.py", "import absent_module\nclass Model:\n    pass\n", "No module named 'absent_module', at /"),
