@@ -11,13 +11,11 @@ from then on each takes the room of one that is swept.
 import argparse
 import dataclasses
 import statistics
-import sys
 import tempfile
 import time
 
 from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
-from crankshaft.launch.benchmark.live import Live
 from crankshaft.launch.benchmark.measure.rounds import timed_round
 from crankshaft.launch.run import modes, session
 
@@ -33,24 +31,11 @@ WORKLOADS = {
 FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
 
 
-class Measuring:
-    """`bare.rate`, but as benchmark mode does it with its bar in a terminal: all pieces are of one round of it. By the
-    clock around it, not by its own."""
-
-    def __init__(self, live: Live):
-        live.at_round([], 1_000_000_000)
-        self._draw = live.watcher.at_call
-        self._steps, self._seconds = 0, 0.0
-
-    def rate(self, made: session.Session, steps: int) -> float:
-        began = time.perf_counter()
-        timed_round(made.strategy, made.state, steps, at_call=self._at_call)
-        seconds = time.perf_counter() - began
-        self._steps, self._seconds = self._steps + steps, self._seconds + seconds
-        return steps / seconds
-
-    def _at_call(self, steps: int, seconds: float) -> None:
-        self._draw(self._steps + steps, self._seconds + seconds)
+def rate_as_benchmark(made: session.Session, steps: int) -> float:
+    """`bare.rate`, but as benchmark mode does it; by the clock around it, not by its own."""
+    began = time.perf_counter()
+    timed_round(made.strategy, made.state, steps)
+    return steps / (time.perf_counter() - began)
 
 
 class Pieces(Periodic):
@@ -87,11 +72,10 @@ class Pieces(Periodic):
 def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:
     """With nothing around them and in benchmark mode, in pieces, in turn, and first in turn."""
     rates: dict[str, list[float]] = {"alone": [], "benchmark mode": []}
-    with Live("bar", 1, sys.stderr) as live:
-        ways = {"alone": bare.rate, "benchmark mode": Measuring(live).rate}
-        for number in range(pieces):
-            for name in sorted(ways, reverse=bool(number % 2)):
-                rates[name].append(ways[name](made, steps))
+    ways = {"alone": bare.rate, "benchmark mode": rate_as_benchmark}
+    for number in range(pieces):
+        for name in sorted(ways, reverse=bool(number % 2)):
+            rates[name].append(ways[name](made, steps))
     return rates
 
 

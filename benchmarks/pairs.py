@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from crankshaft.launch.benchmark import baseline, schema
-from crankshaft.launch.benchmark.compare import compare, exit_code
+from crankshaft.launch.benchmark import result as of_benchmark
+from crankshaft.launch.benchmark.measure.intervals import compare
 from crankshaft.launch.command_line.values import differences
 
 from .children import MeasurementFailed, Process, Series
@@ -44,13 +44,13 @@ def measured(commands: Sequence[str], turns: int) -> dict[str, Any]:
     for turn in range(1, turns + 1):
         for side, (name, command) in enumerate(zip(("this", "the baseline"), commands, strict=True)):
             result = series.measure(f"turn {turn} of {name}", lambda path, command=command: _process(command, path))
-            if problems := schema.check(result):
+            if problems := of_benchmark.problems(result):
                 raise MeasurementFailed(f"what {name} wrote to --result_json is no such result: {problems[0]}")
             results[side].append(result)
     ours, theirs = results
     warnings = [line for result in ours for line in result["warnings"]]
-    warnings += [line for result in theirs for line in baseline.warnings(ours[0], result)]
-    if other := differences(*map(baseline.work_of, (theirs[0], ours[0]))):
+    warnings += [line for result in theirs for line in of_benchmark.warnings(ours[0], result)]
+    if other := differences(*map(of_benchmark.work_of, (theirs[0], ours[0]))):
         warnings.append(f"baseline: it is of other work ({'; '.join(other)})")
     return {
         "commands": list(commands),
@@ -91,7 +91,7 @@ def main() -> None:
     print(f"\n{shown(found)}")
     if asked.json:
         Path(asked.json).write_text(json.dumps(found), encoding="utf-8")
-    sys.exit(exit_code(found, asked.fail_below))
+    sys.exit(of_benchmark.exit_code(found, asked.fail_below))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import shlex
 import sys
 from typing import Any
 
-from crankshaft.launch.benchmark import schema
+from crankshaft.launch.benchmark.result import heading
 from crankshaft.launch.host import files
 
 from . import standard_report
@@ -36,7 +36,7 @@ def main() -> None:
     rows = _rows(asked.workloads, [setup for setup in setups.values() if isinstance(setup, Setup)])
     suite = Suite(rows, asked.rounds, asked.seconds, asked.quality_steps, environment=untuned(os.environ))
     about: dict[str, Any] = {
-        "date": schema.heading(BATCH_SIZE)["date"],
+        "date": heading(BATCH_SIZE)["date"],
         "command": shlex.join(["python", "-m", "benchmarks.standard", *sys.argv[1:]]),
         "load_before": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
         "stopped": None,

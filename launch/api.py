@@ -15,7 +15,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from . import explanations, train
-from .benchmark import baseline
+from .benchmark.result import check_baseline
 from .command_line import checks, config, given, own_files
 from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
@@ -68,7 +68,7 @@ def run(
             remote=remotes.of(flags.FLAGS["run_dir"].value),
         )
         checks.check(asked)
-        baseline.check(asked)
+        check_baseline(asked)
         done = train.perform(asked, data, hooks)
     if done.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(done.code - 128)

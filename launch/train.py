@@ -24,7 +24,7 @@ from absl import flags, logging
 from ..engine.data.source import StuckStreamError
 from ..engine.machine import allocator
 from . import errors, explanations, terminal
-from .benchmark import baseline
+from .benchmark.result import check_baseline, check_work_of_baseline
 from .cluster import servers, tf_config
 from .command_line import checks, config, given, help, own_files, rules
 from .command_line import flags as our_flags
@@ -84,7 +84,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         remote = remotes.of(flags.FLAGS["run_dir"].value)
         asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
         checks.check(asked)
-        baseline.check(asked)
+        check_baseline(asked)
         code = perform(asked, data, hooks).code
         _say_where(asked)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
@@ -207,7 +207,7 @@ def _start(asked: config.Config, run: contextlib.ExitStack):
             from .run import session as sessions
         run.enter_context(isolation.isolated())
         checks.check_named(asked)
-        baseline.check_work(asked)
+        check_work_of_baseline(asked)
         if asked.check_numerics:
             from ..engine.hooks import numerics
 

@@ -1,16 +1,215 @@
-"""`crankshaft report RESULT.json` prints a benchmark's result as Markdown. Host code; TensorFlow is not started."""
+"""A benchmark's result for people: figures in words, as text, and as Markdown by `crankshaft report`. Host code.
+
+Both show the rows of one table, `_SECTIONS`. TensorFlow is not started.
+"""
 
 from __future__ import annotations
 
+import string
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ...engine.machine.files import read_json
 from .. import errors
 from ..errors import UsageError
-from . import schema
-from .sections import Section, sections
+from .result import VERSION
+
+# By section, rows of a name and a format of `_Figures`, of which one whose first figure is missing is left out; of
+# sections that list (`_lists`) the columns, whose figures stand at the right.
+_SECTIONS = {
+    "Run": {
+        "model": "{model}",
+        "input": "{input}",
+        "strategy": "{strategy}",
+        "part": "{part}",
+        "replicas": "{num_replicas}",
+        "global batch": "{global_batch_size:n}",
+        "precision": "{precision}",
+        "XLA": "{jit:on}",
+        "timed": "{steps:,} steps in {wall_seconds:.2f} s",
+        "warm-up": "{compile_seconds:.1f} s, compilation included",
+    },
+    "Rate": {
+        "steps/s": "{steps_per_sec:n}",
+        "examples/s": "{examples_per_sec:n}",
+        "  95 % interval": "{interval[0]:n} – {interval[1]:n}",
+        "  mean over calls": "{mean:n} ± {stderr:n}, jitter {jitter:n}",
+    },
+    "Step": {
+        "step ms": "{step_ms:n}",
+        "first step": "{first_step_seconds:.2f} s",
+        "input wait": "{input_wait_fraction:.1%} of the time",
+        "reduction": "{reduce_fraction:.1%} of the time",
+        "peak memory": "{peak_rss_mb:,.0f} MiB",
+        "device peak": "{device_peak_mb:,.0f} MiB",
+        "train": "{train:n}",
+    },
+    "Rounds": {
+        "round": "{round:n}",
+        "steps": "{steps:n}",
+        "seconds": "{wall_seconds:.2f}",
+        "steps/s": "{steps_per_sec:n}",
+        "examples/s": "{examples_per_sec:n}",
+    },
+    "Limits": {
+        "a step": "{flops_per_step:M} MFLOP: {flops_source}",
+        "  moves at least": "{bytes_per_step:M} MB",
+        "peak GFLOP/s": "{machine[matmul_gflops]:n}",
+        "memory": "{machine[memory_gb_per_sec]:n} GB/s",
+        "last cache": "{machine[cache_gb_per_sec]:n} GB/s",
+        "bound by": "{roofline[bound]}: at most {roofline[limit_steps_per_sec]:n} steps/s",
+        "  bandwidth of": "{roofline[bandwidth]}",
+        "share of limit": "{roofline[share_of_limit]:.1%}",
+    },
+    "Parts": {"part": "{name}", "ms/step": "{ms_per_step:n}", "share": "{share:.1%}"},
+    "Reduction": {
+        "sums over replicas": "{parts[reduce][gb_per_sec]:n} GB/s, {parts[reduce][bus_gb_per_sec]:n} GB/s a link",
+        "  of four bytes": "{parts[reduce][latency_ms]:n} ms",
+    },
+    "Checkpoint": {
+        "size": "{parts[checkpoint][mb]:,.1f} MiB",
+        "write": "{parts[checkpoint][write_mb_per_sec]:,.0f} MiB/s",
+        "restore": "{parts[checkpoint][restore_mb_per_sec]:,.0f} MiB/s",
+        "training waits": "{parts[checkpoint][blocked_ms]:,.0f} ms a checkpoint",
+        "  and loses in all": "{parts[checkpoint][stall_ms]:,.0f} ms a checkpoint",
+    },
+    "Profile": {"op": "{name}", "type": "{type}", "ms/step": "{ms_per_step:n}", "share": "{share:.1%}"},
+    "Baseline": {
+        "against": "{baseline[path]}",
+        "verdict": "{baseline[verdict]}",
+        "ratio": "{baseline[ratio]:.3f}",
+        "  95 % interval": "{baseline[interval][0]:.3f} – {baseline[interval][1]:.3f}",
+    },
+    "Machine": {
+        "machine": "{environment[cpu]}, {environment[usable_cores]:n} usable cores, {environment[memory_mb]:Ki} GiB",
+        "GPUs": "{environment[gpus]:n}",
+        "load before": "{environment[load_average]:n}",
+        "others used": "{noise[other_cores]:.2f} cores during the rounds",
+        "versions": "{environment[versions]:n}",
+        "threads": "{environment[threads]:n}; of 0 TensorFlow chooses",
+        "flags": "{environment[flags]:n}",
+        "system": "{environment[platform]}",
+    },
+}
+_SHARES = {"step": "forward, backward", "model_sums": "sums over model", "reduce": "reduction"}
+_NONE = "–"
+
+
+class Section(NamedTuple):
+    """Rows of text under a title.
+
+    Attributes:
+      title: also its name.
+      columns: the rows' columns by name; () where each row is a name and a value.
+      figures: for each of a row's texts whether it is a figure, which stands at the right.
+      rows: as many texts in each.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    figures: tuple[bool, ...]
+    rows: list[tuple[str, ...]]
+
+
+class _Figures(string.Formatter):
+    """Formats figures by `n`: four digits, of mappings and lists each one; `M`: in millions, `Ki`: in 1024s; `on`."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if value is None:
+            return _NONE
+        if spec == "on":
+            return "on" if value else "off"
+        if spec in ("M", "Ki"):
+            return number(value / {"M": 1e6, "Ki": 1024}[spec])
+        return number(value) if spec == "n" else super().format_field(value, spec)
+
+    def row(self, form: str, values: Mapping[str, Any]) -> str | None:
+        """Returns the text, or None where its first figure is missing or empty."""
+        try:
+            first = next(name for _, name, _, _ in self.parse(form) if name)
+            value = self.get_field(first, (), values)[0]
+            return None if value in (None, "", [], {}) else self.vformat(form, (), values)
+        except (KeyError, TypeError):  # a part of the result that is not there, or null
+            return None
+
+
+def number(value: Any) -> str:
+    """Formats a number with four significant digits, or whole above a thousand; of mappings and lists each one."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {number(each)}" for name, each in value.items() if each is not None)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(number, value))
+    if value is None or isinstance(value, str):
+        return value or _NONE
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def sections(result: Mapping[str, Any]) -> Iterator[Section]:
+    """Yields what a result (what --result_json holds) has, in the order of reading."""
+    form, lists = _Figures(), _lists(result)
+    for title, formats in _SECTIONS.items():
+        if title in lists:
+            rows = [tuple(form.row(each, entry) or _NONE for each in formats.values()) for entry in lists[title]]
+            columns, figures = tuple(formats), tuple(":" in each for each in formats.values())
+        else:
+            rows = [(name, text) for name, each in formats.items() if (text := form.row(each, result)) is not None]
+            columns, figures = (), (False, False)
+        if rows:
+            yield Section(title, columns, figures, rows)
+    if lines := result.get("warnings"):
+        yield Section("Warnings", (), (False, False), [("warning", line) for line in lines])
+
+
+def _lists(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the entries of the sections that list something."""
+    rounds = result.get("rounds") or ()
+    return {
+        "Rounds": [{"round": i, **each} for i, each in enumerate(rounds, 1)] if len(rounds) > 1 else [],
+        "Parts": _parts(result.get("parts") or {}),
+        "Profile": (result.get("profile") or {}).get("ops") or [],
+    }
+
+
+def _parts(parts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Lists the parts of a step's time, as far as they explain it; or a part that was timed alone."""
+    if not parts.get("shares"):
+        timed = {name: part for name, part in parts.items() if part and "ms_per_step" in part}
+        return [{"name": f"{name} alone", "ms_per_step": part["ms_per_step"]} for name, part in timed.items()]
+    whole = parts["whole"]["ms_per_step"]
+    shares = {"whole": 1.0, **{name: share for name, share in parts["shares"].items() if share}}
+    return [
+        {"name": _SHARES.get(name, name), "ms_per_step": share * whole, "share": share}
+        for name, share in shares.items()
+    ]
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """Returns a result in lines for a terminal, aligned."""
+    shown = list(sections(result))
+    # One width for all names, so that the values are aligned.
+    width = max((len(row[0]) for section in shown if not section.columns for row in section.rows), default=0)
+    return "\n\n".join("\n".join(_lines(section, width)) for section in shown)
+
+
+def _lines(section: Section, width: int) -> Iterator[str]:
+    lines = [section.columns, *section.rows] if section.columns else section.rows
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)] if section.columns else [width, 0]
+    for line in lines:
+        cells = zip(line, widths, section.figures, strict=True)
+        yield "  ".join(cell.rjust(size) if right else cell.ljust(size) for cell, size, right in cells).rstrip()
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Returns the report of a result; what the result lacks is left out."""
+    about = ", ".join(str(result[name]) for name in ("model", "input", "strategy") if result.get(name))
+    blocks = [f"# Benchmark: {about}", str(result.get("date", "")), f"```console\n$ {result.get('command', '')}\n```"]
+    for title, columns, figures, rows in sections(result):
+        rules = ["---:" if right else "---" for right in figures]
+        cells = [[cell.strip().replace("|", r"\|") for cell in row] for row in rows]
+        lines = [f"| {' | '.join(line)} |" for line in (columns or ("", ""), rules, *cells)]
+        blocks.append("\n".join([f"## {title}\n", *lines]))
+    return "\n\n".join(blocks)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,34 +223,12 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(0)
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """Returns the report of a result; what the result lacks is left out."""
-    about = [str(result[name]) for name in ("model", "input", "strategy") if result.get(name)]
-    parts = [f"# Benchmark: {', '.join(about)}" if about else "# Benchmark"]
-    parts += [f"{result[name]}" for name in ("date",) if result.get(name)]
-    if result.get("command"):
-        parts.append(f"```console\n$ {result['command']}\n```")
-    parts += [f"## {section.title}\n\n{_body(section)}" for section in sections(result)]
-    return "\n\n".join(parts)
-
-
-def _body(section: Section) -> str:
-    rows = [[cell.strip().replace("|", r"\|") for cell in row] for row in section.rows]
-    if section.title == "Warnings":
-        return "\n".join(f"- {text}" for _, text in rows)
-    columns = section.columns or ("", "")
-    kinds = ["---", *(["---:"] * (len(columns) - 1) if section.columns else ["---"])]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, kinds, *rows])
-
-
 def _read(path: str) -> dict[str, Any]:
     try:
         result = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None
-    if version != schema.VERSION:  # the rest may be missing: what is there is shown
-        raise UsageError(
-            f"{path} is of schema {version}, and this reads {schema.VERSION}; give a file of --result_json"
-        )
+    if version != VERSION:  # the rest may be missing: what is there is shown
+        raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of --result_json")
     return result

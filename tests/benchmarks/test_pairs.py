@@ -14,8 +14,8 @@ import time
 import pytest
 
 from benchmarks import children
-from crankshaft.launch.benchmark import schema
 from crankshaft.launch.benchmark.measure.statistics import Call, columns, describe_round, summarize
+from crankshaft.launch.benchmark.result import heading
 from crankshaft.launch.cluster.restarts import Ending
 from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
 from tests.launch.local_tasks import ROOT
@@ -37,7 +37,7 @@ def made(step_seconds: float, **more) -> dict:
     """A whole result: calls of ten steps of 64 examples; every second takes a hundredth longer."""
     calls = [Call(10, 640, 10 * step_seconds * (1 + 0.01 * (call % 2)), 0.0) for call in range(30)]
     return {
-        **schema.heading(64),
+        **heading(64),
         **summarize(calls),
         "model_arg": {},
         "input_arg": {},
@@ -109,7 +109,7 @@ def test_of_other_work_no_difference_shows_but_what_differs_does(race):
     ("baseline", "says"),
     [
         ("none", "a measurement failed: exit code 1: no such commit; fetch it"),
-        ("old", "what the baseline wrote to --result_json is no such result: schema is missing"),
+        ("old", "what the baseline wrote to --result_json is no such result: its schema is None"),
     ],
 )
 def test_a_command_that_fails_or_is_no_benchmark_ends_it_in_one_line(race, baseline, says):

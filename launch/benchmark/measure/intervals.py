@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,30 @@ def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[flo
         return None
     low, high = _middle(found)
     return [low, high / (1 - lost_share)]
+
+
+def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compares rates of examples.
+
+    Args:
+      ours: results with `calls`.
+      theirs: as many results; those of the same index were measured one after the other.
+
+    Returns:
+      ratio: our rate over theirs; of several pairs the geometric mean. interval: its 95 % interval, [low, high], see
+      `ratio_interval`; None where a run was a single call. verdict: "faster" or "slower" if
+      1 is outside the interval, else "no difference can be shown". rounds: of each pair {ours, theirs, ratio}, in
+      examples per second.
+    """
+    ratio, interval = ratio_interval(list(zip(ours, theirs, strict=True)))
+    verdict = "no difference can be shown"
+    if interval and interval[0] > 1:
+        verdict = "faster"
+    elif interval and interval[1] < 1:
+        verdict = "slower"
+    rates = [[each["examples_per_sec"] for each in side] for side in (ours, theirs)]
+    rounds = [{"ours": a, "theirs": b, "ratio": a / b} for a, b in zip(*rates, strict=True)]
+    return {"ratio": ratio, "interval": interval, "verdict": verdict, "rounds": rounds}
 
 
 def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, list[float] | None]:

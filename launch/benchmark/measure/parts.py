@@ -6,6 +6,7 @@ processes. Within `TrainState.kept` a part leaves no trace in the run.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,19 +14,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ....engine.checkpoints import Checkpoints, Writer
 from ....engine.holdings import Holdings
 from ....engine.internals.tensorflow import computed_whole
 from ....engine.metrics.means import Mean
+from ....engine.reduction import Reduction
 from ....engine.runner import StepRunner
 from ....engine.state import TrainState
 from ....engine.step.batches import with_stand_in
 from ....engine.strategies.inner_loop import InnerLoop
 from ....engine.trainer import Trainer
 from . import rounds
-from .length import Length
+from .rounds import Length
 
 _TURNS = 3
+_LATENCY_SECONDS = 0.5
 _GRADIENT_SIZE = 1e-3
+_CHECKPOINTS = 3
+_WRITES = 2.0  # beside a checkpoint, steps are observed for so many times as long as the last write,
+_MOST_SECONDS = 5.0  # but no longer than this
 
 
 class Part(NamedTuple):
@@ -90,6 +97,65 @@ def update(strategy, state: TrainState, feed, jit: bool) -> Part:
         return used([], jit)
 
     return made(strategy, state, gradients_feed(strategy, variables, feed.order.batch_size), apply, jit)
+
+
+def reduce(strategy, state: TrainState, feed, jit: bool = False, reduction: Reduction | None = None) -> Part:
+    """Makes the sums over replicas of gradients that exist already, as the run makes them.
+
+    By another `reduction` it sums no gradients: four bytes, which is its latency.
+    """
+    trainer = state.trainer
+    variables = [] if reduction else dense_variables(trainer)
+    averages = [] if reduction else Holdings(trainer).moving_statistics
+    sums = reduction or trainer.reduction
+
+    def add(gradients, *_):
+        summed, count = sums.sum(list(gradients), tf.constant(1.0), averages, variables)
+        return used([*summed, count], jit=False)
+
+    return made(strategy, state, gradients_feed(strategy, variables, feed.order.batch_size), add)
+
+
+def without_sums(strategy, state: TrainState) -> str | None:
+    """Returns why there is no sum over replicas to time, or None if there is one."""
+    if not strategy.updates_here:
+        return "workers around parameter servers sum nothing"
+    if strategy.num_replicas == 1:
+        return "one replica has nobody to sum with"
+    if state.trainer.reduction.sync_every_steps:
+        return "replicas that meet every --sync_every_steps sum nothing in a step"
+    return None
+
+
+def figures_of_sums(strategy, state: TrainState, feed, ms_per_step: float) -> dict[str, float]:
+    """Returns the rates of the model's sums over replicas, of their time, and times those of four bytes.
+
+    Returns:
+      What `rates_of_sums` returns, and latency_ms, of a sum of four bytes.
+    """
+    latency = {"latency": reduce(strategy, state, feed, reduction=Reduction())}
+    return {
+        **rates_of_sums(state.trainer.reduction, dense_variables(state.trainer), strategy.num_replicas, ms_per_step),
+        "latency_ms": timed(strategy, state, latency, _LATENCY_SECONDS)["latency"]["ms_per_step"],
+    }
+
+
+def rates_of_sums(
+    reduction: Reduction, variables: list[tf.Variable], replicas: int, ms_per_step: float
+) -> dict[str, float]:
+    """Returns a sum's rates, as nccl-tests defines them.
+
+    See https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
+
+    Returns:
+      bytes: of one replica's gradients in the dtype that they travel in; gb_per_sec: 1e9 of them a second;
+      bus_gb_per_sec: what each replica's link carries: times 2 (n-1) / n for an all-reduce (float32; from three CPU
+      workers on, small packs that are gathered carry more), times n-1 for an all-gather (16 bits).
+    """
+    size = sum(reduction.reduce_dtype.size * variable.shape.num_elements() for variable in variables)
+    rate = size / (1e6 * ms_per_step)
+    factor = 2 * (replicas - 1) / replicas if reduction.reduce_dtype == tf.float32 else replicas - 1
+    return {"bytes": size, "gb_per_sec": rate, "bus_gb_per_sec": factor * rate}
 
 
 def made(strategy, state: TrainState, feed, step: Callable, jit: bool = False) -> Part:
@@ -184,3 +250,60 @@ def used(tensors: Sequence[tf.Tensor], jit: bool) -> dict[str, Mean]:
     looked_at = [tf.reshape(tensor, [-1])[0] for tensor in tensors]
     numbers = [tf.cast(tf.strings.length(x) if x.dtype == tf.string else x, tf.float32) for x in looked_at]
     return {"loss": Mean(tf.add_n([tf.zeros([]), *numbers]), tf.ones([]))}
+
+
+def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.perf_counter) -> dict:
+    """Writes and restores a run's checkpoint, and trains while one is written.
+
+    Args:
+      strategy: of the run; left bound to `part`.
+      state: what is saved; its step goes on.
+      part: what goes on meanwhile.
+      folder: an empty one of the chief's, on the disk that is meant; where parts of variables are cut over several
+        processes, all of them see it.
+      clock: returns seconds.
+
+    Returns:
+      Medians over `repeats`, whose own figures are in `samples`: mb: a checkpoint's files, in 2**20 bytes; write_ms,
+      write_mb_per_sec: until they are on the disk; restore_ms, restore_mb_per_sec: verified and read; blocked_ms:
+      until training may go on; stall_ms: how much longer the steps beside a write took than as many before it,
+      blocked_ms included: about 0 if a write costs training nothing. seconds: all of it.
+    """
+    began = clock()
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(strategy.host, "benchmark"))
+    bare = timed(strategy, state, {"bare": part}, 0.3, clock)["bare"]
+    samples = []
+    for _ in range(_CHECKPOINTS):
+        written = _seconds(clock, lambda: checkpoints.save(state.step, state.host_state(), wait=True, force=True))
+        manifest = checkpoints.latest() if strategy.is_chief else None
+        restored = _seconds(clock, lambda: manifest and checkpoints.restore(manifest))  # noqa: B023
+        seconds = min(_WRITES * written, _MOST_SECONDS)
+        steps = strategy.exchange(max(1, round(1e3 * seconds / bare["ms_per_step"])))[0]
+        before = _steps_seconds(strategy, state, steps, clock)
+        blocked = _seconds(clock, lambda: checkpoints.save(state.step, state.host_state(), force=True))
+        beside = _steps_seconds(strategy, state, steps, clock)
+        checkpoints.wait()
+        size = sum(each["bytes"] for each in manifest.files.values()) / 2**20 if manifest else 0.0
+        samples.append(
+            {
+                "mb": size,
+                "write_ms": 1e3 * written,
+                "restore_ms": 1e3 * restored,
+                "write_mb_per_sec": size / written,
+                "restore_mb_per_sec": size / restored,
+                "blocked_ms": 1e3 * blocked,
+                "stall_ms": 1e3 * (blocked + beside - before),
+            }
+        )
+    medians = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
+    return {"seconds": clock() - began, "repeats": _CHECKPOINTS, **medians, "samples": samples}
+
+
+def _seconds(clock, act) -> float:
+    before = clock()
+    act()
+    return clock() - before
+
+
+def _steps_seconds(strategy, state: TrainState, steps: int, clock) -> float:
+    return sum(call.seconds for call in rounds.timed_round(strategy, state, steps, clock)[0])

@@ -5,32 +5,48 @@ Device work is awaited at both ends of a round and never inside it, so measuring
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from ....engine.machine import cpus, environment
 from ....engine.metrics.means import values_by_name
 from ....engine.state import TrainState
 from . import intervals, noise
-from .length import Length
 from .statistics import Call, columns, describe_round, summarize
-from .warm_up import warm_up
+
+ENDLESS = 1 << 31  # steps that no benchmark reaches: the pace alone decides how long a call is
+_GROWS = 1.5  # a call this many times longer than all before is still being paced; so are rates that differ so
+_MAX_CALLS = 30
+_MAX_TRIALS = 5
+_TRIAL_SHARE = 0.1
 
 
-class Watcher(NamedTuple):
-    """Callbacks that observe how a benchmark goes on.
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """How much is timed.
 
     Attributes:
-      at_round: called after the warm-up and after each round, with the rounds so far, as in the result, and the steps
-        of the next one.
-      at_call: called within what is timed, at each call's end, with the round's steps and seconds so far: it has to
-        return at once nearly always. None calls nothing.
+      steps: of a round; None: as many as `seconds` hold.
+      seconds: of a round, about, where `steps` is None.
+      rounds: how many, one after another.
     """
 
-    at_round: Callable[[Sequence[dict], int], None] = lambda rounds, steps: None
-    at_call: Callable[[int, float], None] | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    rounds: int = 1
+
+    def agreed_steps(self, strategy, steps_per_sec: float, share: float = 1.0) -> int:
+        """Returns the steps of a round; of seconds, as many as fill a `share` of them at the chief's rate.
+
+        So they are the same in all processes. Where replicas meet each so many steps, and a round is long enough, it
+        ends where they meet.
+        """
+        if self.steps is not None:
+            return self.steps
+        filling, each = self.seconds * share * steps_per_sec, strategy.sync_period_steps
+        return strategy.exchange(each * round(filling / each) if filling >= each else max(1, round(filling)))[0]
 
 
 def run(
@@ -39,7 +55,7 @@ def run(
     length: Length,
     variables: Mapping[str, str],
     clock=time.perf_counter,
-    watcher: Watcher | None = None,
+    at_round: Callable[[int, dict], None] = lambda number, totals: None,
     processes: Callable[[], Sequence[int]] = lambda: [os.getpid()],
 ) -> dict:
     """Warms up, then trains in rounds and times them.
@@ -52,43 +68,36 @@ def run(
       length: of what is timed.
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
-      watcher: is told how it goes on.
+      at_round: called after each round with its number, from 1, and its totals, as in the result.
       processes: returns the ids of the benchmark's processes on this host; all others are noise.
 
     Returns:
       What `summarize` returns of all calls, and: `interval`, the 95 % interval of examples per second; `noise` and
       `warnings`, of the machine; `rounds`, each as `describe_round` has it; `calls`, their columns; `train`, the means
       of the metrics over the last call's steps; `compile_seconds`, the whole warm-up's; `first_step_seconds`, as
-      `WarmUp` has it; `peak_rss_mb` and `device_peak_mb`; `environment`, as found before the first step.
+      `warm_up` returns it; `peak_rss_mb` and `device_peak_mb`; `environment`, as found before the first step.
 
       Where devices work behind the host's back (GPU, TPU), a call's time is that of starting it until the queue is
       full; totals hold all the same, since a round's last call's time lasts until the devices are done.
-
-    Raises:
-      ValueError: a round of no steps, or no rounds.
     """
-    length.check()
-    at_round, at_call = watcher or Watcher()
-    found = environment.describe(variables)  # before the run, so that the load average is that of others
+    about = environment.describe(variables)  # before the run, so that the load average is that of others
     start, began = noise.read(processes()), clock()
     first_step_seconds, steps = warm_up(strategy, state, length, clock)
     compile_seconds, first_round = clock() - began, noise.read(processes())
-    rounds: list[Any] = []
-    described: list[Any] = []
-    at_round(described, steps)
-    for _ in range(length.rounds):
-        calls, sums = timed_round(strategy, state, steps, clock, at_call)
+    rounds: list[list[Call]] = []
+    for number in range(1, length.rounds + 1):
+        calls, sums = timed_round(strategy, state, steps, clock)
         rounds.append(calls)
-        described.append(describe_round(calls))
-        steps = length.agreed_steps(strategy, described[-1]["steps_per_sec"])
-        at_round(described, steps)
+        totals = describe_round(calls)
+        steps = length.agreed_steps(strategy, totals["steps_per_sec"])
+        at_round(number, totals)
     disturbed = noise.between(start, first_round, noise.read(processes()), cpus.quota_cores())
     return {
         **_figures(rounds, disturbed, strategy.sync_period_steps),
         "train": values_by_name(sums),
         "compile_seconds": compile_seconds,
         "first_step_seconds": first_step_seconds,
-        "environment": found,
+        "environment": about,
     }
 
 
@@ -112,29 +121,20 @@ def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise, meet_step
     }
 
 
-def timed_round(
-    strategy,
-    state: TrainState,
-    steps: int,
-    clock=time.perf_counter,
-    at_call: Callable[[int, float], None] | None = None,
-) -> tuple[list[Call], dict]:
+def timed_round(strategy, state: TrainState, steps: int, clock=time.perf_counter) -> tuple[list[Call], dict]:
     """Trains for `steps` steps. Returns each call, and the sums of the metrics over the last one's steps.
 
-    The time that `at_call` takes (see `run`) is the next call's. The devices have to be idle when this begins (a
-    warm-up's end awaits them), and are when it ends.
+    The devices have to be idle when this begins (a warm-up's end awaits them), and are when it ends.
     """
     end = state.step + steps
     noted = []  # only this is done within what is timed: the rest is computed afterwards
-    began = before = clock()
+    before = clock()
     while state.step < end:
         first = state.step
         result = strategy.run_train_steps(end - first)
         after = clock()
         noted.append((first, result.steps, after - before, result.input_seconds, result.workers))
         before = after
-        if at_call:
-            at_call(steps + state.step - end, after - began)
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     awaited = clock() - before
     # Replicas that train by themselves for a round have their sums between steps, where they are not timed.
@@ -156,3 +156,94 @@ def reduce_seconds(workers) -> float | None:
     if not all("reduce_seconds" in row for row in rows):
         return None
     return sum(row["reduce_seconds"] for row in rows) / len(rows)
+
+
+def warm_up(strategy, state: TrainState, length: Length, clock=time.perf_counter) -> tuple[float, int]:
+    """Warms up for rounds of a `length`. Devices are idle at its end.
+
+    Args:
+      strategy: with training data bound.
+      state: what the strategy trains.
+      length: of what is timed.
+      clock: returns seconds.
+
+    Returns:
+      The seconds of the first call, until its steps were done: tracing and compiling, and its one step (or as many as a
+      call has by --steps_per_loop); and the steps of the first round.
+    """
+    first_step_seconds, steps_per_sec = _settle(strategy, length.steps or ENDLESS, clock)
+    if length.steps is None:
+        steps_per_sec = _try(strategy, state, length, steps_per_sec, clock)
+    steps = length.agreed_steps(strategy, steps_per_sec)
+    _come_in_step(strategy, state, steps)
+    _compile_last_batch(strategy, state, steps, steps * length.rounds)
+    return first_step_seconds, steps
+
+
+def _settle(strategy, limit: int, clock) -> tuple[float, float]:
+    """Compiles, and runs calls of at most `limit` steps until two in a row are no longer than those before them.
+
+    Returns:
+      The seconds of the first one, and the steps per second of the last one.
+    """
+    began = clock()
+    first_step_seconds, longest, settled = None, 0, 0
+    for _ in range(_MAX_CALLS):
+        before = clock()
+        result = strategy.run_train_steps(limit)
+        if first_step_seconds is None:
+            result.sums.read()
+            first_step_seconds = clock() - began
+        settled = settled + 1 if result.steps <= _GROWS * longest else 0
+        longest = max(longest, result.steps)
+        if settled == 2:
+            break
+    result.sums.read()
+    return first_step_seconds, result.steps / max(clock() - before, 1e-9)
+
+
+def _try(strategy, state: TrainState, length: Length, steps_per_sec: float, clock) -> float:
+    """Returns the rate of a short round, repeated until it takes about as long as the one before predicted.
+
+    Single calls do not tell it: some are short, and some compile what a call before them did not need.
+    """
+    for _ in range(_MAX_TRIALS):
+        expected, steps = steps_per_sec, length.agreed_steps(strategy, steps_per_sec, _TRIAL_SHARE)
+        first, before = state.step, clock()
+        while state.step < first + steps:
+            result = strategy.run_train_steps(first + steps - state.step)
+        result.sums.read()
+        # More than asked for, where steps were in progress already.
+        steps_per_sec = (state.step - first) / max(clock() - before, 1e-9)
+        agree = expected / _GROWS <= steps_per_sec <= expected * _GROWS
+        if strategy.exchange(int(agree))[0]:
+            break
+    return steps_per_sec
+
+
+def _compile_last_batch(strategy, state: TrainState, round_steps: int, steps: int) -> None:
+    """Trains on an epoch's smaller last batch if the next `steps`, or for safety twice as many, may reach it.
+
+    It has a separately compiled program, which must not be made within a round.
+    """
+    order = strategy.train_order
+    before_it = order.steps_per_epoch - 1 - state.step % order.steps_per_epoch
+    if order.remainder and strategy.train_feed.random_access and before_it < 2 * steps:
+        state.advance(before_it)
+        strategy.run_train_steps(1).sums.read()
+        _come_in_step(strategy, state, round_steps)
+
+
+def _come_in_step(strategy, state: TrainState, round_steps: int) -> None:
+    """Ends the steps in progress, so that none of them counts in what is timed next; devices are idle afterwards.
+
+    Where replicas meet now and then, and within rounds of `round_steps`, the timing begins where they have met. The
+    program by which they meet in between, as they do where something is due, is compiled here: one of two steps ends
+    there.
+    """
+    each = strategy.sync_period_steps
+    if each > 1:
+        strategy.run_train_steps(1)
+        strategy.run_train_steps(1).sums.read()
+    while round_steps >= each and (not strategy.in_step or state.step % each):
+        strategy.run_train_steps(each - state.step % each).sums.read()

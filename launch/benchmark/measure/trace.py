@@ -20,7 +20,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from ....engine.internals.errors import reason
 from ....engine.state import TrainState
 from ....engine.strategies.parameter_server.closures import COUNT_SCOPE
-from .length import ENDLESS
+from .rounds import ENDLESS
 
 STEPS = 10
 _LEAST_TRACE_MS = 200  # of other tasks: so that their beginning and end do not count much

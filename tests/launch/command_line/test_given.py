@@ -9,7 +9,7 @@ import pytest
 from absl.testing import flagsaver
 
 from crankshaft.launch import train
-from crankshaft.launch.benchmark import baseline
+from crankshaft.launch.benchmark.result import read_baseline
 from crankshaft.launch.command_line import checks, given, own_files, registry, values
 from crankshaft.launch.errors import UsageError
 from tests.launch.conftest import MLP
@@ -173,7 +173,7 @@ def test_no_flag_waits_for_a_pipe_or_reads_a_device(tmp_path):
         for flag in ("config", "flagfile"):
             with pytest.raises(UsageError, match=rf"^--{flag}={path} can't be read \(it is no regular file\); give a"):
                 given.expanded([f"--{flag}={path}"])
-        for find in (functools.partial(own_files.compiled, "model"), baseline.read, checks.check_init_from):
+        for find in (functools.partial(own_files.compiled, "model"), read_baseline, checks.check_init_from):
             with pytest.raises(UsageError, match="it is no regular file"):
                 find(str(path))
     with pytest.raises(UsageError, match="it is no regular file"):

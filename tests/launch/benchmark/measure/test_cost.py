@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
-from crankshaft.launch.benchmark.measure import cost, roofline
+from crankshaft.launch.benchmark.measure import cost
 from crankshaft.launch.benchmark.measure.cost import Cost
 from crankshaft.models import cnn, mlp
 
@@ -126,7 +126,7 @@ MEGA, GIGA = 1e6, 1e9
 
 
 def described(flops, bytes, resident=64e6, rate=5.0, **more):
-    return roofline.describe(Cost(flops, bytes, resident), MACHINE, rate, **more)
+    return cost.roofline(Cost(flops, bytes, resident), MACHINE, rate, **more)
 
 
 def test_the_slower_of_operations_and_bytes_bounds():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.reduction import Reduction
-from crankshaft.launch.benchmark.measure import checkpointing, communication, machine, parts, trace
+from crankshaft.launch.benchmark.measure import machine, parts, trace
 from crankshaft.models import mlp
 
 BATCH, LEARNING_RATE = 8, 0.5
@@ -102,39 +102,33 @@ def test_update_applies_the_gradients_that_are_there(made, replicas):
 
 def test_reduce_sums_what_replicas_hold(made):
     made = made(2)
-    part = communication.reduce(made.strategy, made.state, made.strategy.train_feed, Reduction())
+    part = parts.reduce(made.strategy, made.state, made.strategy.train_feed)
     ((gradients,), _, _) = part.feed.take(0, 1)
     firsts = [made.strategy.distribution.experimental_local_results(g)[0].numpy().flat[0] for g in gradients]
     # Looked at are each sum's first value, and the count of the two replicas.
     assert run(made, part, 3) == pytest.approx(2 * sum(firsts) + 2, rel=1e-5)
 
 
-def test_reduce_is_timed_in_each_form_that_differs(made):
-    made = made(2, units=20_000)  # 20,000 x (16 + 1 + 3) + 3 values, 1.5 MiB; half of it in 16 bits
-    found = communication.forms(made.strategy, made.state, made.strategy.train_feed, 0.03)
-    assert [(each["dtype"], each["pack_mb"]) for each in found["settings"]] == [
-        ("float32", 1),
-        ("float32", 0),
-        ("bfloat16", 0),
-    ]
-    assert [each["bytes"] for each in found["settings"]] == [1_600_012, 1_600_012, 800_006]
-    assert all(each["ms_per_step"] > 0 for each in found["settings"])
+def test_the_latency_of_a_sum_is_timed_beside_its_rates(made):
+    made = made(2)
+    found = parts.figures_of_sums(made.strategy, made.state, made.strategy.train_feed, ms_per_step=2.0)
+    assert found["bytes"] == 4 * (16 * 16 + 16 + 16 * 3 + 3)
     assert found["latency_ms"] > 0
 
 
 def test_rates_of_a_sum_by_hand():
     # 1000 values of four bytes in 2 ms are 2 MB/s; of four replicas each link carries 2 x 3/4 of it.
     variables = [tf.Variable(tf.zeros([1000]))]
-    found = communication.figures(Reduction(), variables, 4, 2.0)
+    found = parts.rates_of_sums(Reduction(), variables, 4, 2.0)
     assert found == {"bytes": 4000, "gb_per_sec": pytest.approx(2e-3), "bus_gb_per_sec": pytest.approx(3e-3)}
     # An all-gather: each link carries the three others' two bytes a value.
-    found = communication.figures(Reduction("bfloat16"), variables, 4, 2.0)
+    found = parts.rates_of_sums(Reduction("bfloat16"), variables, 4, 2.0)
     assert found == {"bytes": 2000, "gb_per_sec": pytest.approx(1e-3), "bus_gb_per_sec": pytest.approx(3e-3)}
 
 
 def test_reduce_says_why_there_is_none(made):
-    assert "one replica" in communication.why_not(made(1).strategy, made(1).state)
-    assert communication.why_not(made(2).strategy, made(2).state) is None
+    assert "one replica" in parts.without_sums(made(1).strategy, made(1).state)
+    assert parts.without_sums(made(2).strategy, made(2).state) is None
 
 
 def test_shares_by_hand():
@@ -168,7 +162,7 @@ def test_checkpoint_is_written_and_read_while_training_goes_on(made, replicas, t
     made = made(replicas)
     with made.state.kept():
         part = parts.step(made.strategy, made.state, made.strategy.train_feed, jit=False)
-        found = checkpointing.checkpoint(made.strategy, made.state, part, str(tmp_path))
+        found = parts.checkpoint(made.strategy, made.state, part, str(tmp_path))
     assert [name for name in os.listdir(tmp_path) if name.endswith(".manifest.json")]
     assert len(found["samples"]) == found["repeats"] == 3
     for name in ("mb", "write_mb_per_sec", "restore_mb_per_sec", "blocked_ms"):

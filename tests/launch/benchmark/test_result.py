@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from crankshaft.launch import errors
-from crankshaft.launch.benchmark import baseline, schema
-from crankshaft.launch.benchmark.compare import compare, exit_code
+from crankshaft.launch.benchmark import result as results
+from crankshaft.launch.benchmark.measure.intervals import compare
+from crankshaft.launch.benchmark.result import exit_code
 from crankshaft.launch.errors import UsageError
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
@@ -57,7 +58,7 @@ def steady(seconds, calls=30):
 @pytest.mark.slow
 def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured, inside, tmp_path):
     result, path = measured
-    assert schema.check(result) == []
+    assert results.problems(result) == []
     assert [each["steps"] for each in result["rounds"]] == [40, 40]
     assert sum(result["calls"]["steps"]) == 80
     assert result["command"].startswith("python")
@@ -95,7 +96,7 @@ def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(
     assert outcome.code == 3, outcome.err
     assert "worker 0 ended with exit code 3: the benchmark is slower than --fail_below allows" in outcome.error
     workers = json.loads(found.read_text())
-    assert schema.check(workers) == []
+    assert results.problems(workers) == []
     assert len(workers["rounds"]) == 2
     assert 0 < workers["reduce_fraction"] < 1
     assert sum(workers["calls"]["reduce_seconds"]) == pytest.approx(
@@ -105,26 +106,17 @@ def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(
 
 def test_what_is_missing_or_wrong_is_listed(measured):
     result, _ = measured
-    assert schema.check([]) == ["the whole is a list, not an object"]
-    assert schema.check({}) == ["schema is missing"]
-    assert schema.check({**result, "schema": "crankshaft.benchmark/0"}) == [
-        f"schema is crankshaft.benchmark/0, and this is {schema.VERSION}"
-    ]
-    wrong = {**result, "model": 3, "interval": "wide", "num_replicas": True}
+    assert results.problems([]) == [f"its schema is None, and this is {results.VERSION}"]
+    wrong = {**result, "model": 3, "interval": "wide"}
     del wrong["calls"]
-    assert schema.check(wrong) == [
-        "model is a number, not a text",
-        "num_replicas is true or false, not an integer",
-        "calls is missing",
-        "interval is a text, not a list or null",
-    ]
-    for name, column, line in (
-        ("steps", "2", "steps is a text, not a list or null"),
-        ("seconds", [0.1], "columns are of "),
-        ("seconds", [0.0] * len(result["calls"]["steps"]), "seconds holds what is no number above 0"),
+    assert results.problems(wrong) == ["model is 3", "calls is missing", "interval is 'wide'"]
+    ones, calls = [1.0] * len(result["calls"]["steps"]), result["calls"]
+    for columns, line in (
+        ({"steps": "2"}, "calls has no columns steps, examples, seconds and round of one length"),
+        ({"seconds": [0.1]}, "calls has no columns steps, examples, seconds and round of one length"),
+        ({"seconds": [*ones[1:], 0.0]}, "calls holds what is no number above 0"),
     ):
-        (found,) = schema.check({**result, "calls": {**result["calls"], name: column}})
-        assert found.startswith(f"calls: {line}")
+        assert results.problems({**result, "calls": {**calls, **columns}}) == [line]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +124,8 @@ def test_what_is_missing_or_wrong_is_listed(measured):
     [
         (None, "can't be read (No such file or directory)"),
         ("{", "is no JSON"),
-        ("[]", "is no result of this benchmark: the whole is a list, not an object"),
-        ('{"steps_per_sec": 3}', "schema is missing"),
-        ('{"schema": "crankshaft.benchmark/0"}', "schema is crankshaft.benchmark/0, and this is"),
+        ("[]", "is no result of this benchmark: its schema is None"),
+        ('{"schema": "crankshaft.benchmark/0"}', "its schema is crankshaft.benchmark/0, and this is"),
         ('{"schema": "crankshaft.benchmark/1"}', "date is missing and 32 more"),
     ],
 )
@@ -143,7 +134,7 @@ def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):
     if content is not None:
         path.write_text(content)
     with pytest.raises(UsageError) as refused:
-        baseline.read(str(path))
+        results.read_baseline(str(path))
     assert line in str(refused.value)
     assert str(refused.value).endswith("give what --mode=benchmark --result_json wrote")
 
@@ -160,8 +151,8 @@ def test_a_baseline_of_other_work_is_refused_before_it_is_measured(measured, ins
 def test_a_baseline_of_another_machine_is_said_to_be():
     machine = {"cpu": "old", "usable_cores": 2.0, "gpus": []}
     theirs = {"warnings": ["drift: x"], "environment": machine}
-    assert baseline.warnings({"environment": machine}, theirs) == ["baseline: drift: x"]
-    found = baseline.warnings({"environment": {**machine, "cpu": "new"}}, theirs)
+    assert results.warnings({"environment": machine}, theirs) == ["baseline: drift: x"]
+    found = results.warnings({"environment": {**machine, "cpu": "new"}}, theirs)
     assert found[1:] == ["baseline: it is of another machine (cpu: old -> new)"]
 
 
