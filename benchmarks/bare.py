@@ -36,7 +36,7 @@ def make(run_dir: str, *more: str) -> session.Session:
     strategy = session.make_strategy(asked)
     allocator.keep_freed_memory_with_tensorflow()
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`turns.py`)
-        made = session.create(asked, None, load(asked), strategy)
+        made = session.create(asked, load(asked), strategy)
         print(session.choose_jit(made))
     return made
 

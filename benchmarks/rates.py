@@ -39,7 +39,10 @@ def peer(checkout: Path, folder: Path, flags: list[str]) -> Process:
     ]
     if not scripts:
         raise SystemExit(f"error: {checkout} has no benchmarks/bare.py; name a checkout of Crankshaft")
-    return Process([sys.executable, str(scripts[0] / "bare.py"), *flags], {"PYTHONPATH": str(folder)})
+    (folder / "benchmarks").symlink_to(scripts[0])
+    # Without the second, Python would look into this folder, whose benchmarks may be another checkout's, first.
+    variables = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+    return Process([sys.executable, "-m", "benchmarks.bare", *flags], variables)
 
 
 def main() -> None:
