@@ -62,6 +62,7 @@ OPTIMIZER_ARGUMENTS = {
     **dict.fromkeys(("beta_1", "beta_2", "rho", "momentum", "adam_beta_1", "adam_beta_2"), _DECAY),
     **dict.fromkeys(("epsilon", "epsilon_1", "epsilon_2", "clip_threshold", "rms_rate"), _POSITIVE),
     **dict.fromkeys(("initial_accumulator_value", "beta", "adam_weight_decay", "adam_lr_ratio"), _FROM_ZERO),
+    **dict.fromkeys(("clipnorm", "clipvalue"), _FROM_ZERO),
     **{f"{kind}_regularization_strength": _FROM_ZERO for kind in ("l1", "l2", "l2_shrinkage")},
     **dict.fromkeys(("muon_a", "muon_b", "muon_c"), _FINITE),
     "learning_rate_power": Interval(lower=-100, upper=0),  # FTRL's

@@ -13,7 +13,6 @@ from . import config as configs
 from . import paths, rules
 from .config import KERAS_FILES, Config
 from .flags import ARGUMENTS
-from .given import without_gone
 from .values import differences
 
 _WRITTEN = ("model.json", "history.jsonl", "history.csv", "result.json")  # by a run that trains, beside config.json
@@ -163,13 +162,6 @@ def _check_amounts(config: Config) -> None:
         raise UsageError(
             f"--warmup_steps={config.warmup_steps} leaves nothing of --train_steps={config.train_steps}; use fewer"
         )
-    clips = [
-        f"--{name}={value}"
-        for name in ("clip_norm", "clip_variable_norm", "clip_value")
-        if (value := config.values[name])
-    ]
-    if len(clips) > 1:
-        raise UsageError(f"{' and '.join(clips)} clip the same gradients; use one of them")
     if config.accumulate_steps > config.global_batch_size:
         raise UsageError(
             f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
@@ -331,7 +323,7 @@ def _check_run_dir(config: Config) -> None:
 
 
 def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> None:
-    """Raises `UsageError` where a run was begun with other values of flags that decide its numbers, or that are gone.
+    """Raises `UsageError` where a run was begun with other values of flags that decide its numbers.
 
     Args:
       config: what was asked.
@@ -340,8 +332,6 @@ def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> Non
     """
     if config.allow_changed_config or config.mode == "benchmark":
         return
-    if config.trains:
-        without_gone(where, before["flags"], "use --allow_changed_config to go on so, or another --run_dir")
     now = config.deciding()
     if "script_flags" not in before["deciding"]:
         now.pop("script_flags", None)  # of a run before they were kept

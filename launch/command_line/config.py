@@ -18,8 +18,7 @@ from ..cluster.tf_config import Cluster
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry, uses
-from .flags import ABOUT, ARGUMENTS, USES, Flags, named, of_today
-from .given import GONE
+from .flags import ABOUT, ARGUMENTS, USES, Flags, named
 from .values import plain, shown
 
 FILE_NAME = "config.json"
@@ -375,9 +374,10 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(about.get(part), dict):
             what = f"has {part}={shown(about[part])}, which is no object" if part in about else f"has no {part}"
             raise UsageError(f"{where} {what}; {_CURE}")
-    given, deciding = of_today(about["flags"]), of_today(about["deciding"])
-    # For a flag that did not decide when the run began, the value it had; for one that did not exist, its default.
-    deciding = {name: value for name, value in deciding.items() if name not in GONE}
+    given = about["flags"]
+    # A flag that is gone since then, and was off, decides nothing. For one that did not decide when the run began, the
+    # value that it had; for one that did not exist, its default.
+    deciding = {name: value for name, value in about["deciding"].items() if value or name in ABOUT}
     deciding = {**{name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
     for name in registry.ENTRIES.keys() & deciding.keys():
         if isinstance(own := deciding[name] or {}, dict):

@@ -308,7 +308,11 @@ class Flags:
         decides=True,
     )
     optimizer_arg: Mapping[str, Any] = _update(
-        _arguments, {}, "NAME=VALUE for the optimizer, e.g. beta_1=0.8. Repeatable.", decides=True
+        _arguments,
+        {},
+        "NAME=VALUE for the optimizer, e.g. beta_1=0.8; of any, clipnorm clips each variable's gradient by its norm, "
+        "and clipvalue each value.",
+        decides=True,
     )
     learning_rate: float = _update(
         _number,
@@ -343,13 +347,12 @@ class Flags:
         decides=True,
     )
     clip_norm: float = _update(
-        _number, 0.0, "Clip the gradients' global norm to this; 0 is off.", lower=0, upper=HUGE, decides=True
-    )
-    clip_variable_norm: float = _update(
-        _number, 0.0, "Clip the norm of each variable's gradient; 0 is off.", lower=0, upper=HUGE, decides=True
-    )
-    clip_value: float = _update(
-        _number, 0.0, "Clip each value of the gradients to [-this, this]; 0 is off.", lower=0, upper=HUGE, decides=True
+        _number,
+        0.0,
+        "Clip the gradients' global norm to this; 0 is off. See also --optimizer_arg.",
+        lower=0,
+        upper=HUGE,
+        decides=True,
     )
     ema_decay: float = _update(
         _number,
@@ -497,30 +500,6 @@ GROUPS = {about.group: [name for name, each in ABOUT.items() if each.group == ab
 HELP = {name: about.help for name, about in ABOUT.items()}  # as written: absl adds to the help
 USES = {name: about.use for name, about in ABOUT.items() if about.use}
 ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments]
-
-
-# Flags of before, which a run's config.json may have, that are an argument of another now, with its default.
-_ARGUMENTS_NOW = {
-    "outer_learning_rate": ("outer_arg", "learning_rate", 0.7),
-    "outer_momentum": ("outer_arg", "momentum", 0.9),
-    "early_stopping_patience": ("early_stopping", "patience", 0),
-    "early_stopping_min_delta": ("early_stopping", "min_delta", 0.0),
-    "reduce_lr_patience": ("reduce_lr", "patience", 0),
-    "reduce_lr_min_delta": ("reduce_lr", "min_delta", 1e-4),
-    "reduce_lr_factor": ("reduce_lr", "factor", 0.1),
-    "temperature": ("sampling", "temperature", 0.8),
-    "top_k": ("sampling", "top_k", 40),
-}
-
-
-def of_today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags that an earlier version has kept by the names of today."""
-    found = dict(values)
-    for name, (flag, argument, default) in _ARGUMENTS_NOW.items():
-        if found.get(name, default) != default:
-            found.setdefault(flag, {})[argument] = found[name]
-        found.pop(name, None)
-    return found
 
 
 def named(is_meant: Callable[[About], bool]) -> list[str]:

@@ -15,45 +15,13 @@ from absl import flags
 
 from ..errors import UsageError
 from . import own_files, paths, rules
-from .flags import ARGUMENTS, GROUPS, HELP, USES, of_today
+from .flags import ARGUMENTS, GROUPS, HELP, USES
 
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
 _OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config flagfile".split()
 _OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 _OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
 _MOST_FLAGFILES = 100
-# Flags that runs may have been begun with and that are gone: the value that is left, and what holds now.
-GONE = {
-    "reduce_pack_mb": (4.0, "gradients travel in packs of 4 MiB"),
-    "tune_allocator": (
-        True,
-        "freed memory stays in the process, unless MALLOC_TRIM_THRESHOLD_ or its like says otherwise",
-    ),
-    "gpu_memory_growth": (True, "a GPU's memory is taken as it is needed, unless TF_FORCE_GPU_ALLOW_GROWTH is false"),
-    "pull_every_steps": (1, "a worker pulls the variables for each step"),
-    "max_inflight_per_worker": (2, "two closures a worker are out at once"),
-    "batch_parts": (0, "a CPU's cores take a part of each batch where the model's splits_batch says that they may"),
-    "max_closure_retries": (3, "a closure that raises is tried again three times"),
-}
-
-
-def without_gone(where: str, values: Mapping[str, Any], cure: str) -> dict[str, Any]:
-    """Returns an older run's flags without those that are gone.
-
-    Args:
-      where: what they were read from.
-      values: by name, numbers also as text.
-      cure: what to do about a flag that is gone.
-
-    Raises:
-      UsageError: a flag that is gone had another value than the one that holds now.
-    """
-    for name, (value, what_holds) in GONE.items():
-        if name in values and str(values[name]) != str(value):
-            raise UsageError(
-                f"{where} has {name}={values[name]} among its flags, and --{name} is gone: {what_holds}; {cure}"
-            )
-    return {name: value for name, value in values.items() if name not in GONE}
 
 
 def words(values: Mapping[str, Any]) -> Iterator[str]:
@@ -155,8 +123,7 @@ def _read(path: str, names: Collection[str]) -> dict[str, Any]:
     try:
         values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
         if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
-            of_run = of_today(_mapping("flags", values["flags"]))
-            of_run = without_gone(f"--config={path}", of_run, "take it out of the file")
+            of_run = _mapping("flags", values["flags"])
             own_files.refuse_of_file(f"--config={path}", of_run, names)
             script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
             of_run = {name: value for name, value in script.items() if name not in HELP} | of_run

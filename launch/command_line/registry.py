@@ -26,17 +26,12 @@ _FROM_FLAGS = ("eval_data_dir", "validation_split")
 _PACKAGES = {"model": models, "input": inputs}
 NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.
-_OF_FLAGS = {
-    *("learning_rate", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum"),
-    *(
-        "ema_overwrite_frequency",
-        "loss_scale_factor",
-        "weight_decay_exclude",
-        "gradient_accumulation_steps",
-        "name",
-        "use_locking",
-    ),
-}
+_OF_FLAGS = set(
+    "learning_rate weight_decay weight_decay_exclude global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
+    "loss_scale_factor gradient_accumulation_steps name use_locking".split()
+)
+# Arguments of every optimizer, by Keras's names, that the engine does itself: its own names for them.
+CLIPS = {"clipnorm": "clip_variable_norm", "clipvalue": "clip_value"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +131,9 @@ def optimizers() -> Mapping[str, Entry]:
 
     found = {}
     for name, rule in engine.named().items():
-        own = [each for each in engine.parameters(rule).values() if each.name not in _OF_FLAGS]
-        found[name] = Entry(name, _first_line(rule), _arguments(own)[0], intervals=ranges.OPTIMIZER_ARGUMENTS)
+        own = [each for each in engine.parameters(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
+        defaults = {**_arguments(own)[0], **dict.fromkeys(CLIPS, 0.0)}
+        found[name] = Entry(name, _first_line(rule), defaults, intervals=ranges.OPTIMIZER_ARGUMENTS)
     return found
 
 

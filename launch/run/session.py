@@ -350,11 +350,13 @@ def _step_timeout_seconds(config: Config) -> float:
 
 
 def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOptions:
+    optimizer_args = config.given_arguments("optimizer_arg")
+    clips = {ours: optimizer_args.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
     return StepOptions(
         seed=config.seed,
         precision=config.precision,
         optimizer=config.optimizer,
-        optimizer_args=config.given_arguments("optimizer_arg"),
+        optimizer_args=optimizer_args,
         learning_rate=config.learning_rate,
         schedule=config.learning_rate_schedule,
         schedule_args=config.given_arguments("learning_rate_schedule_arg"),
@@ -364,8 +366,7 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
         weight_decay=config.weight_decay,
         weight_decay_exclude=config.weight_decay_exclude,
         clip_norm=config.clip_norm,
-        clip_variable_norm=config.clip_variable_norm,
-        clip_value=config.clip_value,
+        **clips,
         ema_decay=config.ema_decay,
         accumulate_steps=config.accumulate_steps,
         batch_parts=batch_parts,

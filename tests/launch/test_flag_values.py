@@ -34,7 +34,7 @@ HOSTILE = {
     "newline": "1\n\x1b2",
 }
 NAMES = {name: flags.FLAGS for names in GROUPS.values() for name in names}
-LARGE = ("learning_rate weight_decay clip_norm clip_variable_norm clip_value").split()
+LARGE = ("learning_rate", "weight_decay", "clip_norm")
 A_PATH = set(HOSTILE) - {"empty", "endless"}  # names of files may be any, up to 255 bytes
 # Flag -> which of these values may stand, since they are what the flag takes.
 ACCEPTED = {

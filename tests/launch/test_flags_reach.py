@@ -82,9 +82,9 @@ def test_clipping_reaches_the_update(run):
     # Weights of about 0.3 in float32, less their start: to 1e-4.
     assert norm(changes("norm", "--clip_norm=0.01")) == pytest.approx(0.01, rel=1e-3)
     # Some of the many values of each variable are beyond it.
-    values = [np.abs(x).max() for x in changes("value", "--clip_value=0.001")]
+    values = [np.abs(x).max() for x in changes("value", "--optimizer_arg=clipvalue=0.001")]
     assert values == pytest.approx([0.001] * 4, rel=1e-3)
-    norms = [np.linalg.norm(x) for x in changes("each", "--clip_variable_norm=0.001")]
+    norms = [np.linalg.norm(x) for x in changes("each", "--optimizer_arg=clipnorm=0.001")]
     assert norms == pytest.approx([0.001] * 4, rel=1e-3)
 
 

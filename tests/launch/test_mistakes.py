@@ -142,7 +142,6 @@ MISTAKES = {
     ),
     "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
-    "two ways to clip": ([*RUN, "--clip_norm=1", "--clip_value=0.5"], ["--clip_norm=1.0 and --clip_value=0.5", "one"]),
     "an average that never moves": (
         [*RUN, "--ema_decay=1"],
         ["--ema_decay=1 can't be used: it takes a number from 0 to below 1"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -15,10 +16,10 @@ from absl.testing import flagsaver
 
 from crankshaft import input as inputs
 from crankshaft import models
+from crankshaft.launch import train
 from crankshaft.launch.command_line import checks, config, registry, values
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.command_line.given import GONE, expanded
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host.files import write_json
 
@@ -109,24 +110,18 @@ def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, w
         checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data")
 
 
-@pytest.mark.parametrize(("flag", "left", "other"), [(name, value, 7) for name, (value, _) in GONE.items()])
-def test_a_run_with_a_flag_that_is_gone_goes_on_where_it_was_the_value_that_is_left(run_dir, flag, left, other):
+@pytest.mark.parametrize(("was", "goes_on"), [(0.0, True), (0.5, False)])
+def test_a_run_with_a_flag_that_is_gone_goes_on_where_the_flag_was_off(run_dir, was, goes_on):
     path = run_dir / config.FILE_NAME
     before = json.loads(path.read_text())
-    again = ["--model=mlp", f"--config={path}"]
-    for value in (left, other):
-        before["flags"][flag] = before["deciding"][flag] = value
-        path.write_text(json.dumps(before))
-        if value == left:
-            checked(*OF_THE_RUN, f"--run_dir={run_dir}")
-            assert flag not in " ".join(expanded(again))
-    with pytest.raises(UsageError, match=f"{flag}=7 among its flags, and --{flag} is gone: .*--allow_changed_config"):
+    before["flags"]["clip_value"] = before["deciding"]["clip_value"] = was
+    path.write_text(json.dumps(before))
+    refused = pytest.raises(UsageError, match=r"another configuration \(clip_value: 0.5 -> None\).*--allow_changed")
+    with contextlib.nullcontext() if goes_on else refused:
         checked(*OF_THE_RUN, f"--run_dir={run_dir}")
-    with pytest.raises(
-        UsageError, match=f"config.json has {flag}=7 among its flags, and --{flag} is gone: .*; take it"
-    ):
-        expanded(again)
     checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--allow_changed_config")
+    with flagsaver.flagsaver(), pytest.raises(UsageError, match="--clip_value is unknown"):
+        train.read_flags(["crankshaft train", "--model=mlp", f"--config={path}"])
 
 
 def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
@@ -181,25 +176,6 @@ def test_every_module_that_is_a_model_or_an_input_is_named(kind, has):
     names = [each.name for each in pkgutil.iter_modules(package.__path__)]
     modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
     assert [name for name, module in modules.items() if hasattr(module, has)] == list(registry.NAMES[kind])
-
-
-def test_flags_of_before_are_taken_by_the_names_of_today(run_dir):
-    about = json.loads((run_dir / config.FILE_NAME).read_text())
-    for part in about.values():
-        part.pop("outer_arg")
-        part.update({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
-    about["flags"] = {name: value for name, value in about["flags"].items() if name not in registry.ENTRIES}
-    about["flags"] |= {"reduce_lr_patience": 2, "reduce_lr_factor": 0.5, "early_stopping_patience": 0, "top_k": 3}
-    write_json(run_dir / config.FILE_NAME, about)
-    run = config.read(run_dir)
-    assert run["deciding"]["outer_arg"] == {"learning_rate": 1.0, "momentum": 0.0}
-    assert run["flags"]["reduce_lr"] == {"patience": 2, "factor": 0.5}
-    assert run["flags"]["sampling"] == {"top_k": 3}
-    assert "early_stopping" not in run["flags"]
-    found = asked("--mode=eval", f"--run_dir={run_dir}")
-    assert found.outer_arg == {"learning_rate": 1.0, "momentum": 0.0}
-    differences = values.differences(run["deciding"], asked(*OF_THE_RUN, f"--data_dir={run_dir}").deciding())
-    assert differences == ["outer_arg learning_rate: 1.0 -> 0.7", "outer_arg momentum: 0.0 -> 0.9"]
 
 
 def test_each_field_is_a_flag_of_its_type():
