@@ -9,6 +9,18 @@ Raises:
 import os
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .build import build_embeddings, build_layers, make_optimizer
+    from .layers.embeddings import Embedding
+    from .metrics.keras_metrics import KerasMetric
+    from .metrics.means import Mean, auc, mean, root_mean_square
+    from .step.batches import weighed
+    from .step.context import step_context
+    from .step.gradients import Update
+    from .step.options import StepOptions
+    from .trainer import Trainer
 
 if __name__ == "engine":
     raise ImportError("engine is a part of crankshaft; write `import crankshaft.engine` in place of `import engine`")

@@ -77,6 +77,11 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     Raises:
       TypeError: it is no Keras model.
       ValueError: it does not take such features; says what to give.
+
+    Example:
+      >>> def build(self):  # of a Trainer with a second model
+      ...     self.critic = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+      ...     build_layers(self, self.critic, features=tf.zeros([1, 8]))
     """
     whose = type(trainer).__name__
     if not isinstance(model, tf.keras.layers.Layer):
@@ -98,7 +103,18 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
 
 
 def build_embeddings(trainer) -> None:
-    """Makes the shards of the embeddings among a trainer's attributes."""
+    """Makes the shards of the embeddings among a trainer's attributes.
+
+    Args:
+      trainer: whose `build` asks; the default one does it already.
+
+    Raises:
+      ValueError: a table can't be accumulated over micro-batches, as `admit_after` counts a step's ids once.
+
+    Example:
+      >>> def build(self):  # of a Trainer that builds nothing else
+      ...     build_embeddings(self)
+    """
     given = trainer.given
     for table in Holdings(trainer).tables.values():
         table.check_accumulation(given.options.accumulate_steps)
@@ -112,6 +128,15 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
       trainer: whose `build` asks, and which is asked for each variable's `learning_rate_multiplier`.
       variables: all that it is to update.
       optimizer: the engine's, or Keras's, which is adapted; None is what the trainer's `build_optimizer` returns.
+
+    Raises:
+      TypeError: it is not an optimizer.
+      ValueError: a Keras optimizer is to clip, average or accumulate, which the engine does; says by which option.
+
+    Example:
+      >>> def build(self):  # of a Trainer with a second model and an optimizer for each
+      ...     super().build()
+      ...     self.critic_optimizer = make_optimizer(self, self.critic.trainable_variables)
     """
     optimizer = trainer.build_optimizer() if optimizer is None else optimizer
     if not isinstance(optimizer, optimizers.Optimizer):

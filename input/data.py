@@ -33,6 +33,11 @@ class Data:
       treatments: what is done to the raw values of a table's columns before they are features, by column; what is done
         to an array of columns has the name "". None: raw values are taken as they are.
       columns: how each column of a table is read, in lines for people.
+
+    Example:
+      >>> import numpy as np
+      >>> images, labels = np.zeros([100, 28, 28], "float32"), np.zeros([100], "int32")
+      >>> data = Data((images[:80], labels[:80]), (images[80:], labels[80:]), num_classes=10)
     """
 
     train: Any

@@ -56,6 +56,9 @@ def run(
     Raises:
       UsageError: a mistake in what was asked (a ValueError); the message is the line that the program would print.
       RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
+
+    Example:
+      >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP
     """
     with explanations.as_lines(), flagsaver.flagsaver():
         own_files.check_trainer(trainer_class)
@@ -193,6 +196,9 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
 
     Raises:
       UsageError: the folder holds no such checkpoint, or the model can't be made.
+
+    Example:
+      >>> load_model("runs/plane", "best")(features)  # doctest: +SKIP
     """
     from .run import weights
 

@@ -62,6 +62,9 @@ def main(
       argv: the command line; None is the process's.
       may_change: names of your own absl flags that do not decide a run's numbers: with other values of the others,
         a run_dir is not resumed.
+
+    Example:
+      >>> main(PlaneTrainer, data=data)  # doctest: +SKIP
     """
     process.open_closed_streams()
     terminal.fit_log()

@@ -131,10 +131,10 @@ class Model(Trainer):
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         losses, counted = self.losses(outputs, batch), batch[1] >= 0
-        found = {"perplexity": exp_mean(losses, weights=counted)}
+        figures: dict[str, Mean] = {"perplexity": exp_mean(losses, weights=counted)}
         if self.given.num_classes == _BYTES:
-            found["bits_per_byte"] = mean(losses / math.log(2), weights=counted)
-        return found
+            figures["bits_per_byte"] = mean(losses / math.log(2), weights=counted)
+        return figures
 
 
 class Decoder(tf.keras.Model):

@@ -18,6 +18,10 @@ class Spec:
     Attributes:
       shape: of one example, without an axis of examples.
       dtype: NumPy's; `object` is strings.
+
+    Example:
+      >>> Spec([28, 28], "float32").nbytes
+      3136
     """
 
     shape: tuple[int, ...]
@@ -70,6 +74,16 @@ class Source(abc.ABC):
         or a warm disk; more where a file is in pieces that are read whole, or far away. Such a source is shuffled by
         chunks (`engine.data.order.ChunkedOrder`); all are of this size but the last.
       draws: whether `decode` uses its seeds, so that an example differs from epoch to epoch.
+
+    Example:
+      >>> class Squares(Source):
+      ...     element_spec = (Spec([1], "float32"), Spec([], "int32"))
+      ...     def __len__(self):
+      ...         return 1000
+      ...     def read(self, indices):
+      ...         return indices[:, None].astype("float32") ** 2, (indices % 2).astype("int32")
+      >>> Squares().read(np.array([3, 2]))[0].tolist()
+      [[9.0], [4.0]]
     """
 
     element_spec: Any

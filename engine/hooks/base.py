@@ -41,6 +41,11 @@ class Status:
       stop: set by a hook that wants the run to end, to the reason. Of several workers, any one's hook may: all end at
         one step, this one if something is due at it, else after the next call or two.
       agreed_stop: why the run ends, and which worker wants it to, once all know.
+
+    Example:
+      >>> def stop_after_an_epoch(status, metrics):  # hooks.every_steps(10, stop_after_an_epoch)
+      ...     if status.epoch >= 1:
+      ...         status.stop = "one epoch is enough"
     """
 
     step: int
@@ -75,6 +80,15 @@ class Hook:
 
     Attributes:
       name: names the hook's state in a checkpoint; unique among a run's hooks.
+
+    Example:
+      >>> class Slowest(Hook):
+      ...     name = "slowest"
+      ...     seconds = 0.0
+      ...     def __call__(self, status):
+      ...         self.seconds = max(self.seconds, status.seconds)
+      ...     def end(self, status):
+      ...         print(f"the slowest call took {self.seconds:.3f} s")
     """
 
     name = "hook"
@@ -120,7 +134,15 @@ class Periodic(Hook):
       at_end: act at the run's last step too, whatever the period.
 
     Raises:
-      ValueError: the period is no whole number, or below 0.
+      ValueError: the period is not a whole number, or below 0.
+
+    Example:
+      >>> class Ping(Periodic):
+      ...     def act(self, status):
+      ...         print(f"step {status.step} of {status.until_step}")
+      >>> ping = Ping(every_steps=100)
+      >>> ping.next_due(step=250, status=None)
+      300
     """
 
     every_steps: int
@@ -150,6 +172,18 @@ class Windowed(Periodic):
     """A periodic hook with the sums of the metrics since it last acted, which survive a restart.
 
     `act` may keep `window`: the next one is a new object.
+
+    Args:
+      every_steps: the period; 0 is never.
+      at_end: act at the run's last step too, whatever the period.
+
+    Attributes:
+      window: the sums since the hook last acted, `engine.metrics.Sums`; `means()` reads them.
+
+    Example:
+      >>> class Loss(Windowed):
+      ...     def act(self, status):
+      ...         print(status.step, self.window.means()["loss"])
     """
 
     def __init__(self, every_steps: int, at_end: bool = False):
@@ -179,6 +213,12 @@ class StopRequest(Hook):
 
     Attributes:
       reason: why this process wants the run to end; None before.
+
+    Example:
+      >>> stop = StopRequest()  # among a run's hooks
+      >>> stop.request("the budget is spent")
+      >>> stop.reason
+      'the budget is spent'
     """
 
     name = "stop_request"
@@ -218,8 +258,16 @@ class _EveryEpoch(_Every):
 def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]) -> Hook:
     """Makes a user's hook: calls `function(status, metrics)` every so many steps, with the means since the last.
 
-    `loss` is always among them; it is nan where no step counted, since float16's loss scale skipped them all. Raises
-    ValueError for a period that is not 1 or more.
+    Args:
+      steps: the period, 1 or more.
+      function: takes a `Status` and the means by name, floats. `loss` is always among them; it is nan where no step
+        counted, since float16's loss scale skipped them all.
+
+    Raises:
+      ValueError: the period is not 1 or more.
+
+    Example:
+      >>> hook = every_steps(100, lambda status, metrics: print(status.step, metrics["loss"]))
     """
     if isinstance(steps, numbers.Integral) and steps < 1:
         raise ValueError(f"every_steps({steps}, ...) is never called; use 1 or more, or leave the hook out")
@@ -229,6 +277,10 @@ def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]
 def every_epoch(function: Callable[[Status, dict[str, float]], None]) -> Hook:
     """Makes a user's hook: calls `function(status, metrics)` at the end of each epoch, with the epoch's means.
 
-    For `loss` see `every_steps`.
+    Args:
+      function: see `every_steps`.
+
+    Example:
+      >>> hook = every_epoch(lambda status, metrics: print(status.epoch, metrics["loss"]))
     """
     return _EveryEpoch(function, 0, getattr(function, "__name__", "every_epoch"))

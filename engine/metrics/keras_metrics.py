@@ -17,15 +17,6 @@ _TRIALS = 3
 class KerasMetric:
     """A `tf.keras.metrics.Metric`, unchanged, for `Trainer.metrics`.
 
-    For example:
-
-        def __init__(self):
-            super().__init__()
-            self.f1 = KerasMetric(tf.keras.metrics.F1Score(average="macro"))
-
-        def metrics(self, outputs, batch):
-            return {"f1": self.f1(batch[1], tf.nn.softmax(outputs))}
-
     Its value is Keras's over all examples, however they were cut into batches and over replicas. That holds where the
     metric's state is made of sums, as of F1Score, AUC, Precision, Recall, MeanIoU and all that average over examples;
     another is refused at its first batch. A trial tells which: two small batches of random numbers have to add to a
@@ -33,9 +24,19 @@ class KerasMetric:
 
     A value that is a vector (`F1Score(average=None)`) is shown as NAME_0, NAME_1, ...; a dictionary's as NAME_KEY.
 
+    Args:
+      metric: is called in `Trainer.metrics` as Keras calls it: (labels, predictions[, weights]).
+
     Raises:
-      TypeError: the argument is no Keras metric.
+      TypeError: the argument is not a Keras metric.
       ValueError: it is made within a step.
+
+    Example:
+      >>> def __init__(self):  # of a Trainer
+      ...     super().__init__()
+      ...     self.f1 = KerasMetric(tf.keras.metrics.F1Score(average="macro"))
+      >>> def metrics(self, outputs, batch):
+      ...     return {"f1": self.f1(batch[1], tf.nn.softmax(outputs))}
     """
 
     def __init__(self, metric: tf.keras.metrics.Metric):

@@ -39,7 +39,18 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
 
 
 class Mean(Pair):
-    """A sum and the number of things summed, both scalar float32 tensors. Its value is total / count."""
+    """A sum and the number of things summed. Its value is total / count.
+
+    Pairs are added over steps, replicas and workers before they are divided: that is exact on uneven batches.
+
+    Args:
+      total: scalar float32, the sum.
+      count: scalar float32, the number of things summed, or the sum of their weights.
+
+    Example:
+      >>> Mean(total=6.0, count=4.0).value()
+      1.5
+    """
 
     def value(self) -> float | None:
         return self.total / self.count if self.count else None
@@ -134,6 +145,11 @@ def mean(values, weights=None) -> Mean:
     Returns:
       Mean(sum of values, number of values), or the weighted sum and the sum of weights. Both are 0 for an empty
       batch, which therefore weighs nothing.
+
+    Example:
+      >>> pair = mean([1.0, 2.0, 6.0])
+      >>> float(pair.total), float(pair.count)
+      (9.0, 3.0)
     """
     values = tf.cast(values, tf.float32)
 
@@ -152,7 +168,17 @@ def mean(values, weights=None) -> Mean:
 
 
 def root_mean_square(values, weights=None) -> RootMean:
-    """Makes the pair for the root of the mean of squares. Arguments as `mean`'s."""
+    """Makes the pair for the root of the mean of squares.
+
+    Args:
+      values: see `mean`.
+      weights: see `mean`.
+
+    Example:
+      >>> pair = root_mean_square([3.0, 5.0])  # of errors, say
+      >>> float(pair.total), float(pair.count)
+      (34.0, 2.0)
+    """
     return _of_kind(RootMean, mean(tf.square(tf.cast(values, tf.float32)), weights))
 
 
@@ -176,6 +202,10 @@ def auc(labels, logits, weights=None) -> Auc:
       labels: any shape, 0 or 1, one an example; any other label ends the run.
       logits: of the same shape; sigmoid(logits) is the predicted probability. Those that are not finite do not count.
       weights: None, or of the same shape, at least 0.
+
+    Example:
+      >>> def metrics(self, outputs, batch):  # of a Trainer whose outputs are logits [n, 1], and labels [n, 1]
+      ...     return {"auc": auc(batch[1], outputs)}
     """
     scores = tf.convert_to_tensor(logits)
     logits = tf.reshape(tf.cast(scores, tf.float32), [-1])

@@ -103,8 +103,17 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
 
     For a step of one's own on data with weights; `Trainer.compute_gradients` and the default steps do it themselves.
 
+    Args:
+      loss: takes outputs and a batch, and returns the pair that `crankshaft.mean` makes, of one value an example.
+      outputs: the model's, a nest of tensors [examples, ...].
+      batch: in the form of the data: (features, labels[, weights]), of tensors [examples, ...].
+
     Raises:
       ValueError: there are weights, and the pair was not made by `crankshaft.mean`.
+
+    Example:
+      >>> def critic_loss(self, batch):  # of a Trainer with a step of its own
+      ...     return weighed(self.loss, self.critic(batch[0], training=True), batch)
     """
     return as_loss(loss(outputs, without_weights(batch)), "the loss", fields(batch).weights)
 

@@ -188,6 +188,16 @@ class Update:
     Attributes:
       norm: sqrt(sum of squares) over all gradients, computed where the options need it or somebody looks at it.
       finite: scalar bool, whether every gradient is; None where a step is always applied.
+
+    Example:
+      >>> def train_step(self, batch):  # of a Trainer: its default
+      ...     variables = self.trainable_variables
+      ...     gradients, metrics = self.compute_gradients(batch)
+      ...     gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
+      ...     gradients = gradients.over(count).unscaled()
+      ...     update = Update(gradients)
+      ...     update.apply(self.optimizer, gradients.clipped(variables, update.norm), variables)
+      ...     return update.end(metrics)
     """
 
     def __init__(self, gradients: Gradients):

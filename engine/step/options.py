@@ -17,8 +17,13 @@ class StepOptions:
     Attributes:
       seed: the run's only source of randomness, from 0 to 2^31 - 1.
       precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
-      optimizer, optimizer_args: a name for `engine.optimizers.build` and its arguments.
-      learning_rate, schedule, schedule_args, warmup_steps, total_steps: see `engine.optimizers.schedules.build`.
+      optimizer: a name for `engine.optimizers.build`.
+      optimizer_args: its arguments, by name.
+      learning_rate: see `engine.optimizers.schedules.build`, as for the next four.
+      schedule: the name of the rate's schedule.
+      schedule_args: its arguments, by name.
+      warmup_steps: in which the rate rises linearly to where it begins.
+      total_steps: at which a schedule ends.
       weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
       weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
@@ -31,6 +36,13 @@ class StepOptions:
       on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
       debug: check shapes and labels in the step.
       check_numerics: check every op's output (slow) and name the first that is not finite.
+
+    Raises:
+      ValueError: an option is out of range, or two of them clip the same gradients.
+
+    Example:
+      >>> StepOptions(optimizer="adamw", learning_rate=0.01, clip_norm=1.0).needs_norm
+      True
     """
 
     seed: int = 0

@@ -65,6 +65,9 @@ class Embedding(tf.Module):
 
     Raises:
       ValueError: an argument is out of range.
+
+    Example:
+      >>> users = Embedding("users", rows=1000, width=16)  # an attribute of a Trainer, whose model calls users(ids)
     """
 
     def __init__(
