@@ -178,7 +178,7 @@ class Windowed(Periodic):
       at_end: act at the run's last step too, whatever the period.
 
     Attributes:
-      window: the sums since the hook last acted, `engine.metrics.Sums`; `means()` reads them.
+      window: the sums since the hook last acted; `means()` reads them.
 
     Example:
       >>> class Loss(Windowed):
