@@ -58,7 +58,7 @@ WAYS = {
 }
 # With dropout (each replica's own masks) and with batch normalisation (statistics that are averaged over replicas).
 ON_SEVERAL = ("mlp_dropout", "cnn_batch_norm")
-# Strategies by name: the command, and flags. Closures of a given length, as the time that they take is chance.
+# Strategies by name: the command, and flags. Leases of a given length, as the time that they take is chance.
 STRATEGIES = {
     "mirrored": ("train", "--strategy=mirrored --num_virtual_devices=2"),
     "local_sgd": ("train", "--strategy=mirrored --num_virtual_devices=2 --sync_every_steps=4"),

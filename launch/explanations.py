@@ -135,10 +135,10 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         from ..engine.hooks import numerics
         from ..engine.hooks.sync_check import OutOfSyncError
         from ..engine.strategies.devices import DeviceError
-        from ..engine.strategies.parameter_server.coordinator import ClosureError
+        from ..engine.strategies.parameter_server.coordinator import LeaseError
     except Exception:  # the engine can't be imported, which is what `error` says
         return None
-    if isinstance(error, (DeviceError, ClosureError)):
+    if isinstance(error, (DeviceError, LeaseError)):
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):  # a full disk may have room the next time
         return EXIT_FAILED if "could not be written" in str(error) else EXIT_USAGE, str(error)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.autograph.pyct import loader
-from tensorflow.python.data.experimental.ops import distribute, testing
+from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
@@ -203,11 +203,6 @@ def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.
         output_shapes=[part.shape for part in tf.nest.flatten(spec)],
     )
     return tf.data.experimental.from_variant(mixed, spec)
-
-
-def sleep(microseconds: tf.Tensor) -> tf.Tensor:
-    """Sleeps without taking a core; returns int64 0. TensorFlow has no other op that does."""
-    return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).reduce(tf.zeros([], tf.int64), tf.add)
 
 
 def variable_without_value(shape: Sequence[int], dtype: tf.DType, name: str, trainable: bool | None) -> tf.Variable:

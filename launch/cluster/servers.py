@@ -14,7 +14,7 @@ from . import tf_config
 from .tf_config import Cluster
 
 _POLL_SECONDS = 1.0
-# A closure that a worker runs keeps one thread of its server waiting, and servers ask for the closure's tensors by
+# A lease that a worker runs keeps one thread of its server waiting, and servers ask for the lease's tensors by
 # another (TensorFlow's grpc_eager_service_impl.h, EnqueueHandler): with one alone, as on one core, neither goes on.
 _LEAST_THREADS = 2
 

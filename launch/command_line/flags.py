@@ -288,7 +288,7 @@ class Flags:
     max_staleness_steps: int | None = _servers(
         _integer,
         None,
-        "A worker more updates than this ahead of the slowest waits; 0 makes rounds. None waits if not given.",
+        "Bounds the staleness: workers go in rounds, of at most one step more than this each. No rounds if not given.",
         **_COUNT,
     )
     variable_placement: Sequence[str] = _servers(

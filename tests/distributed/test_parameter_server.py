@@ -23,9 +23,9 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
     seen = check_updates(job, steps)
     assert (seen == 10).all()
     assert variable(job.run_dir, "optimizer/iterations") == steps
-    closures = job.result["closures"]
-    assert closures["scheduled"] == closures["done"] > 0
-    assert closures["lost"] == closures["retried"] == closures["steps_unseen"] == 0
+    leases = job.result["leases"]
+    assert leases["scheduled"] == leases["done"] > 0
+    assert leases["retried"] == leases["steps_unseen"] == 0
     assert job.result["staleness"]["mean"] < 10
     assert {each["server"] for each in job.result["placement"]} == {0, 1}
     assert f"[evaluator] evaluation at step {steps}" in job.output
@@ -40,7 +40,7 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
 def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothing_is(start, monkeypatch):
     """What is handed out by then is done, and no more is.
 
-    On one core TensorFlow's servers take so many threads: one would wait for the closure, which waits for the other.
+    On one core TensorFlow's servers take so many threads: one would wait for the lease, which waits for the other.
     """
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "1")
     never = ("--checkpoint_every_steps=0", "--summary_every_steps=0", "--steps_per_loop=4")
@@ -182,7 +182,7 @@ def test_more_than_one_message_holds_trains(start):
         pytest.skip(f"takes 12 GiB of memory, of which {free:.0f} are free")
     job = start("run", "--mode=train", "--train_steps=3", local=("--workers=1", "--ps=1"), script=LARGE).ok()
     assert job.result["server_bytes"][0] > 2 << 30
-    assert job.result["closures"]["retried"] == 0
+    assert job.result["leases"]["retried"] == 0
     assert job.result["step"] == 3
 
 
@@ -223,9 +223,15 @@ def test_one_worker_resumed_gives_the_bits_of_one_that_was_not_interrupted(start
 
 
 @pytest.mark.slow
-def test_with_no_staleness_workers_go_in_rounds(start):
-    steps = 20 * STEPS_PER_EPOCH
-    job = start("run", "--mode=train", f"--train_steps={steps}", "--max_staleness_steps=0").ok()
-    assert (check_updates(job, steps) == 20).all()
-    # In a round each worker pushes once; one that pulls before the other has pushed sees it one later.
-    assert job.result["staleness"]["p99"] <= 2
+@pytest.mark.parametrize("bound", [0, 3])
+def test_under_a_bound_of_staleness_workers_go_in_rounds_and_wait_for_one_that_is_stopped(start, bound):
+    steps = 60 * STEPS_PER_EPOCH
+    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=200")
+    job = start("run", *flags, f"--max_staleness_steps={bound}")
+    job.until(lambda: runs.newest(job.run_dir) >= 200)
+    job.send("worker 1", signal.SIGSTOP)
+    time.sleep(1.0)  # in which the other one alone would do all steps up to the next checkpoint
+    job.send("worker 1", signal.SIGCONT)
+    assert (check_updates(job.ok(), steps) == 60).all()
+    # While one is at a step, the other does at most the lease of its round.
+    assert 0 < job.result["staleness"]["max"] <= bound + 1

@@ -1,7 +1,7 @@
-"""The parameter servers' loop: closures handed out to workers in a bounded window, and taken back as they come.
+"""The parameter servers' loop: leases handed out to workers in a bounded window, and taken back as they come.
 
-Coordinator code, on TensorFlow's `ClusterCoordinator`, whose own queue would take 262,144 of them and run one that
-fails for ever.
+Coordinator code, on TensorFlow's `ClusterCoordinator`, which calls a lease's run a closure; its own queue would take
+262,144 of them and run one that fails for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,21 +27,17 @@ from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from ...internals.errors import counted, reason
 from ...internals.tensorflow import ends_executor
-from .closures import (
-    DEAD,
-    ClosureLoop,
-    Counters,
-    Lease,
-    Returned,
-    UpdateLoop,
-)
+from .leases import Counters, Lease, LeaseLoop, Returned, UpdateLoop
 
+_OPEN_PER_WORKER = 2  # leases that are out at once
+_MAX_RETRIES = 3  # of a lease that raises
 _PROBE_SECONDS = 0.5
+_LEASE_SECONDS = 0.25  # to start one and to take it back costs about 10 ms, of the coordinator's time too
+_WORKERS_AT_THAT = 8
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError)
 
 
-class ClosureError(Exception):
+class LeaseError(Exception):
     """What a worker ran failed as often as it was tried: where, on which data, with what. One line."""
 
 
@@ -52,14 +48,16 @@ class Cluster(NamedTuple):
     workers: tuple[str, ...]
     servers: tuple[str, ...]
 
+    def gone_servers(self) -> list[int]:
+        return [server for server, address in enumerate(self.servers) if is_gone(address)]
+
     def explain_lost_server(self, error: BaseException) -> str | None:
         """Returns one line, if an error says that a parameter server is lost."""
-        if not is_server_lost(error):
+        if not (isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and "/job:ps" in str(error)):
             return None
         time.sleep(_PROBE_SECONDS)  # its port may be open for a moment yet
-        gone = [server for server, address in enumerate(self.servers) if is_gone(address)]
         named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
-        return self.explain_lost(gone or named)
+        return self.explain_lost(self.gone_servers() or named)
 
     def explain_lost(self, servers: list[int]) -> str:
         """Returns the line that says of some servers that they are lost."""
@@ -72,45 +70,63 @@ class Cluster(NamedTuple):
 
 @dataclasses.dataclass
 class Ledger:
-    """Counts of what became of closures, over the life of the process.
+    """Counts of what became of leases, over the life of the process.
 
     Attributes:
       scheduled: leases that were handed out, each once.
       done: leases that came back.
-      retried: closures that were run again, by TensorFlow after a worker's death or by us after an error.
-      lost: runs of closures that never ended.
+      retried: runs of leases that never ended, each followed by another: TensorFlow's after a worker's death, or ours
+        after an error.
       steps_unseen: updates whose metrics were lost with the run that did them.
     """
 
     scheduled: int = 0
     done: int = 0
     retried: int = 0
-    lost: int = 0
     steps_unseen: int = 0
 
 
 class Done(NamedTuple):
-    """A closure that came back: its lease, and what it returned."""
+    """A lease that came back, and with what."""
 
     lease: Lease
     returned: Returned
 
 
-class Closures:
-    """The bounded window of closures that workers are running.
+def lease_seconds(workers: int) -> float:
+    """Returns how long a lease is to last: longer with many workers, as the one coordinator takes all leases back."""
+    return _LEASE_SECONDS * max(1.0, workers / _WORKERS_AT_THAT)
+
+
+@dataclasses.dataclass
+class _Open:
+    """A lease that is out.
+
+    Attributes:
+      failures: how often it has raised.
+      begun: its steps, and how often it was begun when they were new.
+    """
+
+    lease: Lease
+    loop: LeaseLoop
+    operands: Any
+    failures: int = 0
+    begun: tuple[int, int] | None = None
+
+
+class Leases:
+    """The bounded window of leases that workers are running.
 
     Args:
       coordinator: TensorFlow's.
       cluster: where its tasks are.
-      max_inflight_per_worker: closures that are out at once, times the workers.
-      max_retries: of a lease whose closure raises.
       timeout_seconds: without any update, until those that hold it are named; 0 waits for ever. `FIRST_CALL_FACTOR`
         times as long for a loop of which nothing has come back: workers build and optimize its graph.
       describe: a lease and a step of it, for a message.
       fault_of_data: what was wrong with the data, if an error comes of that; such a lease is not tried again.
 
     Attributes:
-      ledger: what became of closures.
+      ledger: what became of leases.
     """
 
     def __init__(
@@ -118,30 +134,22 @@ class Closures:
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         cluster: Cluster,
         *,
-        max_inflight_per_worker: int,
-        max_retries: int,
         timeout_seconds: float,
         describe: Callable[[Lease, int], str],
         fault_of_data: Callable[[BaseException], SourceError | None],
     ):
         self._coordinator = coordinator
         self._cluster = cluster
-        self._max_retries = max_retries
         self._timeout_seconds = timeout_seconds
         self._describe, self._fault_of_data = describe, fault_of_data
-        slots = max_inflight_per_worker * len(cluster.workers)
-        self.counters = Counters(slots, len(cluster.workers))
+        slots = _OPEN_PER_WORKER * len(cluster.workers)
+        self.counters = Counters(slots)
         self.ledger = Ledger()
-        self._slots = list(range(slots))
-        self._steps = [0] * slots  # of each slot, what has been counted when nothing is open in it
-        self._starts = [0] * slots
-        self._open: dict[int, tuple[ClosureLoop, object, Lease]] = {}
-        self._traced: set[ClosureLoop] = set()
-        self._built: set[ClosureLoop] = set()  # by a worker, which has run it
-        self._failures: dict[int, int] = {}
-        self._begun: dict[int, tuple[int, int]] = {}  # steps of a lease, and how often it was begun when they were new
+        self._free = [(slot, 0, 0) for slot in range(slots)]  # with the steps and starts that were counted there
+        self._open: dict[int, _Open] = {}
+        self._traced: set[LeaseLoop] = set()
+        self._built: set[LeaseLoop] = set()  # by a worker, which has run it
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()
-        self._numbers = 0
         self._moved = (0, time.monotonic())  # updates in all, and since when there are so many
 
     @property
@@ -149,31 +157,31 @@ class Closures:
         return len(self._open)
 
     @property
-    def has_room(self) -> bool:
-        return bool(self._slots)
+    def room(self) -> int:
+        """How many more can be out."""
+        return len(self._free)
 
-    def hand_out(self, loop: ClosureLoop, run: Run) -> None:
+    def hand_out(self, loop: LeaseLoop, run: Run) -> None:
         """Schedules the steps of a feed's lease. There has to be room."""
-        slot = self._slots.pop(0)
-        self._numbers += 1
-        lease = Lease(self._numbers, slot, self._steps[slot], self._starts[slot], run.start, run.stop)
         self.ledger.scheduled += 1
-        self._schedule(loop, run.operands, lease)
-
-    def _schedule(self, loop: ClosureLoop, operands, lease: Lease) -> None:
-        self._open[lease.number] = (loop, operands, lease)
-        if len(self._open) == 1:
+        lease = Lease(self.ledger.scheduled, *self._free.pop(0), run.start, run.stop)
+        if not self._open:
             self._moved = (self._moved[0], time.monotonic())
+        self._open[lease.number] = _Open(lease, loop, run.operands)
+        self._schedule(self._open[lease.number])
+
+    def _schedule(self, each: _Open) -> None:
+        lease, loop = each.lease, each.loop
         with tf.device("CPU:0"):
             # An array would be copied to the worker by Python's conversion, which holds Python's lock: if the worker
             # does not answer, all of this process stands still.
-            given = tf.constant(lease, tf.int64)
+            numbers = tf.constant(lease, tf.int64)
         try:
-            remote = self._coordinator.schedule(loop.function, args=(operands, given))
+            remote = self._coordinator.schedule(loop.function, args=(each.operands, numbers))
         except Exception as error:
             if loop not in self._traced:
                 raise
-            # Not this one's: TensorFlow tells here that another has failed, and has cancelled all.
+            # Not this one's: TensorFlow says here that another has failed, and has cancelled all.
             self._arrived.put((lease, None, tf.errors.CancelledError(None, None, str(error))))
             return
         self._traced.add(loop)
@@ -190,7 +198,7 @@ class Closures:
         """Returns what comes back within so many seconds, as soon as anything has; [] if nothing does.
 
         Raises:
-          ClosureError: a lease has failed too often.
+          LeaseError: a lease has failed too often.
           SourceError: a worker can't read what it is to train on.
           LostPeerError: a parameter server is lost, or nothing moves.
         """
@@ -219,20 +227,13 @@ class Closures:
             return
 
     def _settle(self, lease: Lease, result: np.ndarray) -> Done:
-        loop, _, _ = self._open.pop(lease.number)
-        self._built.add(loop)
-        self._failures.pop(lease.number, None)
-        self._begun.pop(lease.number, None)
+        self._built.add(self._open.pop(lease.number).loop)
         returned = Returned.unpacked(np.asarray(result))
         _, start, starts, steps = returned.row
-        self._slots.append(lease.slot)
-        self._steps[lease.slot] = lease.steps_before + steps
-        self._starts[lease.slot] = lease.starts_before + starts
-        again = max(0, starts - 1)
+        self._free.append((lease.slot, lease.steps_before + steps, lease.starts_before + starts))
         self._moved = (self._moved[0], time.monotonic())  # what counts no updates moves as well
         self.ledger.done += 1
-        self.ledger.retried += again
-        self.ledger.lost += again
+        self.ledger.retried += max(0, starts - 1)
         self.ledger.steps_unseen += start - lease.first
         return Done(lease, returned)
 
@@ -250,22 +251,17 @@ class Closures:
                 continue
             if fault := self._fault_of_data(error):
                 raise fault from error
-            self._failures[lease.number] = self._failures.get(lease.number, 0) + 1
-            if self._failures[lease.number] > self._max_retries:
-                raise ClosureError(self._explain_failure(lease, error)) from error
-        self.counters.clear_leases()  # whoever failed has not said that it is done, and nobody is to wait for it
+            each = self._open[lease.number]
+            each.failures += 1
+            if each.failures > _MAX_RETRIES:
+                raise LeaseError(self._explain_failure(each, error)) from error
         for lease, _ in failed:
-            loop, operands, _ = self._open[lease.number]
-            self._schedule(loop, operands, lease)
+            self._schedule(self._open[lease.number])
 
     def _look_after(self) -> None:
-        """Frees workers from waiting for a dead one, and gives up in the end, while nothing comes back."""
-        gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
-        lost = [server for server, address in enumerate(self._cluster.servers) if is_gone(address)]
-        if lost:
+        """Gives up in the end, while nothing comes back."""
+        if lost := self._cluster.gone_servers():
             raise LostPeerError(self._cluster.explain_lost(lost))
-        for worker in gone:
-            self.counters.holding.scatter_update(tf.IndexedSlices(tf.constant(DEAD, tf.int64), worker))
         counts = self.counters.counts.numpy()
         self._check_hidden_retries(counts)
         updates = int(counts[0])
@@ -273,34 +269,38 @@ class Closures:
         if updates != self._moved[0]:
             self._moved = (updates, now)
         elif self._timeout_seconds and now - self._moved[1] > self._timeout_seconds * self._patience:
-            raise LostPeerError(self._explain_stuck(gone))
+            raise LostPeerError(self._explain_stuck(counts))
 
     @property
     def _patience(self) -> float:
-        return 1.0 if all(loop in self._built for loop, _, _ in self._open.values()) else FIRST_CALL_FACTOR
+        return 1.0 if all(each.loop in self._built for each in self._open.values()) else FIRST_CALL_FACTOR
+
+    def _counted(self, lease: Lease, counts: np.ndarray) -> tuple[int, int]:
+        """Returns how many steps of a lease are done, and how often it was begun."""
+        steps, starts = counts[self.counters.steps_at(lease.slot)], counts[self.counters.starts_at(lease.slot)]
+        return int(steps) - lease.steps_before, int(starts) - lease.starts_before
 
     def _check_hidden_retries(self, counts: np.ndarray) -> None:
-        """Raises ClosureError where a closure has silently been run again too often.
+        """Raises LeaseError where a lease has silently been run again too often.
 
         TensorFlow does so where it takes an error for the consequence of another.
         """
-        for _, _, lease in self._open.values():
-            steps, starts = counts[self.counters.steps_at(lease.slot)], counts[self.counters.starts_at(lease.slot)]
-            before = self._begun.get(lease.number)
-            if before is None or before[0] != steps:
-                self._begun[lease.number] = (steps, starts)
-            elif starts - before[1] > self._max_retries:
-                self._failures[lease.number] = int(starts - before[1])
-                raise ClosureError(self._explain_failure(lease, None))
+        for each in self._open.values():
+            steps, starts = self._counted(each.lease, counts)
+            if each.begun is None or each.begun[0] != steps:
+                each.begun = (steps, starts)
+            elif starts - each.begun[1] > _MAX_RETRIES:
+                each.failures = starts - each.begun[1]
+                raise LeaseError(self._explain_failure(each, None))
 
-    def _explain_stuck(self, gone: list[int]) -> str:
+    def _explain_stuck(self, counts: np.ndarray) -> str:
         if quiet := answers.silent("ps", range(len(self._cluster.servers))):
             return answers.explain(quiet, self._cluster.servers, self._timeout_seconds)
-        at = {number: worker for worker, number in enumerate(self.counters.holding.numpy().tolist()) if number > 0}
+        gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
         parts = [f"{self._named(worker)} is not there" for worker in gone]
-        held = {
-            at[number]: lease for number, (_, _, lease) in self._open.items() if number in at and at[number] not in gone
-        }
+        takers = self.counters.takers.numpy()
+        begun = [each.lease for each in self._open.values() if self._counted(each.lease, counts)[1]]
+        held = {int(takers[lease.slot]): lease for lease in begun if takers[lease.slot] not in gone}
         parts += [f"{self._named(worker)} holds {self._describe(lease, -1)}" for worker, lease in held.items()]
         # One that was stopped before it began what it was sent holds nothing yet.
         for worker in answers.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
@@ -314,23 +314,16 @@ class Closures:
     def _named(self, worker: int) -> str:
         return f"worker {worker} ({self._cluster.workers[worker]})"
 
-    def _explain_failure(self, lease: Lease, error: Exception | None) -> str:
-        counters, step, where = self.counters, -1, "a worker"
-        if isinstance(self._open[lease.number][0], UpdateLoop):
-            step = lease.first + int(counters.counts.numpy()[counters.steps_at(lease.slot)]) - lease.steps_before
-            where = f"worker {counters.takers.numpy()[lease.slot]}"
-        times = self._failures[lease.number]
+    def _explain_failure(self, each: _Open, error: Exception | None) -> str:
+        lease, step, where = each.lease, -1, "a worker"
+        if isinstance(each.loop, UpdateLoop):
+            step = lease.first + self._counted(lease, self.counters.counts.numpy())[0]
+            where = f"worker {self.counters.takers.numpy()[lease.slot]}"
         what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
-            f"{where} failed {counted(times, 'time')} on {self._describe(lease, step)}: "
+            f"{where} failed {counted(each.failures, 'time')} on {self._describe(lease, step)}: "
             f"{what}; correct the model or the data"
         )
-
-
-def is_server_lost(error: BaseException) -> bool:
-    """Returns whether a closure's or an operation's error is a parameter server's death."""
-    text = str(error)
-    return isinstance(error, _LOST[:2]) and "/job:ps" in text
 
 
 class _InOneLine(logging.Filter):

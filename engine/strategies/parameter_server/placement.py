@@ -1,4 +1,4 @@
-"""Which variable lives on which parameter server: balanced by bytes, or where it was asked to be. Coordinator code."""
+"""Which variable lives on which parameter server: balanced by bytes, or where it is wanted. Coordinator code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Placed(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Variables in whose path `pattern` is found go to server `server`."""
+    """Variables in whose path `pattern` occurs go to server `server`."""
 
     pattern: str
     server: int
@@ -68,8 +68,8 @@ class Placement:
     def plan(self, make: Callable[[], Any]) -> None:
         """Finds out, before `make` makes variables, how large they will be, and which server is to have each."""
         variables = rehearsed(make)
-        asked = [self._asked(each.device, each.path) for each in variables]
-        servers = biggest_first([each.weight for each in variables], asked, len(self.loads))
+        wanted = [self._wanted(each.device, each.path) for each in variables]
+        servers = biggest_first([each.weight for each in variables], wanted, len(self.loads))
         for each, server in zip(variables, servers, strict=True):
             self._planned.setdefault((each.name, each.bytes), []).append(server)
 
@@ -86,17 +86,17 @@ class Placement:
         for each in self.table:
             if not each.beside:
                 whole.setdefault(re.sub(r"/shard_\d+$", "", each.path), []).append(each)
-        found = sorted(
-            ((path, parts, sum(part.bytes for part in parts)) for path, parts in whole.items()), key=_size_of
-        )
-        width = len(f"{max((size for *_, size in found), default=0):,}")
+        sizes = {path: sum(part.bytes for part in parts) for path, parts in whole.items()}
+        biggest = sorted(whole, key=lambda path: -sizes[path])
+        width = len(f"{max(sizes.values(), default=0):,}")
         lines = []
-        for path, parts, size in found[:_LISTED]:
+        for path in biggest[:_LISTED]:
+            parts = whole[path]
             shards = f", {len(parts)} shards" if len(parts) > 1 else ""
             servers = ",".join(str(server) for server in sorted({part.server for part in parts}))
-            lines.append(f"  ps {servers}  {size:>{width},} bytes  {path}{shards}")
-        if len(found) > _LISTED:
-            lines.append(f"  and {len(found) - _LISTED} smaller ones")
+            lines.append(f"  ps {servers}  {sizes[path]:>{width},} bytes  {path}{shards}")
+        if len(biggest) > _LISTED:
+            lines.append(f"  and {len(biggest) - _LISTED} smaller ones")
         sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))
         return [f"variables, with their slots: {sums}", *lines]
 
@@ -116,39 +116,36 @@ class Placement:
     def _server_for(self, name: str, path: str, size: int) -> int:
         planned = self._planned.get((name, size))
         server = planned.pop(0) if planned else self.loads.index(min(self.loads))
-        asked = self._asked(current_device(), path)
-        return server if asked is None else asked
+        wanted = self._wanted(current_device(), path)
+        return server if wanted is None else wanted
 
-    def _asked(self, device: str | None, path: str) -> int | None:
+    def _wanted(self, device: str | None, path: str) -> int | None:
         """Returns the server that the user wants for a variable."""
         if (there := _server_of(device)) is not None:
             return there
         return next((server for pattern, server in self._rules if pattern.search(path)), None)
 
 
-def biggest_first(weights: Sequence[int], asked: Sequence[int | None], num_servers: int) -> list[int]:
-    """Chooses a server for each weight, in bytes: the one asked for, or, from the heaviest on, the least loaded.
+def biggest_first(weights: Sequence[int], wanted: Sequence[int | None], num_servers: int) -> list[int]:
+    """Chooses a server for each weight, in bytes: the one that is wanted, or, from the heaviest on, the least loaded.
 
     Graham 1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best.
 
-    A server that would get next to nothing so gets nothing, unless it is asked for.
+    A server that would get next to nothing so gets nothing, unless it is wanted.
     """
-    _, loads = _spread(weights, asked, range(num_servers))
+    _, loads = _spread(weights, wanted, range(num_servers))
     least = min(_LEAST_SHARE * max(loads.values()), _LEAST_BYTES)
-    worth_it = [server for server, load in loads.items() if load >= least or server in asked]
-    return _spread(weights, asked, worth_it)[0]
+    worth_it = [server for server, load in loads.items() if load >= least or server in wanted]
+    return _spread(weights, wanted, worth_it)[0]
 
 
-def _spread(weights: Sequence[int], asked: Sequence[int | None], among: Sequence[int]) -> tuple[list[int], dict]:
+def _spread(weights: Sequence[int], wanted: Sequence[int | None], among: Sequence[int]) -> tuple[list[int], dict]:
     """Returns (a server for each weight, the servers' loads)."""
-    servers, loads = list(asked), dict.fromkeys(among, 0)
-    for weight, server in zip(weights, asked, strict=True):
-        if server is not None:
-            loads[server] += weight
-    for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
+    servers, loads = list(wanted), dict.fromkeys(among, 0)
+    for index in sorted(range(len(weights)), key=lambda index: (wanted[index] is None, -weights[index])):
         if servers[index] is None:
             servers[index] = min(loads, key=loads.get)
-            loads[servers[index]] += weights[index]
+        loads[servers[index]] += weights[index]
     return servers, loads
 
 
@@ -174,34 +171,11 @@ def rehearsed(make: Callable[[], Any]) -> list[Rehearsed]:
     """Returns the variables that `make` makes beside no other, in their order; [] if that can't be known.
 
     It is called in a graph that is never run, so nothing is as large as a variable. And in a thread of its own, where
-    Keras counts layers anew. A `make` that asks for values (of a variable, say) fails there.
+    Keras counts layers from the start. A `make` that asks for values (of a variable, say) fails there.
     """
-    found, made = _Rehearsal(), []
+    by_op: dict[str, Rehearsed] = {}
 
-    def run() -> None:
-        try:
-            with tf.Graph().as_default(), tf.variable_creator_scope(found.create):
-                made.append(make())
-        except Exception as error:  # of any kind: if it is a mistake, it will be made again
-            logging.info("variables are placed in the order in which they are made: %s", error)
-
-    thread = threading.Thread(target=run, name="rehearsal")
-    thread.start()
-    thread.join()
-    return found.variables if made else []
-
-
-class _Rehearsal:
-    """Records variables instead of making them, in the order in which they are asked for."""
-
-    def __init__(self):
-        self._by_op: dict[str, Rehearsed] = {}
-
-    @property
-    def variables(self) -> list[Rehearsed]:
-        return list(self._by_op.values())
-
-    def create(self, next_creator, **keywords):
+    def record(next_creator, **keywords):
         name, path = _name_and_path(keywords)
         shape, dtype = _shape_and_dtype(keywords)
         size = _bytes(shape, dtype)
@@ -209,15 +183,28 @@ class _Rehearsal:
         op = variable.handle.op
         (group,) = (name.decode().removeprefix("loc:@") for name in op.colocation_groups())
         if group == op.name:  # beside nothing
-            self._by_op[op.name] = Rehearsed(name, path, size, variable.device, size)
+            by_op[op.name] = Rehearsed(name, path, size, variable.device, size)
         else:
-            self._by_op[group].weight += size
+            by_op[group].weight += size
         return variable
+
+    def run() -> None:
+        try:
+            with tf.Graph().as_default(), tf.variable_creator_scope(record):
+                make()
+        except Exception as error:  # of any kind: if it is a mistake, it will be made again
+            by_op.clear()
+            logging.info("variables are placed in the order in which they are made: %s", error)
+
+    thread = threading.Thread(target=run, name="rehearsal")
+    thread.start()
+    thread.join()
+    return list(by_op.values())
 
 
 def _server_of(device: str | None) -> int | None:
-    found = re.search(r"/job:ps\b.*/task:(\d+)", device or "")
-    return int(found[1]) if found else None
+    task = re.search(r"/job:ps\b.*/task:(\d+)", device or "")
+    return int(task[1]) if task else None
 
 
 def _name_and_path(keywords: dict) -> tuple[str, str]:
@@ -238,8 +225,3 @@ def _shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
 
 def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
     return (shape.num_elements() or 0) * dtype.size
-
-
-def _size_of(row: tuple[str, list[Placed], int]) -> int:
-    """Returns a sort key: the biggest first."""
-    return -row[-1]

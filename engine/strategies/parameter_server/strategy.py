@@ -27,19 +27,15 @@ from ...state import TrainState
 from ..base import Measured
 from ..feed_options import FeedOptions
 from ..inner_loop import LoopResult
+from ..pacing import Pace
 from . import sources
-from .closures import ClosureLoop, Lease, UpdateLoop
-from .coordinator import Closures, Cluster, Done, quiet_tensorflow
+from .coordinator import Cluster, Done, Leases, lease_seconds, quiet_tensorflow
 from .feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
-from .pacing import ClosurePace
+from .leases import Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule
-from .pull import Pull
-from .staleness import Staleness
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _WAIT_SECONDS = 1.0
-_INFLIGHT_PER_WORKER = 2  # closures that are out at once
-_MAX_CLOSURE_RETRIES = 3  # of a closure that raises
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
@@ -49,7 +45,9 @@ class ServerOptions:
 
     Attributes:
       cluster: where the tasks are.
-      max_staleness_steps: a worker that is more updates than this ahead of the slowest waits; None is never.
+      max_staleness_steps: workers go in rounds, a lease of at most one step more than this each, and so none begins a
+        step more updates than this ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed
+        ML via a stale synchronous parallel parameter server); None lets each go on as it can.
       placement_rules: which variables go where.
     """
 
@@ -68,7 +66,7 @@ class ParameterServer(Measured):
     Args:
       distribution: TensorFlow's strategy.
       options: what is peculiar to parameter servers.
-      feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is the steps of a closure.
+      feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is the steps of a lease.
       step_timeout_seconds: without any update, until those that hold it are named; 0 waits for ever.
       end_process: called where servers do not answer, see `StrategyOptions`.
     """
@@ -97,9 +95,9 @@ class ParameterServer(Measured):
         self._end_process = end_process
         self.feed_options = feed_options or FeedOptions()
         self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
-        self.staleness = Staleness()
         self._coordinator: Any = None
-        self._closures: Closures | None = None
+        self._leases: Leases | None = None
+        self._updates = self._staleness = self._most_stale = 0  # how many so far; their staleness, its sum and most
         self._steps_per_loop = steps_per_loop
         self._next_step = 0  # the first that is not handed out
         self._lease_seconds = 0.0  # for which workers wait: where a stream is read, of this process
@@ -129,16 +127,23 @@ class ParameterServer(Measured):
         """Describes how streams reach workers, and where the variables are, a line each."""
         return self._said + self.placement.lines()
 
+    @property
+    def staleness(self) -> dict[str, float]:
+        """How many updates of others came between the pull and the push of each so far; {} before any."""
+        if not self._updates:
+            return {}
+        return {"mean": self._staleness / self._updates, "max": float(self._most_stale)}
+
     def figures(self) -> dict[str, float]:
-        """Returns figures for TensorBoard: the counts of closures, and the staleness of updates, so far."""
-        closures = {f"closures/{name}": value for name, value in dataclasses.asdict(self._closures.ledger).items()}
-        return closures | {f"staleness/{name}": value for name, value in self.staleness.describe().items()}
+        """Returns figures for TensorBoard: the counts of leases, and the staleness of updates, so far."""
+        leases = {f"leases/{name}": value for name, value in dataclasses.asdict(self._leases.ledger).items()}
+        return leases | {f"staleness/{name}": value for name, value in self.staleness.items()}
 
     def report(self) -> dict:
-        """Returns what a run's result says of it: closures, staleness in updates, bytes on each server."""
+        """Returns what a run's result says of it: leases, staleness in updates, bytes on each server."""
         return {
-            "closures": dataclasses.asdict(self._closures.ledger),
-            "staleness": self.staleness.describe(),
+            "leases": dataclasses.asdict(self._leases.ledger),
+            "staleness": self.staleness,
             "server_bytes": list(self.placement.loads),
             "placement": [each._asdict() for each in self.placement.table],
         }
@@ -223,19 +228,15 @@ class ParameterServer(Measured):
         if read := [each.source for each in (train_feed, eval_feed) if isinstance(each, ReadByWorkersFeed)]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
         self._train_loop: Any = None
-        handed_out = self._closures.ledger.scheduled if self._closures else 0
-        self._pace = ClosurePace(len(self.cluster.workers), self._steps_per_loop, handed_out)
-        trainer = state.trainer
-        self._closures = self._closures or Closures(
+        self._leases = self._leases or Leases(
             self.coordinator,
             self.cluster,
-            max_inflight_per_worker=_INFLIGHT_PER_WORKER,
-            max_retries=_MAX_CLOSURE_RETRIES,
             timeout_seconds=self.step_timeout_seconds,
             describe=self._describe_lease,
             fault_of_data=self._fault_of_data,
         )
-        self._holdings = held = Holdings(trainer)
+        self._pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
+        self._holdings = held = Holdings(state.trainer)
         for optimizer in held.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
         exact_pull = Pull(held.steady_variables, tf.float32)
@@ -246,7 +247,7 @@ class ParameterServer(Measured):
             return runner.eval_step(batch, number, done, observed, values=exact_pull.values(pulled))
 
         self._evaluations = 0
-        self._eval_loop = eval_feed and ClosureLoop(
+        self._eval_loop = eval_feed and LeaseLoop(
             self.distribution, eval_step, eval_feed, exact_pull, keeps_scores=True
         )
 
@@ -258,10 +259,9 @@ class ParameterServer(Measured):
         def train_step(batch, step, observed, pulled):
             return runner.train_step(batch, step, observed, values=pull.values(pulled), reduce_dtype=dtype)[0]
 
-        counters, staleness = self._closures.counters, self.options.max_staleness_steps
-        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, staleness)
+        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, self._leases.counters)
 
-    def loop(self, step, jit: bool = False) -> ClosureLoop:
+    def loop(self, step, jit: bool = False) -> LeaseLoop:
         """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics.
 
         Updates that it makes are not counted, and made again where a worker dies; variables are not pulled.
@@ -274,12 +274,12 @@ class ParameterServer(Measured):
             with runner.training(number, observed, values=pull.values(pulled), reduce_dtype=dtype):
                 return step(batch, number, observed)
 
-        return ClosureLoop(self.distribution, with_progress, self.train_feed, pull)
+        return LeaseLoop(self.distribution, with_progress, self.train_feed, pull)
 
     @property
     def in_step(self) -> bool:
         """Whether all updates that were asked for are applied: only then may anybody read the weights."""
-        return not (self._closures and self._closures.num_open)
+        return not (self._leases and self._leases.num_open)
 
     def run_train_steps(self, limit: int) -> LoopResult:
         """Trains for at most `limit` steps, and at least one, and returns what came back after some 0.1 s.
@@ -295,28 +295,38 @@ class ParameterServer(Measured):
         while True:
             if not (self._ending and not self.in_step):
                 self._fill(step + limit)
-            done += self._closures.collect(_WAIT_SECONDS)
-            if done and (self.in_step or time.monotonic() - began >= _CALL_SECONDS):
+            done += self._leases.collect(_WAIT_SECONDS)
+            all_done = self.in_step and (self._ending or self._next_step >= step + limit)
+            if done and (all_done or time.monotonic() - began >= _CALL_SECONDS):
                 break
-        for each in done:
-            self.staleness.add(each.returned.staleness)
-            self._pace.fit(each)
+        for lease, returned in done:
+            self._updates += lease.stop - returned.row[1]
+            self._staleness += returned.staleness[0]
+            self._most_stale = max(self._most_stale, returned.staleness[1])
+            if lease.steps == self._pace.steps:  # of the newest length
+                self._pace.fit(lease.steps, returned.seconds)
         self.train_feed.count([each.returned.took for each in done])
-        steps = sum(each.lease.stop - each.lease.first for each in done)
+        steps = sum(each.lease.steps for each in done)
         self._state.advance(steps)
         waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
         return LoopResult(_summed(self._train_loop.names, done), steps, waited)
 
     def _fill(self, end: int) -> None:
-        """Hands out steps up to `end` while there is room."""
-        while self._closures.has_room and self._next_step < end:
+        """Hands out steps up to `end` while there is room; where staleness is bounded, a round once all are back."""
+        bound, workers = self.options.max_staleness_steps, len(self.cluster.workers)
+        leases, most = self._leases.room, self._pace.steps
+        if bound is not None:
+            leases, most = workers * self.in_step, min(most, bound + 1)
+        for _ in range(leases):
+            if self._next_step >= end:
+                return
             # Towards the end in smaller parts, so that nobody is waited for long.
-            part = -(-(end - self._next_step) // len(self.cluster.workers))
+            part = -(-(end - self._next_step) // workers)
             before = time.perf_counter()
-            run = self.train_feed.lease(self._next_step, min(self._pace.steps, part))
+            run = self.train_feed.lease(self._next_step, min(most, part))
             self._lease_seconds += time.perf_counter() - before
-            self._closures.hand_out(self._train_loop, run)
+            self._leases.hand_out(self._train_loop, run)
             self._next_step = run.stop
 
     def trace_evaluation(self) -> Sequence[str]:
@@ -331,11 +341,11 @@ class ParameterServer(Measured):
         step = self._evaluations * steps
         end, part = step + steps, max(1, -(-steps // (2 * len(self.cluster.workers))))
         while step < end or not self.in_step:
-            while step < end and self._closures.has_room:
+            while step < end and self._leases.room:
                 run = feed.lease(step, min(end - step, part))
-                self._closures.hand_out(self._eval_loop, run)
+                self._leases.hand_out(self._eval_loop, run)
                 step = run.stop
-            if done := self._closures.collect(_WAIT_SECONDS):
+            if done := self._leases.collect(_WAIT_SECONDS):
                 sums.add(_summed(self._eval_loop.names, done))
         self._evaluations += 1
         return sums

@@ -19,7 +19,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ....engine.internals.errors import reason
 from ....engine.state import TrainState
-from ....engine.strategies.parameter_server.closures import COUNT_SCOPE
+from ....engine.strategies.parameter_server.leases import COUNT_SCOPE
 from .rounds import ENDLESS
 
 STEPS = 10

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.reduction import wire
-from crankshaft.engine.strategies.parameter_server.pull import PROGRESS
+from crankshaft.engine.strategies.parameter_server.leases import PROGRESS
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])

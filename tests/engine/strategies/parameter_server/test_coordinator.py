@@ -1,4 +1,4 @@
-"""What the coordinator does about closures that do not come back, and about what TensorFlow's threads print."""
+"""How long leases last, what the coordinator does about those that do not come back, and what TensorFlow prints."""
 
 import contextlib
 import logging
@@ -16,8 +16,8 @@ from crankshaft.engine.checkpoints import CheckpointError
 from crankshaft.engine.data.base import Run
 from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.strategies.parameter_server import coordinator
-from crankshaft.engine.strategies.parameter_server.closures import Counters, Returned
-from crankshaft.engine.strategies.parameter_server.coordinator import Closures, Cluster
+from crankshaft.engine.strategies.parameter_server.coordinator import Cluster, Leases, lease_seconds
+from crankshaft.engine.strategies.parameter_server.leases import Counters
 from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 
 TIMEOUT_SECONDS = 1.0
@@ -30,16 +30,14 @@ class Loop:
 class CountersHere(Counters):
     """On this process's device: there is no server."""
 
-    def __init__(self, slots: int, workers: int):
-        self.slots, self.workers = slots, workers
-        self.counts, self.holding, self.takers = (
-            tf.Variable(tf.zeros([size], tf.int64)) for size in (1 + 2 * slots + workers, workers, slots)
-        )
+    def __init__(self, slots: int):
+        self.counts, self.takers = (tf.Variable(tf.zeros([size], tf.int64)) for size in (1 + 2 * slots, slots))
+        self._slots = slots
 
 
 @pytest.fixture
-def closures(monkeypatch):
-    """`Closures` of one worker and one server, which are ports here, and the events after which each one is back."""
+def leases(monkeypatch):
+    """`Leases` of one worker and one server, which are ports here, and the events after which each one is back."""
     monkeypatch.setattr(coordinator, "Counters", CountersHere)
     with contextlib.ExitStack() as stack:
         tasks = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(3)]
@@ -51,16 +49,13 @@ def closures(monkeypatch):
 
             def fetch(back=may_return[-1]):
                 back.wait()
-                return np.zeros([len(Returned.unpacked(np.zeros(500)).staleness) + 7])
+                return np.zeros(2 + 4 + 4 + 1)  # a `Returned` without metrics
 
             return types.SimpleNamespace(fetch=fetch)
 
-        remote = types.SimpleNamespace(schedule=schedule)
-        found = Closures(
-            remote,
+        found = Leases(
+            types.SimpleNamespace(schedule=schedule),
             Cluster(chief, (worker,), (server,)),
-            max_inflight_per_worker=2,
-            max_retries=1,
             timeout_seconds=TIMEOUT_SECONDS,
             describe=lambda lease, step: f"steps {lease.first} to {lease.stop - 1}",
             fault_of_data=lambda error: None,
@@ -71,21 +66,27 @@ def closures(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_built(closures):
-    closures, may_return = closures
+def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_built(leases):
+    leases, may_return = leases
     loops = [Loop() for _ in range(2)]
-    closures.hand_out(loops[0], Run((), 0, 1))
-    assert closures.collect(2 * TIMEOUT_SECONDS) == []
+    leases.hand_out(loops[0], Run((), 0, 1))
+    assert leases.collect(2 * TIMEOUT_SECONDS) == []
     may_return[0].set()
-    assert len(closures.collect(30)) == 1
-    closures.hand_out(loops[0], Run((), 1, 2))
+    assert len(leases.collect(30)) == 1
+    leases.hand_out(loops[0], Run((), 1, 2))
     with pytest.raises(LostPeerError, match="no update for `step_timeout_seconds`=1: no worker has taken"):
-        closures.collect(30)
+        leases.collect(30)
     may_return[1].set()
-    assert len(closures.collect(30)) == 1
-    closures.hand_out(loops[1], Run((), 2, 3))
+    assert len(leases.collect(30)) == 1
+    leases.hand_out(loops[1], Run((), 2, 3))
     with pytest.raises(LostPeerError, match="no update for 5 times `step_timeout_seconds`=1: no worker has taken"):
-        closures.collect(30)
+        leases.collect(30)
+
+
+def test_of_many_workers_each_lease_lasts_longer():
+    """The coordinator takes them back one by one: as many a second from 32 workers as from 8."""
+    assert lease_seconds(1) == lease_seconds(8)
+    assert 32 / lease_seconds(32) == 8 / lease_seconds(8)
 
 
 @pytest.mark.parametrize("where", [" from remote target /job:ps/replica:0/task:0", ""])

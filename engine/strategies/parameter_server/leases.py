@@ -1,0 +1,322 @@
+"""What a worker runs for a lease: a range of steps in one compiled call, counted by the servers. Worker code.
+
+Where a worker dies, TensorFlow runs its lease again on another one. The servers know how far it was, so it goes on
+from there: steps are repeated only if they were applied and not yet counted when the worker died or the step failed, as
+the last one is until the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ...internals.variables import server_of, tf_variable
+from ...optimizers.base import Optimizer
+from ...reduction import wire
+from ...step.context import Values
+from ..inner_loop import InnerLoop
+from .feed import Took, timestamp_after
+
+COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
+PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
+
+
+class Lease(NamedTuple):
+    """A range of steps of the data's order, handed out to whichever worker takes it.
+
+    Attributes:
+      number: from 1 on, over the whole run of the process.
+      slot: its index among the counters while it is open.
+      steps_before, starts_before: what the slot had counted when the lease was made.
+      first, stop: the range, [first, stop).
+    """
+
+    number: int
+    slot: int
+    steps_before: int
+    starts_before: int
+    first: int
+    stop: int
+
+    @property
+    def steps(self) -> int:
+        return self.stop - self.first
+
+
+class Returned(NamedTuple):
+    """What a lease comes back with.
+
+    Attributes:
+      sums: [rows, 2], the metrics' sums over the steps that this run of it did, and the scores that it keeps.
+      staleness: the sum over these steps, and the most, of the updates by others between a step's pull and its push.
+      row: the worker; the first of these steps; how often the lease was begun, and its steps, by the counters.
+      took: a `Took`, as [4] in the graph.
+      seconds: the time that it took in all.
+    """
+
+    sums: Any
+    staleness: Any
+    row: Any
+    took: Any = Took(0.0, 0.0, 0.0, 0.0)
+    seconds: Any = 0.0
+
+    @classmethod
+    def unpacked(cls, vector: np.ndarray) -> Returned:
+        after = [2, 4, len(Took._fields), 1]
+        sums, staleness, row, took, seconds = np.split(vector, np.cumsum([len(vector) - sum(after), *after])[:-1])
+        staleness, row = (each.astype(np.int64).tolist() for each in (staleness, row))
+        return cls(sums.reshape(-1, 2), staleness, row, Took(*took.tolist()), float(seconds[0]))
+
+
+class Counters:
+    """Counts of the run's progress, on the first server: int64, not in checkpoints.
+
+    Attributes:
+      counts: [1 + 2 slots]: updates in all; for each slot, its steps and how often a lease in it was begun. They are
+        only ever added to, all in one operation, so that they agree.
+      takers: [slots], the worker that was the last to begin the lease in each slot.
+    """
+
+    def __init__(self, slots: int):
+        self._slots = slots
+        with tf.device("/job:ps/task:0/device:CPU:0"):
+            self.counts = tf.Variable(tf.zeros([1 + 2 * slots], tf.int64), trainable=False, name="counts")
+            self.takers = tf.Variable(tf.zeros([slots], tf.int64), trainable=False, name="takers")
+
+    def steps_at(self, slot):
+        return 1 + slot
+
+    def starts_at(self, slot):
+        return 1 + self._slots + slot
+
+    def ones_at(self, *indices: tf.Tensor) -> tf.Tensor:
+        """Returns as many int64 as there are counts: 1 at these indices, else 0."""
+        return tf.add_n([tf.one_hot(index, 1 + 2 * self._slots, dtype=tf.int64) for index in indices])
+
+    def add(self, amounts: tf.Tensor) -> tf.Tensor:
+        """Adds to all counts at once, and returns what they are then."""
+        tf.raw_ops.AssignAddVariableOp(resource=self.counts.handle, value=amounts)
+        return tf.raw_ops.ReadVariableOp(resource=self.counts.handle, dtype=tf.int64)
+
+    def begin(self, lease: Lease, worker: tf.Tensor) -> tf.Tensor:
+        """Records that a worker begins a lease; returns the counts."""
+        taker = tf.raw_ops.ResourceScatterUpdate(resource=self.takers.handle, indices=lease.slot, updates=worker)
+        with tf.control_dependencies([taker]):
+            return self.add(self.ones_at(self.starts_at(lease.slot)))
+
+
+class Pull:
+    """Reads Keras variables and the optimizers' progress from their servers.
+
+    All that a server has travels as one vector, or as a few where one message can't hold it (`wire.Packs`), instead of
+    a tensor for each variable.
+
+    Args:
+      variables: Keras variables; those that are on no server are left out.
+      reduce_dtype: what float32 travels as.
+      optimizers: the engine's.
+    """
+
+    def __init__(
+        self, variables: Sequence[tf.keras.Variable], reduce_dtype: tf.DType, optimizers: Sequence[Optimizer] = ()
+    ):
+        self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
+        self._progressing: dict[tuple[str, tf.DType], list[Optimizer]] = {}
+        for each in variables:
+            variable = tf_variable(each)
+            if server := server_of(variable):
+                self._groups.setdefault((server, variable.dtype), []).append(each)
+        for optimizer in optimizers:
+            group = server_of(optimizer.iterations), tf.float32
+            self._groups.setdefault(group, [])
+            self._progressing.setdefault(group, []).append(optimizer)
+        self._layouts = {group: self._layout(group, reduce_dtype) for group in self._groups}
+
+    def _layout(self, group: tuple[str, tf.DType], reduce_dtype: tf.DType) -> Any:
+        shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
+        if group[1] == tf.float32:
+            return wire.Layout([PROGRESS] * len(self._progressing.get(group, ())), shapes, reduce_dtype)
+        return wire.Packs(shapes, [1] * len(shapes), group[1])
+
+    def packs(self) -> list[tf.Tensor]:
+        """Reads the variables as they are now: vectors for each server and dtype, with the progress of it."""
+        packs: list[tf.Tensor] = []
+        for group, variables in self._groups.items():
+            server, dtype = group
+            with tf.device(server):
+                reads = [tf.raw_ops.ReadVariableOp(resource=tf_variable(v).handle, dtype=dtype) for v in variables]
+                if dtype == tf.float32:
+                    progress = [tf.bitcast(each.read_progress(), dtype) for each in self._progressing.get(group, ())]
+                    packs += self._layouts[group].pack(progress, reads)
+                else:
+                    packs += self._layouts[group].join([tf.reshape(read, [-1]) for read in reads])
+        return packs
+
+    def values(self, packs: Sequence[tf.Tensor]) -> Values:
+        """Returns the variables' values in `packs`, and the optimizers' progress."""
+        pairs: list[tuple] = []
+        known: dict[int, tf.Tensor] = {}
+        packs = list(packs)
+        for group, variables in self._groups.items():
+            layout = self._layouts[group]
+            here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
+            if group[1] == tf.float32:
+                progress_lanes, parts = layout.unpack(here)
+                lanes_of = zip(self._progressing.get(group, ()), progress_lanes, strict=True)
+                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in lanes_of}
+            else:
+                parts = [tf.reshape(part, v.shape) for part, v in zip(layout.split(here), variables, strict=True)]
+            pairs += zip(variables, parts, strict=True)
+        return Values(pairs, known)
+
+
+class LeaseLoop(InnerLoop):
+    """Runs a lease's steps without counting them: where steps are run twice, the last run's results are taken.
+
+    Args:
+      strategy, feed: as `InnerLoop` has them.
+      step: replica code, (batch, step, observed, pulled) -> metrics.
+      pull: reads the variables that steps compute with; here once a lease.
+    """
+
+    def __init__(self, strategy, step, feed, pull: Pull, keeps_scores: bool = False):
+        super().__init__(strategy, step, feed, keeps_scores=keeps_scores)
+        self._pull = pull
+        # Leases have examples of any number of steps with them, for which one graph is enough.
+        lease = tf.TensorSpec([len(Lease._fields)], tf.int64)
+        self._compiled = tf.function(self._loop, autograph=False, input_signature=(feed.lease_specs, lease))
+
+    @property
+    def function(self) -> tf.function:
+        """The function to schedule, with the arguments (operands, lease); the lease is an int64 vector."""
+        return self._compiled
+
+    def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
+        """Traces step `step` as a worker runs it: for inspection, not to be run."""
+        step = tf.constant(step, tf.int64)
+        return self._traced(self._feed.operand_specs, step, step, *self._more_specs(self._pull.packs()))[0]
+
+    def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
+        """Returns the specs of what a step is given besides its batch, its number and whether it is observed."""
+        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
+
+    def _loop(self, operands, lease):  # type: ignore[override]
+        """Runs a lease. Returns a `Returned` as one vector, since the coordinator fetches each tensor separately."""
+        lease = Lease(*tf.unstack(lease))
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
+        returned = self._run_lease(operands, lease, worker)
+        if self._hosted:  # a GPU's work is done when the host has its result
+            with tf.device("/job:worker/device:CPU:0"):
+                returned = tf.nest.map_structure(tf.identity, returned)
+        with tf.control_dependencies(tf.nest.flatten(returned)):
+            returned = returned._replace(seconds=tf.timestamp() - began)
+        return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in returned], 0)
+
+    def _run_lease(self, operands, lease: Lease, worker):
+        pulled = self._pull.packs()
+        specs = self._feed.operand_specs
+        one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
+
+        def body(operands, step, sums):
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
+            return step + 1, self._added(sums, result)
+
+        (_, sums), took = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
+        row = tf.stack([worker, lease.first, 0, 0])
+        return Returned(self._total(sums), tf.zeros([2], tf.int64), row, took)
+
+    def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
+        """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
+
+        def run(operands, stop, state):
+            def one_step(_, *state):
+                state = body(operands, *state)
+                return (timestamp_after(state[0]), *state)
+
+            start = (tf.zeros([], tf.float64), *state)
+            ended, *state = tf.while_loop(lambda _, step, *__: step < stop, one_step, start, parallel_iterations=1)
+            return tuple(state), ended
+
+        return self._feed.through(operands, state[0], stop, run, state)
+
+
+class UpdateLoop(LeaseLoop):
+    """Runs a lease's steps, which are updates, and counts each of them in the counters.
+
+    A lease that is run again goes on where the run before it stopped, by the counters. A step ends by pulling the
+    variables for the next one: they come with the answer to its push, where a pull at the next step's start would be a
+    request of its own.
+
+    Args:
+      counters: where steps are counted.
+      The rest is `LeaseLoop`'s.
+    """
+
+    def __init__(self, strategy, step, feed, pull, counters: Counters):
+        super().__init__(strategy, step, feed, pull)
+        self._counters = counters
+
+    def _run_lease(self, operands, lease: Lease, worker):
+        counters = self._counters
+        counts = counters.begin(lease, worker)
+        first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
+        starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
+        pulled = _on_worker(self._pull.packs())
+        specs = self._feed.operand_specs
+        one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
+        a_step = counters.ones_at(0, counters.steps_at(lease.slot))
+
+        def body(operands, step, sums, staleness, pulled, pulled_at):
+            before = a_step * tf.cast(step > first, tf.int64)
+            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, before)
+            result, pulled, counts = result
+            staleness = _with_step(staleness, step > first, counts, pulled_at)
+            with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
+                step = step + 1
+            # It pulled before it, or at the end of the one before it: in any case about when it began.
+            return step, self._added(sums, result), staleness, _on_worker(pulled), counts
+
+        start = (first, zeros, tf.zeros([2], tf.int64), pulled, counts)
+        (last, sums, staleness, _, pulled_at), took = self._run_steps(operands, lease.stop, body, start)
+        counts = counters.add(a_step * tf.cast(last > first, tf.int64))
+        staleness = _with_step(staleness, last > first, counts, pulled_at)
+        row = tf.stack([worker, first, starts, lease.stop - lease.first])
+        return Returned(self._total(sums), staleness, row, took)
+
+    def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
+        return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)
+
+    def _replicated_step(self, batch, step, observed, pulled, before):
+        """Runs one step, and counts the one `before`: what the counters grow by, zeros where there is none.
+
+        Returns (a step's metrics, what the next one computes with, the counters with the one before).
+
+        The step before is counted only now, when it is applied on all servers: a step in doubt is done again, never
+        left out. It is counted as this step begins, so that the round trip to the counters costs no time of its own.
+        """
+        with tf.name_scope(COUNT_SCOPE):
+            counts = self._counters.add(before)
+        return super()._replicated_step(batch, step, observed, pulled), self._pull.packs(), counts
+
+    def _sums(self, outputs):
+        return outputs[0]
+
+
+def _on_worker(tensors):
+    """Copies tensors to the worker.
+
+    TensorFlow would otherwise keep what a loop carries on the server that made it, and each step send it both ways.
+    """
+    with tf.device("/job:worker"):
+        return tf.nest.map_structure(tf.identity, tensors)
+
+
+def _with_step(staleness, done, counts, pulled_at) -> tf.Tensor:
+    """Adds the staleness of a step, if it is `done`, to [sum, most]: all updates since its pull but its own."""
+    by_others = tf.where(done, counts[0] - pulled_at[0] - 1, 0)
+    return tf.stack([staleness[0] + by_others, tf.maximum(staleness[1], by_others)])
