@@ -61,13 +61,16 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
     """Makes the schedule called `name`, which begins with a warm-up when `warmup_steps` > 0.
 
     Args:
-      name: constant, cosine, exponential, polynomial or piecewise; case does not matter.
+      name: constant, cosine, cosine_restarts, exponential, polynomial or piecewise; case does not matter.
       learning_rate: the rate that the warm-up rises to and the schedule starts from.
       total_steps: updates in the whole run, the warm-up included. What decays, decays over the
         steps after the warm-up, and every step among the arguments is counted from there.
       warmup_steps: updates of the warm-up; 0 for none.
       **arguments: those of the schedule:
         cosine: alpha=0.0 (the last rate as a share of the first), decay_steps.
+        cosine_restarts: first_decay_steps (of the first period), t_mul=2.0 (each period's length beside the one
+          before), m_mul=1.0 (each one's first rate beside that), alpha=0.0. Loshchilov and Hutter,
+          https://arxiv.org/abs/1608.03983.
         exponential: decay_rate=0.1, decay_steps, staircase=False.
         polynomial: end_learning_rate=0.0, power=1.0, decay_steps.
         piecewise: boundaries (steps, each later than the one before), values (rates as they are,
@@ -111,6 +114,12 @@ def _cosine(learning_rate, remaining_steps, alpha=0.0, decay_steps=None):
     return _keras.CosineDecay(learning_rate, decay_steps or remaining_steps, alpha=alpha)
 
 
+def _cosine_restarts(learning_rate, remaining_steps, first_decay_steps=0, t_mul=2.0, m_mul=1.0, alpha=0.0):
+    if not first_decay_steps:
+        raise ValueError("schedule cosine_restarts has no first_decay_steps; give the steps of its first period")
+    return _keras.CosineDecayRestarts(learning_rate, first_decay_steps, t_mul, m_mul, alpha)
+
+
 def _exponential(learning_rate, remaining_steps, decay_rate=0.1, decay_steps=None, staircase=False):
     return _keras.ExponentialDecay(learning_rate, decay_steps or remaining_steps, decay_rate, staircase=staircase)
 
@@ -141,6 +150,7 @@ def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
 _SCHEDULES = {
     "constant": _constant,
     "cosine": _cosine,
+    "cosine_restarts": _cosine_restarts,
     "exponential": _exponential,
     "polynomial": _polynomial,
     "piecewise": _piecewise,

@@ -72,8 +72,9 @@ OPTIMIZER_ARGUMENTS = {
 }
 SCHEDULE_ARGUMENTS = {
     **dict.fromkeys(("alpha", "end_learning_rate", "power", "values"), _FROM_ZERO),
-    "decay_rate": _POSITIVE,
-    "decay_steps": _COUNT,
+    **dict.fromkeys(("decay_rate", "m_mul"), _POSITIVE),
+    **dict.fromkeys(("decay_steps", "first_decay_steps"), _COUNT),
+    "t_mul": Interval(lower=1, upper=1000),
     "boundaries": Interval(lower=0, upper=_INT32, whole=True),
 }
 # Of the models that come with Crankshaft.

@@ -20,7 +20,7 @@ from .uses import Use
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
-SCHEDULES = ("constant", "cosine", "exponential", "polynomial", "piecewise")
+SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
 EXPORT_FORMATS = ("saved_model", "keras")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
