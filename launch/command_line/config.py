@@ -17,8 +17,8 @@ from ..cluster import tf_config
 from ..cluster.tf_config import Cluster
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
-from . import own_files, paths, registry, uses
-from .flags import ABOUT, ARGUMENTS, USES, Flags, named
+from . import own_files, paths, registry
+from .flags import ABOUT, ARGUMENTS, Flags, check_uses, named
 from .values import plain, shown
 
 FILE_NAME = "config.json"
@@ -242,7 +242,7 @@ def from_flags(
         _fill_from_run(values, environment, script_flags)
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
-    uses.check(USES, values)
+    check_uses(values)
     cluster = _cluster(values, environment)
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
         models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))

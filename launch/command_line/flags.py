@@ -14,8 +14,8 @@ from absl import flags
 
 from ...engine.step.ranges import HUGE
 from ...engine.strategies import registry
+from ..errors import UsageError
 from . import rules
-from .uses import Use
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
@@ -24,6 +24,9 @@ SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
 EXPORT_FORMATS = ("saved_model", "keras")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
+
+# What a flag is for: (another flag, values of it), or, without values, any but the other's default.
+Use = tuple[str, ...]
 
 _boolean, _enum, _arguments = flags.DEFINE_bool, flags.DEFINE_enum, rules.arguments
 _path, _files, _integer, _number, _string = rules.path, rules.files, rules.whole, rules.number, rules.text
@@ -53,7 +56,7 @@ class About:
       define: defines it for absl: `define(name=, default=, help=, **rule)`.
       rule: its range, choices or rule.
       help: what it is, in a line.
-      use: what it is for, if not for all runs; see `uses.check`.
+      use: what it is for, if not for all runs; see `check_uses`.
       decides: whether it decides a run's numbers: a run_dir is resumed only with the same value.
       of_call: whether it is of one call: a call that reads a run does not take it over from it.
       may_differ: whether workers that train together may be given different values.
@@ -500,6 +503,27 @@ GROUPS = {about.group: [name for name, each in ABOUT.items() if each.group == ab
 HELP = {name: about.help for name, about in ABOUT.items()}  # as written: absl adds to the help
 USES = {name: about.use for name, about in ABOUT.items() if about.use}
 ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments]
+
+
+def check_uses(values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for the first flag of the command line that the run would ignore.
+
+    Args:
+      values: the run's, of all flags: a command line may leave some to the run that it reads.
+    """
+    for name, (other, *choices) in USES.items():
+        flag = flags.FLAGS[name]
+        is_never = name.endswith("_every_steps") and flag.value == 0  # 0 is obeyed everywhere
+        if flag.value == flag.default or is_never:
+            continue
+        words = "".join(
+            f"--{name}={value} " for value in (flag.value if isinstance(flag.value, list) else [flag.value])
+        )
+        if not choices and values[other] == flags.FLAGS[other].default:
+            raise UsageError(f"{words}has no use without --{other}; give that too, or leave --{name} out")
+        if choices and values[other] not in choices:
+            cure = " or ".join(f"--{other}={choice}" for choice in choices)
+            raise UsageError(f"{words}has no use with --{other}={values[other]}; use {cure}, or leave --{name} out")
 
 
 def named(is_meant: Callable[[About], bool]) -> list[str]:
