@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import tensorflow as tf
 
 from .internals import keras
@@ -12,32 +14,51 @@ from .optimizers.loss_scale import DynamicLossScale
 
 
 class Holdings:
-    """What a trainer's attributes hold at this moment, lists and dictionaries among them included.
+    """What a trainer's attributes hold, lists and dictionaries among them included; each found when it is asked for.
 
     Args:
       trainer: a `Trainer`.
-
-    Attributes:
-      layers: the Keras layers, models too, by path; those inside another are left out.
-      tables: the embeddings, by path.
-      shards: the tables' variables.
-      optimizers: the engine's optimizers, by path.
-      loss_scale: float16's; None where there is none.
-      moving_statistics: float variables that layers move in the forward pass, such as batch normalisation's.
-      seed_generators: by which Keras's layers draw, in the order of the layers.
     """
 
     def __init__(self, trainer):
         self.trainer = trainer
-        found = held(trainer, tf.keras.layers.Layer)
+
+    @cached_property
+    def layers(self) -> dict[str, tf.keras.layers.Layer]:
+        """The Keras layers, models too, by path; those inside another are left out."""
+        found = held(self.trainer, tf.keras.layers.Layer)
         inner = {id(layer_in_it) for layer in found.values() for layer_in_it in keras.layers_in(layer, itself=False)}
-        self.layers = {path: layer for path, layer in found.items() if id(layer) not in inner}
-        self.tables: dict[str, Embedding] = held(trainer, Embedding)
-        self.shards = [shard for table in self.tables.values() for shard in table.variables_for_gradients]
-        self.optimizers: dict[str, Optimizer] = held(trainer, Optimizer)
-        self.loss_scale = next(iter(held(trainer, DynamicLossScale).values()), None)
-        self.moving_statistics = keras.moving_statistics(self.layers.values())
-        self.seed_generators = keras.seed_generators(self.layers.values())
+        return {path: layer for path, layer in found.items() if id(layer) not in inner}
+
+    @cached_property
+    def tables(self) -> dict[str, Embedding]:
+        """The embeddings, by path."""
+        return held(self.trainer, Embedding)
+
+    @cached_property
+    def shards(self) -> list[tf.Variable]:
+        """The tables' variables."""
+        return [shard for table in self.tables.values() for shard in table.variables_for_gradients]
+
+    @cached_property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The engine's optimizers, by path."""
+        return held(self.trainer, Optimizer)
+
+    @property
+    def loss_scale(self) -> DynamicLossScale | None:
+        """Float16's; None where there is none."""
+        return getattr(self.trainer, "loss_scale", None)
+
+    @cached_property
+    def moving_statistics(self) -> list[tf.Variable]:
+        """Float variables that layers move in the forward pass, such as batch normalisation's."""
+        return keras.moving_statistics(self.layers.values())
+
+    @cached_property
+    def seed_generators(self) -> list[tf.keras.random.SeedGenerator]:
+        """By which Keras's layers draw, in the order of the layers."""
+        return keras.seed_generators(self.layers.values())
 
     @property
     def models(self) -> list[tf.keras.Model]:
@@ -68,8 +89,3 @@ class Holdings:
             for table in self.tables.values()
             for figure, value in table.figures().items()
         }
-
-    def whole_of(self, variable):
-        """Returns the table that a variable is a shard of; any other variable itself."""
-        tables = (table for table in self.tables.values() for shard in table.shards if shard is variable)
-        return next(tables, variable)

@@ -102,7 +102,7 @@ class Trainer(tf.Module):
     @property
     def trainable_variables(self) -> list:
         """The variables that the default step trains: `model`'s, then the embeddings' shards, without frozen ones."""
-        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._held.shards]
+        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *Holdings(self).shards]
         return [variable for variable in variables if self.learning_rate_multiplier(variable) != 0]
 
     def build(self) -> None:
@@ -117,9 +117,8 @@ class Trainer(tf.Module):
         variables = self.trainable_variables
         gradients, metrics = self.compute_gradients(batch)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
-        gradients = gradients.over(count).unscaled()
-        update = Update(gradients)
-        update.apply(self.optimizer, gradients.clipped(variables, update.norm), variables)
+        update = Update(self, gradients.over(count).unscaled(), variables)
+        update.apply(self.optimizer, variables)
         return update.end(metrics)
 
     def eval_step(self, batch) -> dict[str, Mean]:
@@ -148,7 +147,7 @@ class Trainer(tf.Module):
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not.
         alone = self.reduction.alone()
-        with tf.GradientTape() as tape, context.values.in_use(variables, tape) as sources:
+        with tf.GradientTape() as tape, keras.computing_with(keras.pulled_values(), variables, tape) as sources:
             outputs = self._outputs_of(batches.features(batch), training=True)
             loss = self._loss_of(outputs, batch, training=True)
             whole = self._with_penalties(loss, variables)
@@ -187,9 +186,9 @@ class Trainer(tf.Module):
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""
-        layers = keras.concerned(self._held.layers.values(), variables)
+        layers = keras.concerned(Holdings(self).layers.values(), variables)
         # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
-        if (added := keras.own_losses(layers)) and step_context().summed_midway:
+        if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise ValueError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum up "
                 "statistics over replicas of one process; leave one of them out, or use a process for each replica "
@@ -205,8 +204,3 @@ class Trainer(tf.Module):
             example_counts.check(pair, f"{where}[{name!r}]", outputs, batch)
         losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
         return {**losses, **checked(found, where, batches.fields(batch).weights)}
-
-    @property
-    def _held(self) -> Holdings:
-        """What this object holds, which a step need not look for."""
-        return step_context().holdings or Holdings(self)

@@ -120,7 +120,9 @@ class Model(Trainer):
         if tokens and vocabulary < tokens:
             raise ValueError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
         part_of(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
-        return Decoder(context, vocabulary, **self.shape, name="decoder")
+        options = self.given.options
+        ways = {"recompute": options.recompute, "one_pass": not options.check_numerics}
+        return Decoder(context, vocabulary, **self.shape, **ways, name="decoder")
 
     def losses(self, outputs, batch) -> tf.Tensor:
         """Returns each token's loss in nats, float32 [batch, context]; where the label is -1, any finite number."""
@@ -143,11 +145,23 @@ class Decoder(tf.keras.Model):
     Args:
       context: the largest number of positions.
       vocabulary: number of tokens.
+      recompute: blocks are computed again in the backward pass.
+      one_pass: activations of training are computed in one pass (`engine.layers.one_pass`).
       **shape: the others of `Model`'s arguments.
     """
 
-    def __init__(self, context: int, vocabulary: int, *, name: str | None = None, **shape: Any):
+    def __init__(
+        self,
+        context: int,
+        vocabulary: int,
+        *,
+        recompute: bool = False,
+        one_pass: bool = True,
+        name: str | None = None,
+        **shape: Any,
+    ):
         super().__init__(name=name)
+        self.recompute = recompute
         self.mesh = current_mesh()
         self.context, self.vocabulary = context, vocabulary
         width = shape["width"]
@@ -155,7 +169,7 @@ class Decoder(tf.keras.Model):
         learned = shape["positions"] == "learned"
         self.positions = Embedding(context, width, stddev=_STDDEV, name="positions") if learned else None
         self.drop = tf.keras.layers.Dropout(shape["dropout"], name="dropout")
-        self.blocks = [Block(shape, name=f"block_{i}") for i in range(shape["layers"])]
+        self.blocks = [Block(shape, one_pass, name=f"block_{i}") for i in range(shape["layers"])]
         self.norm = _norm(shape, "norm")
         own = {"stddev": _STDDEV, "name": "logits"}
         self.logits = self.embedding if shape["tied"] else Embedding(vocabulary, width, split="vocabulary", **own)
@@ -170,7 +184,7 @@ class Decoder(tf.keras.Model):
     def call(self, tokens, training=None):
         x = self._embedded(tokens, 0, training)
         for block in self.blocks:
-            x = recomputed(block, x, training=training)
+            x = recomputed(block, x, training=training) if self.recompute else block(x, training=training)
         return self.logits.logits(self.norm(x))
 
     def empty_cache(self, batch: int | tf.Tensor) -> list:
@@ -202,8 +216,9 @@ class Decoder(tf.keras.Model):
 class Block(tf.keras.layers.Layer):
     """Adds attention, then a feed-forward layer (up, activation, down), each of the normalised input."""
 
-    def __init__(self, shape: dict[str, Any], **arguments):
+    def __init__(self, shape: dict[str, Any], one_pass: bool, **arguments):
         super().__init__(**arguments)
+        self.one_pass = one_pass
         width, bias, rate = shape["width"], shape["bias"], shape["dropout"]
         # The weights of what is added to the residual stream shrink with the number of blocks (GPT-2, section 2.3).
         added = _STDDEV / (2 * shape["layers"]) ** 0.5
@@ -236,7 +251,8 @@ class Block(tf.keras.layers.Layer):
             attended, cache = attended
         x += self.drop_1(attended, training=training)
         y = self.norm_2(x)
-        compiled = bool(training)  # elsewhere shapes change: an epoch's last batch, one token after a prompt
+        # Elsewhere shapes change: an epoch's last batch, one token after a prompt.
+        compiled = bool(training) and self.one_pass
         y = swiglu(self.gate(y), self.up(y), compiled) if self.gate else gelu(self.up(y), compiled)
         x += self.drop_2(self.down(y), training=training)
         return x if cache is None else (x, cache)

@@ -174,8 +174,8 @@ def test_what_is_not_there_is_found_missing():
     assert {name for name in paths_in(text) if not exists(name)} == {"tests/gone.py"}
     assert dotted_in(text) == {"engine.gone", "engine.state.RULES"}
     assert not _is_there(ROOT, "engine", "gone")
-    assert not _is_there(ROOT, "engine", "reduction", "Reduction", "figures")
-    assert _is_there(ROOT, "engine", "step", "context", "StepContext", "figures")
+    assert not _is_there(ROOT, "engine", "step", "context", "StepContext", "figures")
+    assert _is_there(ROOT, "engine", "step", "context", "StepContext", "seed")
 
 
 def test_flags_page_has_every_flag():

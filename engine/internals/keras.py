@@ -8,6 +8,7 @@ They find what layers hold besides the weights that a step trains, and what they
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -50,7 +51,7 @@ def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.random.SeedGenerator]:
     """Returns the seed generators of layers and their parts, in the order of the layers, each once."""
-    found = {id(each): each for inner in _all_layers_in(layers) for each in own_generators(inner)}
+    found = {id(each): each for inner in all_layers_in(layers) for each in own_generators(inner)}
     return list(found.values())
 
 
@@ -61,7 +62,7 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
     `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round constants.
     """
     found = {}
-    for layer in _all_layers_in(layers):
+    for layer in all_layers_in(layers):
         constant = isinstance(layer, tf.keras.layers.Normalization)
         constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
         for variable in () if constant else own_untrained(layer):
@@ -74,6 +75,57 @@ def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
     """Reads Keras variables, within a layer that computes in 16 bits too, in their own dtypes."""
     with AutocastScope(None):
         return [tf.convert_to_tensor(variable.value) for variable in variables]
+
+
+# A context variable, since a step has no argument for it: `Trainer.train_step(batch)` is the user's to override.
+_pulled: contextvars.ContextVar[Sequence[tuple]] = contextvars.ContextVar("pulled_values", default=())
+
+
+@contextlib.contextmanager
+def pulled(values: Sequence[tuple[tf.keras.Variable, tf.Tensor]]) -> Iterator[None]:
+    """Has `pulled_values` return these within: variables with their values, where reading each would take a message."""
+    token = _pulled.set(values)
+    try:
+        yield
+    finally:
+        _pulled.reset(token)
+
+
+def pulled_values() -> Sequence[tuple[tf.keras.Variable, tf.Tensor]]:
+    """Returns the values that a step which is traced here was given to compute with; () if it reads variables."""
+    return _pulled.get()
+
+
+@contextlib.contextmanager
+def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.GradientTape | None = None):
+    """Makes layers compute with values of variables, within. What they assign is assigned in the end.
+
+    Yields:
+      What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.
+    """
+    if not values:
+        yield variables
+        return
+    with _Scope(values) as scope:
+        found = {id(variable): value for variable, value in values}
+        sources = [found.get(id(variable), variable) for variable in variables]
+        if tape is not None:
+            tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
+        yield sources
+    for variable, value in scope.assigned.values():
+        variable.assign(value)
+
+
+class _Scope(tf.keras.StatelessScope):
+    """Keras's way to compute with given values, which keeps what is assigned meanwhile to itself."""
+
+    def __init__(self, pairs):
+        super().__init__(pairs, collect_losses=True, initialize_variables=False)
+        self.assigned = {}
+
+    def add_update(self, update):
+        super().add_update(update)
+        self.assigned[id(update[0])] = update
 
 
 def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
@@ -95,7 +147,7 @@ def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> lis
 
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     """Returns scalars that layers added in the last traced forward pass: `add_loss`, activity regularizers."""
-    return list({id(loss): loss for layer in _all_layers_in(layers) for loss in added_losses(layer)}.values())
+    return list({id(loss): loss for layer in all_layers_in(layers) for loss in added_losses(layer)}.values())
 
 
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
@@ -104,7 +156,8 @@ def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
 
 
-def _all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
+def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
+    """Returns layers and all layers in them, at any depth."""
     return [inner for layer in layers for inner in layers_in(layer)]
 
 

@@ -38,6 +38,16 @@ def on_server(variable: tf.Variable):
     return tf.device(server) if server else contextlib.nullcontext()
 
 
+def mark_shard(variable: tf.Variable, owner: Any) -> None:
+    """Records that a variable is a part of what `owner` has of several, which count as one."""
+    variable.shard_of = id(owner)
+
+
+def whole_of(variable) -> int:
+    """Returns the same number for all shards of a table, and one of its own for any other variable."""
+    return getattr(variable, "shard_of", id(variable))
+
+
 def tf_variable(variable):
     """Returns the tf.Variable under a Keras variable; a tf.Variable as it is."""
     return variable.value if isinstance(variable, tf.keras.Variable) else variable

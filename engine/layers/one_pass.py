@@ -2,7 +2,8 @@
 
 TensorFlow computes such a function op by op, and each op reads and writes all values, which for wide layers takes as
 long as a matrix product. XLA compiles it into a single loop, whether or not the step itself is compiled (`jit`). It
-compiles again for each shape, so `compiled=False` uses plain ops where shapes change from call to call.
+compiles again for each shape, so `compiled=False` uses plain ops where shapes change from call to call;
+and where each op's output is checked (`check_numerics`), by an op that XLA lacks.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tensorflow as tf
-
-from ..step.context import step_context
 
 # gelu(x) = x sigmoid(_LINEAR x + _CUBIC x^3), Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415, section 2: the
 # form by tanh, since tanh(u) = 2 sigmoid(2u) - 1.
@@ -21,16 +20,12 @@ _CUBIC = 0.044715 * _LINEAR
 
 def gelu(x: tf.Tensor, compiled: bool = True) -> tf.Tensor:
     """Computes GELU by its approximation with tanh, as GPT-2 does."""
-    return _gelu(x) if compiled and _may_compile() else tf.nn.gelu(x, approximate=True)
+    return _gelu(x) if compiled else tf.nn.gelu(x, approximate=True)
 
 
 def swiglu(gate: tf.Tensor, x: tf.Tensor, compiled: bool = True) -> tf.Tensor:
     """Computes silu(gate) x, Shazeer 2020, https://arxiv.org/abs/2002.05202."""
-    return _swiglu(gate, x) if compiled and _may_compile() else tf.nn.silu(gate) * x
-
-
-def _may_compile() -> bool:
-    return not step_context().options.check_numerics  # which checks each op's output by an op that XLA lacks
+    return _swiglu(gate, x) if compiled else tf.nn.silu(gate) * x
 
 
 def _loop(function: Callable) -> Callable:

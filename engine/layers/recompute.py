@@ -12,12 +12,13 @@ from ..step.context import step_context
 
 
 def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
-    """Calls a block, a Keras layer; where the run's options say `recompute`, the backward pass calls it a second time.
+    """Calls a block, a Keras layer; in a step of training the backward pass calls it a second time.
 
-    A training step then keeps only the block's inputs and outputs, at the cost of one more forward pass of it (Chen et
-    al. 2016, https://arxiv.org/abs/1604.06174). The second call gets the weights, seeds and moving statistics that the
-    first got, so dropout drops the same values, and what the first call assigns is assigned once. Sums over replicas
-    within the block are made a second time as well.
+    For a model to call where `Trainer.given.options.recompute` says so. A training step then keeps only the block's
+    inputs and outputs, at the cost of one more forward pass of it (Chen et al. 2016, https://arxiv.org/abs/1604.06174).
+    The second call gets the weights, seeds and moving statistics that the first got, so dropout drops the same values,
+    and what the first call assigns is assigned once. Sums over replicas within the block are made a second time as
+    well.
 
     Args:
       layer: the block, built. No layer in it adds a loss of its own; weight regularizers are fine.
@@ -27,10 +28,9 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     Raises:
       ValueError: the block adds to the loss, by add_loss or an activity regularizer.
     """
-    context = step_context()
-    if not context.options.recompute or context.step is None or context.batch_number is not None:
+    if not step_context().is_training:
         return layer(*inputs, **arguments)
-    context.recomputes = True
+    layer.is_recomputed = True  # which `engine.runner.StepRunner` asks for
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)

@@ -14,7 +14,6 @@ import tensorflow as tf
 from ..internals.variables import on_server, read_local, server_of
 from ..mesh import cuts
 from ..reduction import wire
-from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
 from ..step.targets import OpenPiece, Targets, close
 
@@ -48,6 +47,10 @@ class Optimizer(tf.Module):
     is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, where there is one.
     weight_average = None
+    # What `read_progress` gave of late, where variables are pulled before a step: for the next update, which takes it.
+    pulled_progress = None
+    # The dtype in which gradients travel to a server.
+    reduce_dtype = tf.float32
     # The count of updates at which the slots were made again, in a run that has come to train other variables.
     slots_since = 0
 
@@ -125,13 +128,13 @@ class Optimizer(tf.Module):
     def _progress(self):
         """Returns (iterations, learning_rate_scale), int64 and float32 scalars, of the update to be made.
 
-        The first update of a step may go by what `read_progress` gave of late (`StepContext.values`). Further ones, and
-        one within a condition or loop, read variables where they are.
+        The first update of a step may go by `pulled_progress`. Further ones, and one within a condition or loop, read
+        variables where they are.
         """
-        given = step_context().values.take_progress(self)
-        if given is None or given.graph is not tf.compat.v1.get_default_graph():
+        pulled, self.pulled_progress = self.pulled_progress, None
+        if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
             return tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
-        return tf.cast(given[0], tf.int64), tf.cast(given[1], tf.float32)
+        return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32)
 
     def apply(self, gradients, variables):
         """Updates `variables`, and their average, and counts one iteration. Replica code.
@@ -220,7 +223,7 @@ class FusedOptimizer(Optimizer):
         variables. The default lets them overlap.
       **arguments: Optimizer's others.
 
-    To a variable on a parameter server gradients travel as `StepContext.reduce_dtype`.
+    To a variable on a parameter server gradients travel as `reduce_dtype`.
 
     A subclass whose rule is not one for each value by itself sets `is_elementwise` to False.
     """
@@ -304,7 +307,7 @@ class FusedOptimizer(Optimizer):
                 continue
             with tf.device(server):
                 shapes = [_shape(*pair) for pair in there]
-            exact, values = wire.send(list(scalars.values()), values, shapes, server, step_context().reduce_dtype)
+            exact, values = wire.send(list(scalars.values()), values, shapes, server, self.reduce_dtype)
             with tf.device(server):
                 self._apply(there, values, dict(zip(scalars, exact, strict=True)))
 

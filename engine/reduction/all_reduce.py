@@ -6,7 +6,8 @@ All that a step has to share (gradients, the number of examples, moving statisti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -46,13 +47,20 @@ class Reduction(tf.Module):
     optional_in_checkpoint = True
     # After so many steps replicas that differ are brought together; None where they never differ.
     sync_every_steps: int | None = None
-    # Whether `sum` gives moving statistics back where a replica has no examples (`StepContext.before`).
+    # Whether moving statistics are put back where a replica has no examples, since `sum` does not average them.
     restores_statistics = False
+    # Whether a forward pass has summed statistics over replicas that are traced in threads of one process: from there
+    # on layers may hold what another replica has put into them.
+    sums_midway = False
+    # The figures that `take_figures` is to return.
+    watched: tuple[str, ...] = ()
 
     def __init__(self, reduce_dtype: str = "float32", pack_bytes: int = 4 << 20):
         super().__init__(name="reduction")
         self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
         self.pack_bytes = pack_bytes
+        self._found = threading.local()  # each replica is traced in a thread of its own
+        self._averages: Callable[[], Sequence[tf.Variable]] = tuple
 
     def slot_scope(self):
         """Returns the context in which an optimizer's variables are made, within the strategy's scope. Host code."""
@@ -63,8 +71,9 @@ class Reduction(tf.Module):
 
         Args:
           variables: all whose gradients may be summed, Keras's or TensorFlow's.
-          averages: all that `sum` may be asked to keep equal.
+          averages: all that `sum` keeps equal: the trainer's moving statistics.
         """
+        self._averages = lambda: averages  # behind a function, so that a checkpoint finds them in the model alone
 
     def begin_period(self) -> None:
         """Records the weights that a period of `sync_every_steps` begins with.
@@ -92,7 +101,7 @@ class Reduction(tf.Module):
           gradients: list of float32 tensors, `tf.IndexedSlices` or None, of this replica's *sum* of losses.
           count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean over replicas,
-            weighted by `count`. None are the moving statistics of the trainer whose step it is.
+            weighted by `count`. None are those of `build`.
           variables: what the gradients are of, where they may be compressed, or are of parts of a model that is cut
             over a mesh; without it they are summed exactly, as those of variables that each replica has a copy of.
 
@@ -112,7 +121,7 @@ class Reduction(tf.Module):
         mesh = step_context().mesh
         if mesh.everyone.size == 1:
             return Gradients(gradients), count
-        gradients, averages = list(gradients), of_this_step(averages)
+        gradients, averages = list(gradients), self._averages() if averages is None else averages
         count = self._counted(count)
         self._watch_norm(gradients, count)
         if mesh.is_cut or mesh.shard_optimizer:
@@ -178,23 +187,33 @@ class Reduction(tf.Module):
         context, step = tf.distribute.get_replica_context(), step_context()
         present = step.present
         one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # a TPU's share one trace
-        step.summed_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
+        self.sums_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
         def total(x):
             return step.mesh.data.all_reduce(x if present is None else tf.where(present, x, 0.0))
 
         return tf.custom_gradient(lambda x: (total(x), total))(values)
 
+    def take_figures(self) -> dict[str, tf.Tensor]:
+        """Returns, of what is `watched`, what this replica's step has found, scalar float32; 0 for what it has not.
+
+        reduce_seconds: from when this replica's own values were all there until their sums were, by the host's clock;
+          what travels while the backward pass goes on is not waited for.
+        gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
+        """
+        found = vars(self._found)
+        return {name: tf.cast(found.pop(name, 0.0), tf.float32) for name in self.watched}
+
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
         context = step_context()
-        if context.observed is None or "gradient_norm" not in context.watched:
+        if context.observed is None or "gradient_norm" not in self.watched:
             return
 
         def norm():
             mean = Gradients(gradients).over(count)
             return (mean if context.loss_scale is None else mean.times(1.0 / context.loss_scale)).norm()
 
-        context.found["gradient_norm"] = tf.cond(context.observed, norm, lambda: 0.0)
+        self._found.gradient_norm = tf.cond(context.observed, norm, lambda: 0.0)
 
     def _counted(self, count: tf.Tensor) -> tf.Tensor:
         """Returns how many examples count on this replica: 0 if its batch is empty and a stand-in was computed."""
@@ -209,8 +228,7 @@ class Reduction(tf.Module):
         if axis.size == 1 or not items:
             return [item.value for item in items]
         items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
-        context = step_context()
-        times_it = "reduce_seconds" in context.watched
+        times_it = "reduce_seconds" in self.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
         reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.reduce_dtype.size)
         if self.reduce_dtype != tf.float32:
@@ -223,8 +241,8 @@ class Reduction(tf.Module):
             for index, total in zip(pack, reduce_pack(axis, [items[index] for index in pack]), strict=True):
                 sums[index] = total
         if times_it:
-            waited, before = tf.maximum(_time_after(sums) - started, 0.0), context.found.get("reduce_seconds")
-            context.found["reduce_seconds"] = waited if before is None else before + waited
+            waited, before = tf.maximum(_time_after(sums) - started, 0.0), vars(self._found).get("reduce_seconds")
+            self._found.reduce_seconds = waited if before is None else before + waited
         return sums[::-1]
 
     def _all_reduce(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
@@ -294,14 +312,6 @@ class Reduction(tf.Module):
 def _most_gathered(axis: Axis) -> int:
     """Returns how many values, of 16 bits, a replica may send at once."""
     return max(1, GATHERED_BYTES // (2 * axis.size))
-
-
-def of_this_step(averages: Sequence[tf.Variable] | None) -> Sequence[tf.Variable]:
-    """Returns the averages; for None the moving statistics of the trainer whose step it is."""
-    if averages is not None:
-        return averages
-    holdings = step_context().holdings
-    return holdings.moving_statistics if holdings else ()
 
 
 def weighted(averages: Sequence[tf.Variable], count: tf.Tensor) -> list[Item]:

@@ -67,19 +67,11 @@ class LocalSgd(Reduction):
         averages: Sequence[tf.Variable] | None = None,
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
-        """Returns what this replica has: (gradients, count); zeros where it has no examples.
-
-        Such a step leaves its moving statistics as they were.
-        """
-        own_count, step = self._counted(count), step_context()
+        """Returns what this replica has: (gradients, count); zeros where it has no examples."""
+        own, present = Gradients(gradients), step_context().present
         self._watch_norm(gradients, count)
-        tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=own_count)
-        if step.present is None:
-            return Gradients(gradients), count
-        for variable, before in step.before:
-            assign_local(variable, tf.where(step.present, tf.identity(variable), before))
-        given = Gradients(gradients)
-        return given.with_values(_zeros_unless(step.present, given.values)), count
+        tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._counted(count))
+        return own if present is None else own.with_values(_zeros_unless(present, own.values)), count
 
     def begin_period(self) -> None:
         self._period.begin()

@@ -16,7 +16,7 @@ from ..step.context import step_context
 from ..step.gradients import Gradients
 from ..step.targets import Target
 from . import per_replica
-from .all_reduce import Item, Reduction, assign_means, of_examples, of_this_step, weighted
+from .all_reduce import Item, Reduction, assign_means, of_examples, weighted
 
 
 class PowerSgd(Reduction):
@@ -57,6 +57,7 @@ class PowerSgd(Reduction):
         self._keys = _Keys()
 
     def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
+        super().build(variables, averages)
         memory, q = {}, {}
         for index, variable in enumerate(variables):
             rows, columns = _matrix_shape(variable.shape)
@@ -88,7 +89,7 @@ class PowerSgd(Reduction):
             self._watch_norm(gradients, own_count)
             meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
             (count,) = self._sum_packed(axis, [Item(own_count, exact=True)], meanwhile)
-            averages = of_this_step(averages)
+            averages = self._averages() if averages is None else averages
         else:
             averages = ()
         given = Gradients(gradients)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..internals.variables import assign_local
+from ..internals.variables import whole_of
 from ..mesh.cuts import Cut
 from ..metrics.means import Mean
 from .batches import only_if
@@ -62,21 +62,6 @@ class Gradients(Sequence):
         """Divides by the step's loss scale, if it has one; overflows stay inf or nan."""
         scale = step_context().loss_scale
         return self if scale is None else self.times(1.0 / scale)
-
-    def clipped(self, variables: Sequence, norm: Norm) -> Gradients:
-        """Clips gradients of the mean over all replicas, whose global norm is `norm`, as the run's options say.
-
-        By that norm (Pascanu et al. 2013), by each variable's norm, or each value. A table in shards is one variable.
-        """
-        options, held = step_context().options, step_context().holdings
-        if options.clip_norm:
-            return self.times(options.clip_norm / tf.maximum(norm.value, options.clip_norm))
-        if options.clip_value:
-            return self.clipped_by_value(options.clip_value)
-        if options.clip_variable_norm:
-            wholes = [id(held.whole_of(variable) if held else variable) for variable in variables]
-            return self.clipped_by_norms(options.clip_variable_norm, wholes)
-        return self
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
         """Returns (the gradients before the factors, the factors' product)."""
@@ -183,10 +168,14 @@ class Update:
     With the options that allow it, a step with a gradient that is not finite is skipped, on all replicas alike.
 
     Args:
+      trainer: whose step it is. Its options say how gradients are clipped and whether a step may be skipped.
       gradients: of the mean over all replicas, unscaled: all that the update is made of.
+      variables: that the gradients are of.
 
     Attributes:
-      norm: sqrt(sum of squares) over all gradients, computed where the options need it or somebody looks at it.
+      gradients: clipped by their global norm (Pascanu et al. 2013), by each variable's, or by value.
+      norm: sqrt(sum of squares) over all gradients, before they are clipped, computed where the options need it or
+        somebody looks at it.
       finite: scalar bool, whether every gradient is; None where a step is always applied.
 
     Example:
@@ -194,53 +183,54 @@ class Update:
       ...     variables = self.trainable_variables
       ...     gradients, metrics = self.compute_gradients(batch)
       ...     gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
-      ...     gradients = gradients.over(count).unscaled()
-      ...     update = Update(gradients)
-      ...     update.apply(self.optimizer, gradients.clipped(variables, update.norm), variables)
+      ...     update = Update(self, gradients.over(count).unscaled(), variables)
+      ...     update.apply(self.optimizer, variables)
       ...     return update.end(metrics)
     """
 
-    def __init__(self, gradients: Gradients):
-        context, gradients = step_context(), Gradients(gradients)
-        if context.options.needs_norm:
+    def __init__(self, trainer, gradients: Sequence, variables: Sequence):
+        options, observed, gradients = trainer.given.options, step_context().observed, Gradients(gradients)
+        if options.needs_norm:
             self.norm = Norm(gradients.norm(), tf.constant(1.0))
-        elif context.observed is None:
+        elif observed is None:
             self.norm = Norm(tf.constant(0.0), tf.constant(0.0))
         elif gradients.cuts:  # a sum over replicas may not stand in a condition
             self.norm = Norm(gradients.norm(), tf.constant(1.0))
         else:  # it is one more pass over all gradients
-            self.norm = Norm(
-                tf.cond(context.observed, gradients.norm, lambda: 0.0), tf.cast(context.observed, tf.float32)
-            )
-        self.finite = tf.math.is_finite(self.norm.value) if context.options.may_skip else None
+            self.norm = Norm(tf.cond(observed, gradients.norm, lambda: 0.0), tf.cast(observed, tf.float32))
+        self.finite = tf.math.is_finite(self.norm.value) if options.may_skip else None
+        if options.clip_norm:
+            gradients = gradients.times(options.clip_norm / tf.maximum(self.norm.value, options.clip_norm))
+        elif options.clip_value:
+            gradients = gradients.clipped_by_value(options.clip_value)
+        elif options.clip_variable_norm:
+            gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(whole_of, variables)))
+        self.gradients = gradients
+        self._places = {id(variable): place for place, variable in enumerate(variables)}
+        self._loss_scale = getattr(trainer, "loss_scale", None)  # float16's
 
-    def apply(self, optimizer, gradients: Sequence, variables: Sequence) -> None:
-        """Updates variables, and their average, by an optimizer; does nothing in a skipped step."""
+    def apply(self, optimizer, variables: Sequence) -> None:
+        """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
+        gradients = self.gradients.with_values([self.gradients.values[self._places[id(each)]] for each in variables])
         if self.finite is None:
             optimizer.apply(gradients, variables)
         else:
             tf.cond(self.finite, lambda: optimizer.apply(gradients, variables), lambda: None)
 
     def end(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Ends the update: adjusts the loss scale, and in a skipped step restores moving statistics.
+        """Ends the update: adjusts the loss scale.
 
         Returns:
           The metrics with `gradient_norm`, which counts at the steps that computed it, and, where steps may be skipped,
-          their share, `skipped`. A skipped step counts in no other metric.
+          their share, `skipped`. A skipped step counts in no other metric, and leaves moving statistics as they were.
         """
         metrics = {**metrics, "gradient_norm": Mean(self.norm.value, self.norm.computed)}
-        finite, context = self.finite, step_context()
-        if finite is None:
+        if self.finite is None:
             return metrics
-        if context.holdings and context.holdings.loss_scale:
-            context.holdings.loss_scale.update(finite)
-
-        def restore():  # the forward pass has put what was not finite into them
-            for variable, before in context.before:
-                assign_local(variable, before)
-
-        tf.cond(finite, lambda: None, restore)
-        return {**only_if(finite, metrics), "skipped": Mean(1.0 - tf.cast(finite, tf.float32), tf.constant(1.0))}
+        if self._loss_scale is not None:
+            self._loss_scale.update(self.finite)
+        skipped = Mean(1.0 - tf.cast(self.finite, tf.float32), tf.constant(1.0))
+        return {**only_if(self.finite, metrics), "skipped": skipped}
 
 
 class UniqueSlices(tf.IndexedSlices):

@@ -16,7 +16,6 @@ from ..mesh import collectives
 from ..mesh.mesh import Mesh
 from ..metrics.means import Mean, Sums
 from ..state import TrainState
-from ..step.context import StepContext
 from .base import Stop
 from .feed_options import FeedOptions
 from .inner_loop import InnerLoop, LoopResult
@@ -166,12 +165,12 @@ class MultiWorker(Replicated):
         super().bind(state, train_feed, eval_feed)
         self._steps, self._before = self._pace.steps, None
         self._stop_reason, self._is_asked, self._stop = "", False, None
-        self._watched = watched_figures(self.distribution)
+        state.trainer.reduction.watched = watched_figures(self.distribution)
 
-    def _own_figures(self, context: StepContext) -> dict:
+    def _own_figures(self) -> dict:
         # Of this worker's replicas together: their mean.
         share = self.num_hosts / self.num_replicas
-        found = context.figures()
+        found = self._state.trainer.reduction.take_figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
 
     def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
@@ -189,7 +188,7 @@ class MultiWorker(Replicated):
 
 
 def watched_figures(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Returns the figures of its own part in a step that each replica finds: see `StepContext`.
+    """Returns the figures of its own part in a step that each replica finds: see `Reduction.take_figures`.
 
     GPUs have no times: the host's clock does not see when a GPU's sums are there, only when they were requested.
     """

@@ -48,7 +48,6 @@ class Replicated(Measured):
       mesh: how the replicas are laid out; None lays them along data alone.
     """
 
-    _watched: tuple[str, ...] = ()  # see `StepContext`
     _eval_loop: Any = None
     BLOCK_STEPS = 1000  # indices of so many steps travel at once, or more; a call of the loop may use a part of them
 
@@ -163,16 +162,14 @@ class Replicated(Measured):
         runner = self._runner
 
         def train_step(batch, step, observed):
-            metrics, context = runner.train_step(batch, step, observed, watched=self._watched)
-            return {**metrics, **self._own_figures(context)}
+            return {**runner.train_step(batch, step, observed), **self._own_figures()}
 
         return self._loop(self.train_feed, train_step, jit, self._syncs, self._state.step_variable)
 
     def loop(self, step, jit: bool = False) -> InnerLoop:
         def step_alone(*batch_and_place):
-            with StepContext(watched=self._watched, mesh=self.mesh) as context:
-                metrics = step(*batch_and_place)
-            return {**metrics, **self._own_figures(context)}
+            with StepContext(mesh=self.mesh):
+                return {**step(*batch_and_place), **self._own_figures()}
 
         return self._loop(self.train_feed, step_alone, jit, None, self._state.step_variable)
 
@@ -190,8 +187,8 @@ class Replicated(Measured):
         values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
         return RepeatedFeed(values, self.train_order.batch_size)
 
-    def _own_figures(self, context: StepContext) -> dict:
-        """Figures of a step that are this worker's own, not to be summed over all. Replica code."""
+    def _own_figures(self) -> dict:
+        """Returns figures of a step that are this worker's own, not to be summed over all. Replica code."""
         return {}
 
     def run_train_steps(self, limit: int) -> LoopResult:

@@ -34,7 +34,7 @@ class WorkerRows:
 
         It has `FROM_HOST`; `seconds` (but on GPUs, which work behind the clock's back) and `steps` of the call;
         `input_seconds`, spent waiting for data, on the host before it and in it; and, in training, what
-        `engine.step.context.StepContext.figures` holds, over its steps.
+        `engine.reduction.Reduction.take_figures` holds, over its steps.
         """
         if self._rows is None:
             array = np.asarray(self._tensor, np.float64)

@@ -34,10 +34,9 @@ class Gan(Trainer):
             totals = [step_context().scaled(loss.total) for loss in (generator, discriminator)]
         gradients = tape.gradient(totals[0], ours) + tape.gradient(totals[1], theirs)
         gradients, count = self.reduction.sum(gradients, generator.count)
-        gradients = gradients.over(count).unscaled()
-        update = Update(gradients)
-        update.apply(self.generator_optimizer, gradients[: len(ours)], ours)
-        update.apply(self.discriminator_optimizer, gradients[len(ours) :], theirs)
+        update = Update(self, gradients.over(count).unscaled(), ours + theirs)
+        update.apply(self.generator_optimizer, ours)
+        update.apply(self.discriminator_optimizer, theirs)
         return update.end({"loss": generator, "discriminator_loss": discriminator})
 
     def eval_step(self, batch):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
+
 import tensorflow as tf
 
 from ...holdings import Holdings
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
+from ...layers.embeddings import Embedding
 from ...runner import StepRunner
 from ...step import batches
 from .event_values import Histogram, histogram
@@ -39,7 +43,8 @@ class Probe:
         if not self._trainer.trainable_variables:
             return {}
         operands, offset, _ = self._feed.take(step, 1)
-        found = self._gradients(operands, tf.constant(offset, tf.int64), tf.constant(step, tf.int64))
+        with _without_admission(self._holdings.tables.values()):
+            found = self._gradients(operands, tf.constant(offset, tf.int64), tf.constant(step, tf.int64))
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: found[path] for path in paths if path in found}
 
@@ -78,7 +83,7 @@ class Probe:
         moved = [tf_variable(v) for layer in self._holdings.layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]
         batch, present = batches.with_stand_in(batch)
-        with self._runner.training(step, tf.constant(True), present, admits=False):
+        with self._runner.training(step, tf.constant(True), present):
             gradients, metrics = trainer.compute_gradients(batch)
             variables = trainer.trainable_variables
             gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count, variables)
@@ -91,3 +96,15 @@ class Probe:
             for path, g in zip(paths, gradients, strict=True)
             if g is not None
         }
+
+
+@contextlib.contextmanager
+def _without_admission(tables: Iterable[Embedding]) -> Iterator[None]:
+    """Has tables give no rows to new ids in what is traced in this context."""
+    for table in tables:
+        table.admits = False
+    try:
+        yield
+    finally:
+        for table in tables:
+            table.admits = True

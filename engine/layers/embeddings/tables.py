@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from ...internals.variables import own_copy
+from ...internals.variables import mark_shard, own_copy
 from ...reduction.wire import fetch
 from ...step.context import step_context
 from ...step.gradients import mark_unique
@@ -63,12 +63,19 @@ class Embedding(tf.Module):
       num_shards: None makes as many as there are servers, but none smaller than `min_shard_bytes`.
       min_shard_bytes: of a shard; 256 KiB is what TensorFlow's MinSizePartitioner has.
 
+    Attributes:
+      reduce_dtype: in which rows travel from servers in training; in evaluation they are exact.
+      admits: whether lookups of training may give rows to new ids.
+
     Raises:
       ValueError: an argument is out of range.
 
     Example:
       >>> users = Embedding("users", rows=1000, width=16)  # an attribute of a Trainer, whose model calls users(ids)
     """
+
+    reduce_dtype = tf.float32
+    admits = True
 
     def __init__(
         self,
@@ -174,6 +181,7 @@ class Embedding(tf.Module):
                 )
             for copy in tf.distribute.get_strategy().experimental_local_results(variable):
                 self._fill(copy, shard, number, seed)
+            mark_shard(variable, self)
             self.shards.append(variable)
             if self.admit_after is not None:
                 self.admissions.append(Admission(self.admit_after))
@@ -227,7 +235,7 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
-        leaves = [self._flat(each, own, training and step_context().admits) for each, own in pairs(ids, weights)]
+        leaves = [self._flat(each, own, training and self.admits) for each, own in pairs(ids, weights)]
         found = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(found, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [found]
         combined = [combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
@@ -300,11 +308,11 @@ class Embedding(tf.Module):
 
     def _gather(self, rows: tf.Tensor, note: Callable = mark_unique) -> tf.Tensor:
         """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
-        number = len(self.shards)
+        number, dtype = len(self.shards), self.reduce_dtype if step_context().is_training else tf.float32
 
         def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
             found = self.shards[shard]
-            return fetch(found.sparse_read(note(rows)), found.device, step_context().reduce_dtype)
+            return fetch(found.sparse_read(note(rows)), found.device, dtype)
 
         return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
 

@@ -16,7 +16,6 @@ import tensorflow as tf
 from ...internals.variables import server_of, tf_variable
 from ...optimizers.base import Optimizer
 from ...reduction import wire
-from ...step.context import Values
 from ..inner_loop import InnerLoop
 from .feed import Took, timestamp_after
 
@@ -155,22 +154,21 @@ class Pull:
                     packs += self._layouts[group].join([tf.reshape(read, [-1]) for read in reads])
         return packs
 
-    def values(self, packs: Sequence[tf.Tensor]) -> Values:
-        """Returns the variables' values in `packs`, and the optimizers' progress."""
+    def values(self, packs: Sequence[tf.Tensor]) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
+        """Returns the variables with their values in `packs`; gives optimizers their progress, for the next update."""
         pairs: list[tuple] = []
-        known: dict[int, tf.Tensor] = {}
         packs = list(packs)
         for group, variables in self._groups.items():
             layout = self._layouts[group]
             here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
             if group[1] == tf.float32:
                 progress_lanes, parts = layout.unpack(here)
-                lanes_of = zip(self._progressing.get(group, ()), progress_lanes, strict=True)
-                known |= {id(one): tf.bitcast(lanes, tf.float64) for one, lanes in lanes_of}
+                for optimizer, lanes in zip(self._progressing.get(group, ()), progress_lanes, strict=True):
+                    optimizer.pulled_progress = tf.bitcast(lanes, tf.float64)
             else:
                 parts = [tf.reshape(part, v.shape) for part, v in zip(layout.split(here), variables, strict=True)]
             pairs += zip(variables, parts, strict=True)
-        return Values(pairs, known)
+        return pairs
 
 
 class LeaseLoop(InnerLoop):

@@ -20,6 +20,7 @@ from ...data.streamed import is_stream
 from ...health import answers, standstill
 from ...health.watchdog import LostPeerError
 from ...holdings import Holdings
+from ...internals import keras
 from ...internals.tensorflow import let_coordinator_compute
 from ...metrics.means import LoopSums, Sums
 from ...runner import StepRunner
@@ -239,12 +240,16 @@ class ParameterServer(Measured):
         self._holdings = held = Holdings(state.trainer)
         for optimizer in held.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
+            optimizer.reduce_dtype = state.trainer.reduction.reduce_dtype
+        for table in held.tables.values():
+            table.reduce_dtype = state.trainer.reduction.reduce_dtype
         exact_pull = Pull(held.steady_variables, tf.float32)
         self._runner = runner = StepRunner(held)
 
         def eval_step(batch, step, observed, pulled):
             number, done = step % eval_feed.order.steps_per_epoch, tf.identity(state.step_variable)
-            return runner.eval_step(batch, number, done, observed, values=exact_pull.values(pulled))
+            with keras.computing_with(exact_pull.values(pulled)):
+                return runner.eval_step(batch, number, done, observed)
 
         self._evaluations = 0
         self._eval_loop = eval_feed and LeaseLoop(
@@ -253,11 +258,11 @@ class ParameterServer(Measured):
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
         held, runner = self._holdings, self._runner
-        dtype = held.trainer.reduction.reduce_dtype
-        pull = Pull(held.steady_variables, dtype, list(held.optimizers.values()))
+        pull = Pull(held.steady_variables, held.trainer.reduction.reduce_dtype, list(held.optimizers.values()))
 
         def train_step(batch, step, observed, pulled):
-            return runner.train_step(batch, step, observed, values=pull.values(pulled), reduce_dtype=dtype)[0]
+            with keras.pulled(pull.values(pulled)):
+                return runner.train_step(batch, step, observed)
 
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, self._leases.counters)
 
@@ -266,12 +271,11 @@ class ParameterServer(Measured):
 
         Updates that it makes are not counted, and made again where a worker dies; variables are not pulled.
         """
-        held, runner = self._holdings, self._runner
-        dtype = held.trainer.reduction.reduce_dtype
-        pull = Pull((), tf.float32, list(held.optimizers.values()))
+        runner, pull = self._runner, Pull((), tf.float32, list(self._holdings.optimizers.values()))
 
         def with_progress(batch, number, observed, pulled):
-            with runner.training(number, observed, values=pull.values(pulled), reduce_dtype=dtype):
+            pull.values(pulled)
+            with runner.training(number, observed):
                 return step(batch, number, observed)
 
         return LeaseLoop(self.distribution, with_progress, self.train_feed, pull)

@@ -66,7 +66,7 @@ def own_step(strategy, state: TrainState, feed, jit: bool) -> Part:
 
     def train_step(batch, step, observed):
         with strategy.mesh.without_model_sums():
-            return runner.train_step(batch, step, observed)[0]
+            return runner.train_step(batch, step, observed)
 
     return made(strategy, state, strategy.repeated_batch(), train_step)
 

@@ -10,8 +10,8 @@ from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.metrics.means import Mean
 from crankshaft.engine.optimizers import outer
+from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.step.context import StepContext
 from crankshaft.engine.strategies import replicated
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.multi_worker import watched_figures
@@ -91,7 +91,7 @@ def test_no_step_on_tables_waits_for_the_device(bench, waits_of):
 
 
 def test_what_waits_is_found(bench, waits_of):
-    """Of a step that may be left out, whether it is: two branches, in a loop of several steps and in one of single."""
+    """Of a step that may be left out, whether it is: a branch, in a loop of several steps and in one of single."""
     found = waits_of(on(bench, "GPU:0", Mlp((8,)), on_nonfinite="skip"))
     assert found
     assert all("IsFinite" in each for each in found)
@@ -149,7 +149,9 @@ def rows_of(device: str):
     strategy = tf.distribute.OneDeviceStrategy(device)
 
     def step(batch, step, observed):
-        found = StepContext(watched=watched_figures(strategy)).figures()
+        reduction = Reduction()
+        reduction.watched = watched_figures(strategy)
+        found = reduction.take_figures()
         own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in found.items()}
         return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
 

@@ -39,7 +39,7 @@ class StepByStep(Strategy):
         self.state, self.train_feed, self.eval_feed = state, train_feed, eval_feed
 
         def train_step(batch, step):
-            return runner.train_step(batch, step, now)[0]
+            return runner.train_step(batch, step, now)
 
         def eval_step(batch, step):
             return runner.eval_step(batch, step, tf.identity(state.step_variable), now)
