@@ -1,6 +1,11 @@
-"""Sums and gathers over all replicas of a strategy, in as few messages as possible. Replica code."""
+"""Sums and gathers over all replicas of a strategy, in as few messages as possible. Replica code.
+
+Also which tensors travel together as one pack, for all that travels between replicas, workers and servers.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -30,6 +35,32 @@ def all_gather(context, value: tf.Tensor) -> tf.Tensor:
     # transpose, pad, slice and transpose them back. Shapes here are static and equal, so its bare collective suffices.
     gathered = tensorflow.gather(context, value[tf.newaxis])
     return tf.ensure_shape(gathered, [context.num_replicas_in_sync, *value.shape])
+
+
+def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Returns which tensors of these sizes travel together: their indices, in packs that end when they hold `most`.
+
+    A tensor as large as a pack travels by itself, as it stands: packing would copy it twice. Packs stand in the order
+    in which they are whole, since each waits for the one before it. `most` of 0 makes one pack.
+    """
+    found: list[list[int]] = []
+    unfinished: list[int] = []
+    held = 0
+    for index, size in enumerate(sizes):
+        if most and size >= most:
+            found.append([index])
+            continue
+        unfinished.append(index)
+        held += size
+        if most and held >= most:
+            found.append(unfinished)
+            unfinished, held = [], 0
+    return [*found, unfinished] if unfinished else found
+
+
+def as_one(pack: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+    """Joins tensors along their last axis, calls `move` once, and splits what it returns as they were joined."""
+    return tf.split(move(tf.concat(pack, -1)), [each.shape[-1] for each in pack], axis=-1)
 
 
 def _between_hosts(context) -> bool:

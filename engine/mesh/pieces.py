@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..internals.variables import tf_variable
+from . import collectives
 from .cuts import Cut, cut_of
 from .mesh import AXES, DATA, Axis, Mesh
 
@@ -96,22 +97,9 @@ def gather(pieces: Iterable[tuple[Piece, tf.Tensor]]) -> list[tf.Tensor]:
     wholes: list = [None] * len(pieces)
     for axis in {id(piece.holders): piece.holders for piece, _ in pieces}.values():
         held = [index for index, (piece, _) in enumerate(pieces) if piece.holders is axis]
-        for pack in _packs(held, [own.shape.num_elements() * own.dtype.size for _, own in pieces]):
-            owns = [tf.reshape(pieces[index][1], [-1]) for index in pack]
-            rows = axis.all_gather(tf.concat(owns, 0) if len(owns) > 1 else owns[0])
-            parts = tf.split(rows, [own.shape[0] for own in owns], axis=1)
-            for index, part in zip(pack, parts, strict=True):
-                wholes[index] = pieces[index][0].whole(part)
+        owns = [tf.reshape(pieces[index][1], [-1]) for index in held]
+        for pack in collectives.packs([own.shape[0] * own.dtype.size for own in owns], _GATHERED_BYTES):
+            rows = collectives.as_one([owns[place] for place in pack], axis.all_gather)
+            for place, row in zip(pack, rows, strict=True):
+                wholes[held[place]] = pieces[held[place]][0].whole(row)
     return wholes
-
-
-def _packs(indices: list[int], sizes: list[int]) -> list[list[int]]:
-    packs: list[list[int]] = []
-    room = 0
-    for index in indices:
-        if room < sizes[index] or not packs:
-            packs.append([])
-            room = _GATHERED_BYTES
-        packs[-1].append(index)
-        room -= sizes[index]
-    return packs

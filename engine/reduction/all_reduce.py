@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from ..mesh import collectives
 from ..mesh.cuts import cut_of
 from ..mesh.mesh import Axis, Mesh
 from ..mesh.pieces import Piece, piece_of
 from ..step.context import step_context
 from ..step.gradients import Gradients
-from .wire import from_halves, to_halves
+from .wire import from_halves, in_words, to_halves
 
 # 16-bit values are gathered: a replica holds what all have sent until it has summed them. So many bytes at once; as
 # float32, for the sum, they take twice as many.
@@ -237,7 +238,7 @@ class Reduction(tf.Module):
         if items[0].piece:  # then all are
             reduce_pack = self._reduce_scatter
         sums = [None] * len(items)
-        for pack in _packs(items, pack_size):
+        for pack in collectives.packs([item.value.shape.num_elements() for item in items], pack_size):
             for index, total in zip(pack, reduce_pack(axis, [items[index] for index in pack]), strict=True):
                 sums[index] = total
         if times_it:
@@ -246,31 +247,29 @@ class Reduction(tf.Module):
         return sums[::-1]
 
     def _all_reduce(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
-        flat = tf.concat([tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack], 0)
-        return _unpack(axis.all_reduce(flat), pack)
+        flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack]
+        return _shaped(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in pack])
 
     def _reduce_scatter(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
         """Sums each item's piece where it belongs; of 16 bits, in float32, in the order of the replicas."""
         rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in pack]
-        sizes = [row.shape[1] for row in rows]
         if self.reduce_dtype == tf.float32:
-            sums = tf.split(axis.reduce_scatter(tf.concat(rows, 1))[0], sizes)
+            sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
         else:
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
-            words, odd = _to_words(tf.concat(halves, 1))
-            lanes = tf.split(_from_words(axis.all_to_all(words)), sizes + [1] * odd, axis=1)
+            lanes = collectives.as_one(halves, lambda joined: in_words(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return [tf.reshape(total, item.piece.cut.local_shape) for total, item in zip(sums, pack, strict=False)]
+        return _shaped(sums, [item.piece.cut.local_shape for item in pack])
 
     def _all_gather(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)
         if len(pack) == 1 and pack[0].value.shape.num_elements() > most:
             return [self._all_gather_in_pieces(axis, pack[0], most)]
-        halves = [to_halves(item.value, self._dtype_of(item)) for item in pack]
-        sizes = [half.shape.num_elements() for half in halves]
-        words, odd = _to_words(tf.concat(halves, 0))
-        pieces = tf.split(_from_words(axis.all_gather(words)), sizes + [1] * odd, axis=1)
-        return [self._sum_halves(piece, item) for piece, item in zip(pieces, pack, strict=False)]
+        dtypes = [tf.float32 if item.exact else self.reduce_dtype for item in pack]
+        halves = [to_halves(item.value, dtype) for item, dtype in zip(pack, dtypes, strict=True)]
+        lanes = collectives.as_one(halves, lambda joined: in_words(joined, axis.all_gather))
+        sums = [tf.reduce_sum(from_halves(*each), 0) for each in zip(lanes, dtypes, strict=True)]
+        return _shaped(sums, [item.value.shape for item in pack])
 
     def _all_gather_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
         """Sums one large item, of which `most` values are gathered at once.
@@ -285,13 +284,6 @@ class Reduction(tf.Module):
                 piece = Item(tf.identity(flat[first : first + most]), item.exact)
             sums += self._all_gather(axis, [piece])
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
-
-    def _dtype_of(self, item: Item) -> tf.DType:
-        return tf.float32 if item.exact else self.reduce_dtype
-
-    def _sum_halves(self, halves: tf.Tensor, item: Item) -> tf.Tensor:
-        values = from_halves(halves, self._dtype_of(item))
-        return tf.reshape(tf.reduce_sum(values, axis=0), item.value.shape)
 
     def _gather_slices(self, gradient, count):
         context = tf.distribute.get_replica_context()
@@ -350,41 +342,5 @@ class Item(NamedTuple):
     piece: Piece | None = None
 
 
-def _to_words(halves: tf.Tensor) -> tuple[tf.Tensor, int]:
-    """Returns uint16 [..., n] as int32 words, and how many halves were added to fill the last: 0 or 1.
-
-    The collective kernels take no bfloat16, and words are moved, never computed with.
-    """
-    odd = halves.shape[-1] % 2
-    filled = tf.pad(halves, [[0, 0]] * (halves.shape.rank - 1) + [[0, odd]])
-    return tf.bitcast(tf.reshape(filled, [*halves.shape[:-1], -1, 2]), tf.int32), odd
-
-
-def _from_words(words: tf.Tensor) -> tf.Tensor:
-    """Returns the uint16 that int32 words are made of, [..., n]."""
-    return tf.reshape(tf.bitcast(words, tf.uint16), [*words.shape[:-1], 2 * words.shape[-1]])
-
-
-def _packs(items: list[Item], pack_size: int) -> list[list[int]]:
-    """Returns the items' indices, in order, in packs of about `pack_size` values; one pack if that is 0.
-
-    An item as large as a pack travels by itself, as it stands: packing would copy it twice. Packs stand in the order in
-    which they are whole, since each waits for the one before it.
-    """
-    packs, open_pack, size = [], [], 0
-    for index, item in enumerate(items):
-        values = item.value.shape.num_elements()
-        if pack_size and values >= pack_size:
-            packs.append([index])
-            continue
-        open_pack.append(index)
-        size += values
-        if pack_size and size >= pack_size:
-            packs.append(open_pack)
-            open_pack, size = [], 0
-    return [*packs, open_pack] if open_pack else packs
-
-
-def _unpack(flat: tf.Tensor, pack: list[Item]) -> list[tf.Tensor]:
-    pieces = tf.split(flat, [item.value.shape.num_elements() for item in pack])
-    return [tf.reshape(piece, item.value.shape) for piece, item in zip(pieces, pack, strict=True)]
+def _shaped(sums: Sequence[tf.Tensor], shapes: Sequence) -> list[tf.Tensor]:
+    return [tf.reshape(*each) for each in zip(sums, shapes, strict=True)]

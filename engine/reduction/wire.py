@@ -5,12 +5,14 @@ Device code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-PACK_BYTES = 1 << 30  # of a message: half of what gRPC and protocol buffers take
+from ..mesh import collectives
+
+PACK_BYTES = 1 << 29  # a message may be twice as large: half of what gRPC and protocol buffers take
 
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -23,6 +25,14 @@ def from_halves(halves: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype == tf.float32:
         return tf.bitcast(tf.reshape(halves, [*halves.shape[:-1], -1, 2]), tf.float32)
     return tf.cast(tf.bitcast(halves, dtype), tf.float32)
+
+
+def in_words(halves: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Returns what `move` makes of uint16 [..., n], which travels as int32: collective kernels take no bfloat16."""
+    size = halves.shape[-1]
+    filled = tf.pad(halves, [[0, 0]] * (halves.shape.rank - 1) + [[0, size % 2]])
+    words = move(tf.bitcast(tf.reshape(filled, [*halves.shape[:-1], -1, 2]), tf.int32))
+    return tf.reshape(tf.bitcast(words, tf.uint16), [*words.shape[:-1], 2 * words.shape[-1]])[..., :size]
 
 
 def send(
@@ -85,31 +95,26 @@ class Layout:
 
 
 class Packs:
-    """Joins vectors of one dtype into as few as possible, none larger than a message of gRPC can hold, 2 GiB.
+    """Joins vectors of one dtype into few (`mesh.collectives.packs`), none larger than a message of gRPC holds, 2 GiB.
 
     Args:
       shapes: of the tensors that the vectors are of, as `send` has them. One that is known only where a step runs, of
         the rows that it touches, travels in the pack where it comes, and counts as nothing.
       lanes: how many values of `dtype` each of a tensor's values is.
       dtype: of the vectors.
-      pack_bytes: a pack ends here, and what is larger is cut; 0 is `PACK_BYTES`.
+      pack_bytes: a pack ends when it holds so many, and what is larger is cut; 0 is `PACK_BYTES`.
     """
 
     def __init__(self, shapes: Sequence, lanes: Sequence[int], dtype: tf.DType, pack_bytes: int = 0):
         self._shapes, self._lanes = shapes, lanes
         most = max(1, (pack_bytes or PACK_BYTES) // dtype.size)
-        self._packs: list[list[_Span]] = [[]]
-        left = most
+        spans, lengths = [], []
         for index, (shape, n) in enumerate(zip(shapes, lanes, strict=True)):
             size = n * shape.num_elements() if isinstance(shape, tf.TensorShape) else 0
-            spans = [_Span(index, first, min(size, first + most)) for first in range(0, max(1, size), most)]
-            for span in spans if len(spans) > 1 else [_Span(index, 0, None)]:
-                length = size if span.stop is None else span.stop - span.first
-                if length > left:
-                    self._packs.append([])
-                    left = most
-                self._packs[-1].append(span)
-                left -= length
+            firsts = range(0, max(1, size), most)
+            spans += [_Span(index, i, min(size, i + most) if len(firsts) > 1 else None) for i in firsts]
+            lengths += [min(size - i, most) for i in firsts]
+        self._packs = [[spans[place] for place in pack] for pack in collectives.packs(lengths, most)]
 
     @property
     def num_packs(self) -> int:
