@@ -30,7 +30,7 @@ def prepare(
 ) -> None:
     """Gives a trainer the attributes that its class names, and builds it. See `Given` for the arguments."""
     trainer.given = Given(options, num_classes, vocabulary, num_servers, example)
-    trainer.reduction = reduction
+    trainer.reduction, trainer.holdings = reduction, None
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
         trainer.loss_scale.build()
@@ -39,7 +39,7 @@ def prepare(
     tf.keras.utils.set_random_seed(options.seed)
     with _layers_of(options.precision):
         trainer.build()
-    holdings = Holdings(trainer)
+    trainer.holdings = holdings = Holdings(trainer)
     _build_keras_optimizers(holdings)
     updated = [v for each in holdings.optimizers.values() for v in each.updated_variables]
     reduction.build(updated, holdings.moving_statistics)

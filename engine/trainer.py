@@ -17,7 +17,7 @@ from .internals import graphs, keras
 from .metrics.means import Mean, as_loss, checked, folded
 from .optimizers import schedules
 from .reduction import Reduction
-from .step import batches, example_counts
+from .step import batches
 from .step.context import step_context
 from .step.gradients import Gradients, Update, check_reached
 from .step.options import Given
@@ -34,6 +34,8 @@ class Trainer(tf.Module):
     Attributes, which the engine sets before `build`:
       given: what the run gives: its options, the number of classes, a batch of one example.
       reduction: the sums over replicas.
+
+    After `build` the engine sets `holdings`: what the attributes then hold.
     """
 
     given = Given()
@@ -102,7 +104,7 @@ class Trainer(tf.Module):
     @property
     def trainable_variables(self) -> list:
         """The variables that the default step trains: `model`'s, then the embeddings' shards, without frozen ones."""
-        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *Holdings(self).shards]
+        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._held.shards]
         return [variable for variable in variables if self.learning_rate_multiplier(variable) != 0]
 
     def build(self) -> None:
@@ -179,14 +181,14 @@ class Trainer(tf.Module):
             )
             loss = compute()
         where, weights = f"{type(self).__name__}.loss", batches.fields(batch).weights
-        example_counts.check(loss, where, outputs, batch)
+        batches.check_pairs(loss, where, outputs, batch)
         if self.given.options.debug:  # a `tf.function` around a loss hides what it summed
-            example_counts.check(graphs.in_place(compute), where, outputs, batch)
+            batches.check_pairs(graphs.in_place(compute), where, outputs, batch)
         return as_loss(loss, where, weights, check_values=self.given.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""
-        layers = keras.concerned(Holdings(self).layers.values(), variables)
+        layers = keras.concerned(self._held.layers.values(), variables)
         # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise ValueError(
@@ -201,6 +203,10 @@ class Trainer(tf.Module):
     def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
         found, where = self.metrics(outputs, batches.without_weights(batch)), f"{type(self).__name__}.metrics"
         for name, pair in found.items() if isinstance(found, dict) else ():
-            example_counts.check(pair, f"{where}[{name!r}]", outputs, batch)
+            batches.check_pairs(pair, f"{where}[{name!r}]", outputs, batch)
         losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
         return {**losses, **checked(found, where, batches.fields(batch).weights)}
+
+    @property
+    def _held(self) -> Holdings:
+        return getattr(self, "holdings", None) or Holdings(self)

@@ -6,6 +6,7 @@ Also finds what an object holds of a kind, such as variables.
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,16 @@ import tensorflow as tf
 def path_of(variable) -> str:
     """Returns what people call a variable: a Keras variable's path, a tf.Variable's name."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")
+
+
+def key_of(variable, position: int) -> str:
+    """Returns the key in checkpoints of what is kept for a variable that stands at a position among others.
+
+    Keras numbers layers and unnamed variables through the life of a process ("dense_7/kernel", "variable_12"): only the
+    last part without its number is the same in the process that restores.
+    """
+    leaf = re.sub(r"(:\d+|_\d+)+$", "", path_of(variable).split("/")[-1])
+    return f"{position:04d}_{leaf}"
 
 
 def own_copy(variable: tf.Variable) -> tf.Variable:

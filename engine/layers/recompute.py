@@ -30,7 +30,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     """
     if not step_context().is_training:
         return layer(*inputs, **arguments)
-    layer.is_recomputed = True  # which `engine.runner.StepRunner` asks for
+    layer.is_recomputed = True  # which `engine.step.context.StepRunner` asks for
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)

@@ -2,7 +2,6 @@
 
 from .base import Optimizer
 from .keras_adapter import KerasOptimizer
-from .names import parameters
 from .rules import NAMES, SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop, build, named, outer
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "build",
     "named",
     "outer",
-    "parameters",
 ]

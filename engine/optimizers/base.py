@@ -4,18 +4,22 @@ An update communicates only with the parameter server that has the variable, and
 the host in a strategy's scope, applied in replica code.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ..internals.variables import on_server, read_local, server_of
-from ..mesh import cuts
+from ..internals.tensorflow import temporary_variable
+from ..internals.variables import assign_local, key_of, on_server, path_of, read_local, server_of, tf_variable
+from ..mesh import cuts, pieces
+from ..mesh.cuts import Cut, cut_of
+from ..mesh.mesh import current_mesh
 from ..reduction import wire
 from ..step.gradients import Gradients, sum_duplicate_rows
-from ..step.targets import OpenPiece, Targets, close
 
 
 class Optimizer(tf.Module):
@@ -78,7 +82,7 @@ class Optimizer(tf.Module):
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
-        targets = Targets(self.name, variables, multipliers or [1.0] * len(variables))
+        targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
         if not self.is_elementwise and (cut := [target for target in targets if target.slot_cut]):
             asked = "`shard_optimizer`" if cut[0].piece else "a mesh's model axis"
             raise ValueError(
@@ -156,13 +160,14 @@ class Optimizer(tf.Module):
             if gradient is not None and self._targets[variable].multiplier
         ]
         updated = [target for _, target in pairs]
-        pairs = [OpenPiece.of(*pair) if pair[1].piece else pair for pair in pairs]
+        pairs = [_OpenPiece.of(*pair) if pair[1].piece else pair for pair in pairs]
         iterations, scale = self._progress()
         learning_rate = self._rate(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
         self._update(pairs, learning_rate * factor, iterations - self.slots_since if self.slots_since else iterations)
-        close([target for _, target in pairs if isinstance(target, OpenPiece)])
+        if opened := [target for _, target in pairs if isinstance(target, _OpenPiece)]:
+            _close(opened)
         for target in updated:
             target.constrain()
         # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
@@ -334,3 +339,105 @@ def _grouped(pairs, key):
     for gradient, target in pairs:
         found.setdefault(key(target), []).append((gradient, target))
     return found
+
+
+class _Target:
+    """A variable to update: its name in checkpoints, and its value on this replica. Made in the strategy's scope."""
+
+    def __init__(self, variable, position, multiplier=1.0):
+        self.given = variable
+        self.multiplier = multiplier
+        self.variable = tf_variable(variable)
+        self.path = path_of(variable)
+        self.key = key_of(variable, position)
+        self.decays = True
+        self.piece = pieces.piece_of(self.variable, current_mesh())
+
+    @property
+    def slot_cut(self) -> Cut | None:
+        """How its slots are cut over the mesh; None where each replica has them whole."""
+        return self.piece.cut if self.piece else cut_of(self.variable)
+
+    @property
+    def slot_shape(self) -> Sequence[int]:
+        """What each replica has of a slot."""
+        return self.piece.cut.local_shape if self.piece else self.variable.shape
+
+    @property
+    def handle(self):
+        return self.variable.handle
+
+    def rate(self, learning_rate):
+        """Returns the variable's share of the learning rate or decay of all variables."""
+        return learning_rate if self.multiplier == 1 else learning_rate * self.multiplier
+
+    def read(self):
+        """Reads this replica's value, a tensor."""
+        return read_local(self.variable)
+
+    def gather(self, indices):
+        """Gathers this replica's rows `indices`."""
+        return tf.raw_ops.ResourceGather(resource=self.handle, indices=indices, dtype=self.variable.dtype)
+
+    def constrain(self):
+        """Applies a Keras variable's constraint, if it has one, to this replica's value."""
+        constraint = getattr(self.given, "constraint", None)
+        if constraint is not None:
+            assign_local(self.variable, constraint(self.read()))
+
+
+class _OpenPiece(_Target):
+    """The piece of a target that this replica updates, while it does. Replica code.
+
+    The kernels update a variable of its own, which is gone with the update. `close` ends it.
+    """
+
+    def __init__(self, target: _Target):
+        vars(self).update(vars(target))
+        self.whole = target
+        self.variable = temporary_variable(self.piece.own(target.read()))
+
+    @classmethod
+    def of(cls, gradient, target: _Target) -> tuple[tf.Tensor, _OpenPiece]:
+        """Opens a target's piece, and returns it behind its gradient; of a whole one it takes the piece's."""
+        gradient = tf.convert_to_tensor(gradient)
+        if gradient.shape == target.variable.shape:
+            gradient = target.piece.own(gradient)
+        return gradient, cls(target)
+
+
+def _close(opened: Sequence[_OpenPiece]) -> None:
+    """Gathers the values of variables of which each replica has updated its piece. Replica code."""
+    wholes = pieces.gather((target.piece, target.read()) for target in opened)
+    for target, value in zip(opened, wholes, strict=True):
+        assign_local(target.whole.variable, value)
+
+
+class _Targets:
+    """Targets in order, found by variable.
+
+    A separate class, because a list or dictionary on a tf.Module would put the model's variables into the checkpoint a
+    second time.
+    """
+
+    def __init__(self, owner, variables, multipliers):
+        self._owner = owner
+        targets = [_Target(*each) for each in zip(variables, range(len(variables)), multipliers, strict=True)]
+        self._by_id = {id(target.variable): target for target in targets}
+
+    @property
+    def variables(self):
+        """All variables, frozen ones too, in order."""
+        return [target.variable for target in self._by_id.values()]
+
+    def __iter__(self):
+        """Yields the targets that are updated: all but the frozen ones."""
+        return (target for target in self._by_id.values() if target.multiplier)
+
+    def __getitem__(self, variable):
+        try:
+            return self._by_id[id(tf_variable(variable))]
+        except KeyError:
+            raise ValueError(
+                f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to build"
+            ) from None

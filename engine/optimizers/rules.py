@@ -6,8 +6,7 @@ Each equals Keras's own; any other Keras optimizer is found by name. The rules a
 import numpy as np
 import tensorflow as tf
 
-from ..step.ranges import OPTIMIZER_ARGUMENTS
-from . import names
+from ..step.options import OPTIMIZER_ARGUMENTS, check_arguments, parameters, unknown
 from .base import FusedOptimizer, Optimizer
 from .keras_adapter import KerasOptimizer
 
@@ -244,12 +243,12 @@ def build(name, learning_rate=None, **arguments):
     classes = named()
     found = name.lower()
     if found not in classes:
-        raise names.unknown("optimizer", name, classes)
+        raise unknown("optimizer", name, classes)
     rule = classes[found]
-    common = names.parameters(Optimizer).keys()
+    common = parameters(Optimizer).keys()
     rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-    known = names.parameters(rule).keys() | common
-    names.check_arguments(f"optimizer {found}", arguments, known - {"learning_rate"}, OPTIMIZER_ARGUMENTS)
+    known = parameters(rule).keys() | common
+    check_arguments(f"optimizer {found}", arguments, known - {"learning_rate"}, OPTIMIZER_ARGUMENTS)
     if found in _RULES:
         return rule(**rate, **arguments)
     ours = {key: value for key, value in arguments.items() if key in common}

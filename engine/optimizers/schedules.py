@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ..step.ranges import SCHEDULE_ARGUMENTS
-from . import names
+from ..step.options import SCHEDULE_ARGUMENTS, check_arguments, parameters, unknown
 
 _keras = tf.keras.optimizers.schedules
 
@@ -85,7 +84,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
     """
     schedule_name = name.lower()
     if schedule_name not in _SCHEDULES:
-        raise names.unknown("schedule", name, NAMES)
+        raise unknown("schedule", name, NAMES)
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps={warmup_steps} is negative; use 0 for no warm-up")
     if warmup_steps >= total_steps:
@@ -95,8 +94,8 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
         )
     make = _SCHEDULES[schedule_name]
     positional = {"learning_rate", "remaining_steps"}
-    known = names.parameters(make).keys() - positional
-    names.check_arguments(f"schedule {schedule_name}", arguments, known, SCHEDULE_ARGUMENTS)
+    known = parameters(make).keys() - positional
+    check_arguments(f"schedule {schedule_name}", arguments, known, SCHEDULE_ARGUMENTS)
     schedule = make(float(learning_rate), total_steps - warmup_steps, **arguments)
     return WarmUp(schedule, warmup_steps) if warmup_steps else schedule
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..internals.variables import assign_local, path_of, tf_variable
+from ..internals.variables import assign_local, path_of, read_local, tf_variable
 from ..step.context import step_context
 from ..step.gradients import Gradients
-from ..step.targets import Target
 from . import per_replica
 from .all_reduce import Item, Reduction, assign_means, weighted
 
@@ -79,7 +78,7 @@ class LocalSgd(Reduction):
     def sync(self) -> None:
         now = self._period
         weight = tf.convert_to_tensor(now.examples)
-        moved = [Item((start - target.read()) * weight, exact=False) for start, target in now.pairs()]
+        moved = [Item((start - read_local(own)) * weight, exact=False) for start, own in now.pairs()]
         items = moved + weighted(now.averages, weight) + [Item(weight, exact=True)]
         sums = self._sum_packed(step_context().mesh.data, items)
         self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
@@ -95,24 +94,24 @@ class _Period:
 
     def __init__(self, variables: Sequence, averages: Sequence[tf.Variable]):
         self.averages = list(averages)
+        self._variables = list(map(tf_variable, variables))
         self.starts = [tf.Variable(tf_variable(v), trainable=False, name=path_of(v)) for v in variables]
         self.examples = per_replica.variable(0.0, "round_examples")
-        self._targets = [Target(variable, index) for index, variable in enumerate(variables)]
 
     def pairs(self):
         """Returns (what the period began with, the variable as it is), of each."""
-        return zip(self.starts, self._targets, strict=True)
+        return zip(self.starts, self._variables, strict=True)
 
     def begin(self) -> None:
         """Begins the first period with the weights as they are."""
-        for start, target in self.pairs():
-            assign_local(start, target.read())
+        for start, own in self.pairs():
+            assign_local(start, read_local(own))
         assign_local(self.examples, tf.constant(0.0))
 
     def go_on(self) -> None:
         """Begins the next period with the weights as they are."""
-        for start, target in self.pairs():
-            assign_local(target.variable, tf.identity(start))
+        for start, own in self.pairs():
+            assign_local(own, tf.identity(start))
         assign_local(self.examples, tf.constant(0.0))
 
 

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ..internals.variables import assign_local, tf_variable
+from ..internals.variables import assign_local, key_of, tf_variable
 from ..mesh.mesh import Axis
 from ..step.context import step_context
 from ..step.gradients import Gradients
-from ..step.targets import Target
 from . import per_replica
 from .all_reduce import Item, Reduction, assign_means, of_examples, weighted
 
@@ -63,7 +62,7 @@ class PowerSgd(Reduction):
             rows, columns = _matrix_shape(variable.shape)
             if self.rank * (rows + columns) >= rows * columns:
                 continue
-            key = Target(variable, index).key
+            key = key_of(variable, index)
             self._keys.add(variable, key)
             memory[key] = per_replica.variable(tf.zeros([rows, columns]), f"power_sgd/{key}/memory")
             # Any start will do that is the same on all replicas and has no zeros.

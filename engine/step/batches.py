@@ -17,9 +17,17 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+from ..data.host_arrays import Mapped
 from ..metrics.means import Mean, as_loss
+
+EXACT = 1 << 24  # float32 tells whole numbers apart up to here
+_PIECE_BYTES = 64 << 20  # looked at at once
+# Ops that give the values of their inputs on; of those with more than one, the first has the values.
+_OF_FIRST = {"Cast", "ExpandDims", "GatherV2", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
+_OF_ALL = {"ConcatV2", "Pack"}
 
 
 class Fields(NamedTuple):
@@ -164,6 +172,95 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
             "use crankshaft.weighed(self.loss, outputs, batch), or crankshaft.mean(values, weights=batch[2])"
         )
     return metrics
+
+
+def check_pairs(pair, where: str, outputs, batch) -> None:
+    """Checks, by shapes alone, that `mean` has summed values of examples and not of pairs of them. Replica code.
+
+    Labels [n] and outputs [n, 1] broadcast to [n, n], a mistake that trains something else without any error.
+
+    A second axis as long as the batch is the examples' own, such as tokens, where labels or outputs have it too.
+
+    Args:
+      pair: what `where`, a loss or a metric, returned.
+      where: for the message.
+      outputs: what it was given.
+      batch: likewise.
+
+    Raises:
+      ValueError: the values are of pairs of examples; says the shapes.
+    """
+    shape, size = getattr(pair, "shape", None), tf.nest.flatten(batch)[0].shape[0]
+    if shape is None or (shape.rank or 0) < 2 or not shape[0] == shape[1] == size:
+        return
+    labels = fields(batch).labels
+    at_hand = [getattr(x, "shape", None) for x in tf.nest.flatten((outputs, () if labels is None else labels))]
+    if any(each is None or each.rank is None or (each.rank > 1 and each[1] == size) for each in at_hand):
+        return
+    shapes = f"outputs are {_shapes(outputs, size)}, labels {_shapes(() if labels is None else labels, size)}"
+    raise ValueError(
+        f"{where}: crankshaft.mean was given {_as_written(shape, size)} values for n examples, one for each pair of "
+        f"them ({shapes}); make the shapes alike, by outputs[:, 0] or labels[:, None], or say "
+        "crankshaft.Mean(total, count) if pairs are meant"
+    )
+
+
+def _shapes(nest, size: int | None):
+    """Returns the shape of each tensor of a nest, with n for the examples."""
+    shapes = tf.nest.map_structure(lambda x: _as_written(x.shape, size), nest)
+    return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")
+
+
+def _as_written(shape: tf.TensorShape, size: int | None) -> str:
+    return f"[{', '.join('n' if axis == size else str(axis) for axis in shape)}]"
+
+
+def rounded(trainer, features) -> dict[str, int]:
+    """Returns each feature's largest value that the model casts from integers to floats inexactly. Host code.
+
+    Ids that stay integers are not concerned. Traces `forward` if there are numbers that large.
+
+    Args:
+      trainer: built.
+      features: an array whose first axis is examples, or a dictionary of arrays by name; any other nest is not looked
+        at.
+    """
+    named = features if isinstance(features, dict) else {"features": features}
+    large = {name: most for name, array in named.items() if (most := _largest(array)) > EXACT}
+    if not large:
+        return {}
+    specs = {name: tf.TensorSpec([None, *x.shape[1:]], x.dtype) for name, x in named.items()}
+
+    def forward(named):
+        trainer.forward(named if isinstance(features, dict) else named["features"], training=False)
+
+    try:
+        graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
+    except Exception:
+        return {}  # the step itself reports a mistake in it
+    inputs = dict(zip(sorted(named), graph.inputs, strict=False))  # what it captures comes after
+    return {name: most for name, most in large.items() if any(_casts_to_floats(inputs[name]))}
+
+
+def _largest(array) -> int:
+    """Returns the largest magnitude of an array of integers; 0 of anything else."""
+    if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
+        return 0
+    at_once = max(1, _PIECE_BYTES * len(array) // array.nbytes)
+    pieces = (array[first : first + at_once] for first in range(0, len(array), at_once))
+    return max(max(int(piece.max()), -int(piece.min())) for piece in pieces)
+
+
+def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the ops by which a tensor's own values become floats."""
+    queue = [tensor]
+    for each in queue:
+        for op in each.consumers():
+            if op.type in _OF_ALL or (op.type in _OF_FIRST and each is op.inputs[0]):
+                if op.outputs[0].dtype.is_floating:
+                    yield op
+                else:
+                    queue += op.outputs
 
 
 def _named(name: str, part) -> Iterator[tuple[str, Any]]:

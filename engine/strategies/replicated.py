@@ -17,13 +17,11 @@ from ..data.residency import is_on_gpus, on_each_device
 from ..data.source import Source
 from ..data.split import draws, example_bytes, num_examples, order_of
 from ..data.streamed import is_stream
-from ..holdings import Holdings
 from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
-from ..runner import StepRunner
 from ..state import TrainState
 from ..step.batches import text_fields
-from ..step.context import StepContext
+from ..step.context import StepContext, StepRunner
 from .base import Measured
 from .feed_options import FeedOptions
 from .inner_loop import InnerLoop, LoopResult
@@ -126,8 +124,8 @@ class Replicated(Measured):
         state.input.follow(train_feed, self)
         self._evaluations = 0
         self._train_loop = None
-        self._holdings = Holdings(state.trainer)
-        self._runner = runner = StepRunner(self._holdings, self.mesh)
+        self._holdings = state.trainer.holdings
+        self._runner = runner = StepRunner(state.trainer, self.mesh)
         reduction = state.trainer.reduction
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None

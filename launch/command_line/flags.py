@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from ...engine.step.ranges import HUGE
+from ...engine.step.options import HUGE
 from ...engine.strategies import registry
 from ..errors import UsageError
 from . import rules

@@ -15,8 +15,8 @@ from typing import Any
 
 from ... import input as inputs
 from ... import models
-from ...engine.step import ranges
-from ...engine.step.ranges import Interval
+from ...engine.step import options
+from ...engine.step.options import Interval
 from ..errors import UsageError, nearest
 from . import own_files
 from .values import number
@@ -100,7 +100,7 @@ def _model(module, path: str | None) -> Entry:
         raise own_files.lacking("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):
         raise own_files.lacking("model", path, "a Model that is not a Trainer")
-    return dataclasses.replace(of_class(model), intervals={} if path else ranges.MODEL_ARGUMENTS)
+    return dataclasses.replace(of_class(model), intervals={} if path else options.MODEL_ARGUMENTS)
 
 
 def _input(module, path: str | None) -> Entry:
@@ -131,9 +131,9 @@ def optimizers() -> Mapping[str, Entry]:
 
     found = {}
     for name, rule in engine.named().items():
-        own = [each for each in engine.parameters(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
+        own = [each for each in options.parameters(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
         defaults = {**_arguments(own)[0], **dict.fromkeys(CLIPS, 0.0)}
-        found[name] = Entry(name, _first_line(rule), defaults, intervals=ranges.OPTIMIZER_ARGUMENTS)
+        found[name] = Entry(name, _first_line(rule), defaults, intervals=options.OPTIMIZER_ARGUMENTS)
     return found
 
 
@@ -142,14 +142,14 @@ def schedules() -> Mapping[str, Entry]:
     from ...engine.optimizers import schedules as engine
 
     return {
-        name: Entry(name, "", _arguments(_named(make)[2:])[0], intervals=ranges.SCHEDULE_ARGUMENTS)
+        name: Entry(name, "", _arguments(_named(make)[2:])[0], intervals=options.SCHEDULE_ARGUMENTS)
         for name, make in engine.named().items()
     }
 
 
 _LEAST = {
     "patience": Interval(lower=1, upper=2**31 - 1, whole=True),
-    "min_delta": Interval(lower=0, upper=ranges.HUGE),
+    "min_delta": Interval(lower=0, upper=options.HUGE),
 }
 # The arguments of flags that name nothing else; those that are required are where any is given.
 ENTRIES = {
@@ -157,7 +157,7 @@ ENTRIES = {
         "the step of local SGD",
         "",
         {"learning_rate": 0.7, "momentum": 0.9},
-        intervals={"learning_rate": Interval(lower=0, upper=ranges.HUGE), "momentum": Interval(lower=0, below=1)},
+        intervals={"learning_rate": Interval(lower=0, upper=options.HUGE), "momentum": Interval(lower=0, below=1)},
     ),
     "early_stopping": Entry("early stopping", "", {"min_delta": 0.0}, ("patience",), _LEAST),
     "reduce_lr": Entry(
@@ -190,7 +190,7 @@ def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]
         if name not in known:
             raise UsageError(f"--{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
         values[name] = parse_value(flag, name, text, entry.defaults.get(name))
-        if fault := ranges.outside(entry.intervals, name, values[name]):
+        if fault := options.outside(entry.intervals, name, values[name]):
             raise UsageError(f"--{flag} {fault}; give {entry.name} one that is")
     if missing := [name for name in entry.required if name not in values]:
         raise UsageError(f"{entry.name} needs --{flag} {missing[0]}=VALUE")

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from ...engine.step.ranges import Interval
+from ...engine.step.options import Interval
 from ..errors import UsageError, nearest
 from .values import number as number_of
 

@@ -32,7 +32,7 @@ from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
 from ...engine.state import TrainState
-from ...engine.step import batches, whole_numbers
+from ...engine.step import batches
 from ...engine.strategies import FeedOptions, devices, jit_choice
 from ...engine.strategies.base import Measured, Strategy
 from ...engine.strategies.multi_worker import WorkerTask
@@ -277,11 +277,11 @@ def _classes_by_values(config: Config, train) -> int | None:
 def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
     if isinstance(split, Source) or is_stream(split) or not is_chief:
         return
-    for name, most in whole_numbers.rounded(trainer, batches.features(split)).items():
+    for name, most in batches.rounded(trainer, batches.features(split)).items():
         logging.warning(
             "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an "
             "offset, divide them, or look them up as ids",
-            *(name, f"{most:,}", f"{whole_numbers.EXACT:,}"),
+            *(name, f"{most:,}", f"{batches.EXACT:,}"),
         )
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from ...holdings import Holdings
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
 from ...layers.embeddings import Embedding
-from ...runner import StepRunner
 from ...step import batches
+from ...step.context import StepRunner
 from .event_values import Histogram, histogram
 
 
@@ -30,8 +29,8 @@ class Probe:
         self._distribution = strategy.distribution
         self._kept = None
         self._trainer = trainer
-        self._holdings = Holdings(trainer)
-        self._runner = StepRunner(self._holdings, strategy.mesh)
+        self._holdings = trainer.holdings
+        self._runner = StepRunner(trainer, strategy.mesh)
         self._gradients = tf.function(self._replicated_gradients, autograph=False)
         self._batch = tf.function(self._replicated_batch, autograph=False)
 

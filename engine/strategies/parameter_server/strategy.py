@@ -19,12 +19,11 @@ from ...data.split import order_of
 from ...data.streamed import is_stream
 from ...health import answers, standstill
 from ...health.watchdog import LostPeerError
-from ...holdings import Holdings
 from ...internals import keras
 from ...internals.tensorflow import let_coordinator_compute
 from ...metrics.means import LoopSums, Sums
-from ...runner import StepRunner
 from ...state import TrainState
+from ...step.context import StepRunner
 from ..base import Measured
 from ..feed_options import FeedOptions
 from ..inner_loop import LoopResult
@@ -237,14 +236,14 @@ class ParameterServer(Measured):
             fault_of_data=self._fault_of_data,
         )
         self._pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
-        self._holdings = held = Holdings(state.trainer)
+        self._holdings = held = state.trainer.holdings
         for optimizer in held.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
             optimizer.reduce_dtype = state.trainer.reduction.reduce_dtype
         for table in held.tables.values():
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
         exact_pull = Pull(held.steady_variables, tf.float32)
-        self._runner = runner = StepRunner(held)
+        self._runner = runner = StepRunner(state.trainer)
 
         def eval_step(batch, step, observed, pulled):
             number, done = step % eval_feed.order.steps_per_epoch, tf.identity(state.step_variable)

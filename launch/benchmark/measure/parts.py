@@ -19,9 +19,9 @@ from ....engine.holdings import Holdings
 from ....engine.internals.tensorflow import computed_whole
 from ....engine.metrics.means import Mean
 from ....engine.reduction import Reduction
-from ....engine.runner import StepRunner
 from ....engine.state import TrainState
 from ....engine.step.batches import with_stand_in
+from ....engine.step.context import StepRunner
 from ....engine.strategies.inner_loop import InnerLoop
 from ....engine.trainer import Trainer
 from . import rounds
@@ -62,7 +62,7 @@ def step(strategy, state: TrainState, feed, jit: bool) -> Part:
 def own_step(strategy, state: TrainState, feed, jit: bool) -> Part:
     """Makes whole steps on one batch, as `step`, without what cut layers sum over the mesh's axis `model`."""
     strategy.bind(state, feed)
-    runner = StepRunner(Holdings(state.trainer), strategy.mesh)
+    runner = StepRunner(state.trainer, strategy.mesh)
 
     def train_step(batch, step, observed):
         with strategy.mesh.without_model_sums():

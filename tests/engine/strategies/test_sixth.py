@@ -9,10 +9,9 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine.data.feeds import ResidentFeed
 from crankshaft.engine.data.order import Order
-from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
-from crankshaft.engine.runner import StepRunner
+from crankshaft.engine.step.context import StepRunner
 from crankshaft.engine.strategies import devices, register
 from crankshaft.engine.strategies.base import Strategy
 from crankshaft.engine.strategies.inner_loop import LoopResult
@@ -35,7 +34,7 @@ class StepByStep(Strategy):
         return ResidentFeed(self.distribution, source, order)
 
     def bind(self, state, train_feed=None, eval_feed=None):
-        runner, now = StepRunner(Holdings(state.trainer)), tf.constant(True)
+        runner, now = StepRunner(state.trainer), tf.constant(True)
         self.state, self.train_feed, self.eval_feed = state, train_feed, eval_feed
 
         def train_step(batch, step):
