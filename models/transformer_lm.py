@@ -32,7 +32,7 @@ from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.metrics.means import exp_mean
 from ..engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
-from ..engine.parallel.weights import part_of
+from ..engine.parallel.layers import part_of
 from ..engine.step import batches
 
 _STDDEV = 0.02  # GPT-2's

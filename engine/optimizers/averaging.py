@@ -31,17 +31,20 @@ class WeightAverage(tf.Module):
                 shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
             cuts.mark(shadows[-1], cuts.cut_of(variable))
         self.shadows = shadows
-        self._pairs = _Pairs(variables, self.shadows)
+        # Behind functions: a list or dictionary would put the model's variables into the checkpoint a second time.
+        pairs = list(zip(map(tf_variable, variables), shadows, strict=True))
+        self._pairs = lambda: pairs
+        self._shadow_of = {id(variable): shadow for variable, shadow in pairs}.get
         self.reset()  # of a variable that is cut each replica has been given the first one's part
 
     @property
     def of_variables(self) -> list[tf.Variable]:
         """The variables that have a shadow, in order."""
-        return [variable for variable, _ in self._pairs]
+        return [variable for variable, _ in self._pairs()]
 
     def reset(self) -> None:
         """Restarts the average from the variables' present values. Host code, after weights were loaded."""
-        for variable, shadow in self._pairs.components():
+        for variable, shadow in self._components():
             shadow.assign(tf.identity(variable))
 
     def update(self, variables: Sequence, updates: tf.Tensor) -> None:
@@ -55,7 +58,7 @@ class WeightAverage(tf.Module):
         # 1 - min(decay, (1 + t) / (10 + t)), but in float32 1 - 0.9999 would be off by 2e-4 of itself.
         rate = tf.maximum(1.0 - self.decay, 9.0 / (10.0 + t))
         for variable in variables:
-            shadow = self._pairs.shadow_of(variable)
+            shadow = self._shadow_of(id(tf_variable(variable)))
             if shadow is None:
                 continue
             with on_server(shadow):
@@ -73,34 +76,16 @@ class WeightAverage(tf.Module):
 
     def hand_over(self) -> None:
         """Assigns each variable its average, for good. Host code."""
-        for variable, shadow in self._pairs.components():
+        for variable, shadow in self._components():
             variable.assign(tf.identity(shadow))
 
     def _swap(self) -> None:
-        for variable, shadow in self._pairs.components():
+        for variable, shadow in self._components():
             value = tf.identity(variable)
             variable.assign(tf.identity(shadow))
             shadow.assign(value)
 
-
-class _Pairs:
-    """Variables with their shadows.
-
-    A separate class, because a list or dictionary on a `tf.Module` would put the model's variables into the checkpoint
-    a second time.
-    """
-
-    def __init__(self, variables: Sequence, shadows: Sequence[tf.Variable]):
-        self._pairs = [(tf_variable(v), shadow) for v, shadow in zip(variables, shadows, strict=True)]
-        self._by_id = {id(variable): shadow for variable, shadow in self._pairs}
-
-    def __iter__(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
-        return iter(self._pairs)
-
-    def components(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
-        """Yields what each replica of this process holds of each pair."""
-        for variable, shadow in self._pairs:
-            yield from zip(per_replica.components(variable), per_replica.components(shadow), strict=True)
-
-    def shadow_of(self, variable) -> tf.Variable | None:
-        return self._by_id.get(id(tf_variable(variable)))
+    def _components(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
+        """Yields what each replica of this process holds of each variable and its shadow."""
+        for pair in self._pairs():
+            yield from zip(*map(per_replica.components, pair), strict=True)

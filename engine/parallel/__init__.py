@@ -2,7 +2,6 @@
 
 from ..mesh.mesh import Mesh, current_mesh
 from .attention import Attention
-from .layers import Dense, Dropout, Embedding, RMSNorm
-from .losses import cross_entropy
+from .layers import Dense, Dropout, Embedding, RMSNorm, cross_entropy
 
 __all__ = ["Attention", "Dense", "Dropout", "Embedding", "Mesh", "RMSNorm", "cross_entropy", "current_mesh"]

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..mesh.mesh import current_mesh
-from . import weights
-from .layers import Dense, Dropout
+from .layers import Dense, Dropout, part_of
 
 
 class Cache(NamedTuple):
@@ -66,7 +65,7 @@ class Attention(tf.keras.layers.Layer):
         self.heads, self.kv_heads, self.head_size = heads, kv_heads or heads, head_size
         if heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={heads}; use a divisor")
-        self.own_kv_heads = weights.part_of(self.kv_heads, self.mesh, "kv_heads" if kv_heads else "heads")
+        self.own_kv_heads = part_of(self.kv_heads, self.mesh, "kv_heads" if kv_heads else "heads")
         self.rotary, self.dropout, self.use_bias = rotary, dropout, use_bias
         self.stddev, self.output_stddev = stddev, output_stddev
         self._drop = Dropout(dropout, dtype=self.dtype_policy) if dropout else None

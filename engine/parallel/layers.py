@@ -1,4 +1,6 @@
-"""Keras layers that are cut over a mesh's axis `model`; on a mesh of one they are ordinary ones. Replica code.
+"""Keras layers that are cut over a mesh's axis `model`, their weights, and a loss of outputs that are. Replica code.
+
+On a mesh of one they are ordinary layers.
 
 They take the mesh in whose scope they are made (`current_mesh`), as layers in `Trainer.build_model` are. Each layer's
 docstring says what is cut and what is sent. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
@@ -6,10 +8,15 @@ docstring says what is cut and what is sent. Shoeybi et al. 2019, Megatron-LM, h
 
 from __future__ import annotations
 
+import random
+
 import tensorflow as tf
 
-from ..mesh.mesh import current_mesh
-from . import weights
+from ..internals import keras
+from ..layers.embeddings import hashing
+from ..mesh import cuts
+from ..mesh.cuts import Box, Cut
+from ..mesh.mesh import MODEL, Mesh, current_mesh
 
 _SPLITS = (None, "columns", "rows")
 
@@ -43,17 +50,17 @@ class Dense(tf.keras.layers.Layer):
         self.mesh = current_mesh()
         self.units, self.split, self.use_bias, self.stddev = units, split, use_bias, stddev
         self.activation = tf.keras.activations.get(activation)
-        self.own_units = weights.part_of(units, self.mesh, "units") if split == "columns" else units
-        self._initial = weights.Normal(stddev or 0.0)
+        self.own_units = part_of(units, self.mesh, "units") if split == "columns" else units
+        self._initial = Normal(stddev or 0.0)
 
     def build(self, input_shape):
         inputs = input_shape[-1] * (self.mesh.model.size if self.split == "rows" else 1)
         self._initial.stddev = self.stddev or (2 / (inputs + self.units)) ** 0.5
         axis = {"columns": 1, "rows": 0}.get(self.split)
-        self.kernel = weights.add(self, "kernel", (inputs, self.units), self._initial, axis)
+        self.kernel = add_weight(self, "kernel", (inputs, self.units), self._initial, axis)
         self.bias = None
         if self.use_bias:
-            self.bias = weights.add(self, "bias", (self.units,), "zeros", 0 if self.split == "columns" else None)
+            self.bias = add_weight(self, "bias", (self.units,), "zeros", 0 if self.split == "columns" else None)
 
     def call(self, x):
         if self.split == "columns":
@@ -83,7 +90,7 @@ class Embedding(tf.keras.layers.Layer):
 
     With `split="vocabulary"` each replica has vocabulary / model rows, rounded up; the last are padded with zeros. A
     look-up sums `size` values an id over `model` in the forward pass, and sends nothing in the backward pass. Logits
-    are cut by vocabulary, [..., rows of a replica], as `losses.cross_entropy` takes them; they send nothing in the
+    are cut by vocabulary, [..., rows of a replica], as `cross_entropy` takes them; they send nothing in the
     forward pass, and sum `size` values a row in the backward pass.
 
     The table's gradient is dense, as the logits' part of it is.
@@ -102,11 +109,11 @@ class Embedding(tf.keras.layers.Layer):
             raise ValueError(f'split={split!r} is unknown; use "vocabulary" or None')
         self.mesh = current_mesh()
         self.vocabulary, self.size, self.split, self.stddev = vocabulary, size, split, stddev
-        self._initial = weights.Normal(stddev)
+        self._initial = Normal(stddev)
 
     def build(self, input_shape):
         axis = 0 if self.split else None
-        self.embeddings = weights.add(self, "embeddings", (self.vocabulary, self.size), self._initial, axis)
+        self.embeddings = add_weight(self, "embeddings", (self.vocabulary, self.size), self._initial, axis)
 
     @property
     def is_cut(self) -> bool:
@@ -191,3 +198,120 @@ def _rows(table: tf.Tensor, ids: tf.Tensor):
         return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), None
 
     return tf.gather(table, ids), gradient
+
+
+def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: Mesh | None = None) -> tf.Tensor:
+    """Computes -log softmax(logits)[label] of each row, from logits that are cut by vocabulary.
+
+    Each replica computes three numbers: its largest logit m, the sum of exp(logit - m), and the label's logit if it is
+    among its own. They are gathered over `model`, 12 bytes a row and replica in one message, and all replicas compute
+    the same bits from them. The backward pass sends nothing.
+
+    Args:
+      logits: [..., rows of a replica], as `Embedding.logits` returns them; converted to float32. Columns of padding,
+        beyond the vocabulary, don't count, and have gradients of 0.
+      labels: int [...]; a label that is no id (-1, as `input.text` marks what does not count) gives some finite loss,
+        which a mean leaves out by its weights: `mean(losses, weights=labels >= 0)`.
+      vocabulary: number of ids.
+      mesh: the logits are cut over its axis `model`; None is a mesh of one.
+
+    Returns:
+      float32 [...], in nats, the same on all replicas that have the same rows.
+    """
+    logits = tf.cast(logits, tf.float32)
+    labels = tf.cast(labels, tf.int32)
+    if mesh is None or not mesh.is_cut:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.clip_by_value(labels, 0, vocabulary - 1), logits)
+    own = logits.shape[-1]
+    first = mesh.model.rank * own
+    if own * mesh.model.size > vocabulary:
+        logits = tf.where(first + tf.range(own) < vocabulary, logits, logits.dtype.min)
+    return _cross_entropy(logits, tf.clip_by_value(labels, 0, vocabulary - 1) - first, mesh)
+
+
+def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tensor:
+    """Computes the losses for labels that count from this replica's first column."""
+
+    @tf.custom_gradient
+    def losses(logits):
+        largest = tf.reduce_max(logits, -1, keepdims=True)
+        exponentials = tf.exp(logits - largest)
+        chosen = tf.one_hot(labels, logits.shape[-1])  # all 0 where another replica has the label
+        mine = [largest[..., 0], tf.reduce_sum(exponentials, -1), tf.reduce_sum(chosen * logits, -1)]
+        maxima, sums, of_labels = tf.unstack(mesh.model.all_gather(tf.stack(mine)), axis=1)
+        maximum = tf.reduce_max(maxima, 0)
+        total = tf.reduce_sum(sums * tf.exp(maxima - maximum), 0)
+
+        def gradient(dy):
+            share = tf.exp(largest[..., 0] - maximum) / total
+            return dy[..., tf.newaxis] * (exponentials * share[..., tf.newaxis] - chosen)
+
+        # In this order: a large logit less a large one is exact, with a logarithm between them it is not.
+        return tf.math.log(total) + (maximum - tf.reduce_sum(of_labels, 0)), gradient
+
+    return losses(logits)
+
+
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Normal(tf.keras.initializers.Initializer):
+    """Draws each value of a matrix by its position, so that a part drawn by itself equals that part of the whole.
+
+    Args:
+      stddev: of the normal distribution, whose mean is 0; no draw lies beyond 5.3 times that.
+      seed: None draws one from Python's `random`, which `tf.keras.utils.set_random_seed` seeds.
+    """
+
+    def __init__(self, stddev: float, seed: int | None = None):
+        self.stddev = stddev
+        self.seed = random.randrange(1 << 31) if seed is None else seed
+
+    def __call__(self, shape, dtype=None):
+        shape = tuple(shape)
+        return tf.cast(self.draw(Box((0,) * len(shape), shape)), dtype or tf.float32)
+
+    def draw(self, box: Box) -> tf.Tensor:
+        """Returns the values of a part of the matrix, float32 of `box.size`."""
+        (first_row, first_column), (rows, columns) = box
+        numbers = tf.range(first_row, first_row + rows, dtype=tf.int64)
+        even = hashing.draws(numbers, columns, self.seed, first=first_column)
+        # In float64: float32's kernel rounds a value differently depending on where in the array it stands.
+        return tf.cast(self.stddev * tf.math.ndtri(tf.cast(even, tf.float64)), tf.float32)
+
+    def get_config(self):
+        return {"stddev": self.stddev, "seed": self.seed}
+
+
+def add_weight(
+    layer: tf.keras.layers.Layer, name: str, shape, initial, cut_axis: int | None = None
+) -> tf.keras.Variable:
+    """Adds a weight to a layer that has a `mesh`; on a mesh of one replica it is an ordinary weight.
+
+    No replica ever holds more of a cut weight than its part: the part is made of zeros and filled piece by piece.
+
+    Args:
+      layer: the weight is cut over its attribute `mesh`.
+      name: of the weight.
+      shape: of the whole weight.
+      initial: a `Normal`, or the name of a Keras initializer that fills with one number, "zeros" or "ones".
+      cut_axis: the weight's axis that is cut over the mesh's axis `model`; None makes a copy on each replica.
+    """
+    if cut_axis is None or not layer.mesh.is_cut:
+        return layer.add_weight(name=name, shape=shape, initializer=initial)
+    cut = Cut.over(layer.mesh, shape, {cut_axis: MODEL})
+    drawn = isinstance(initial, Normal)
+    with keras.made_at_once():
+        weight = layer.add_weight(name=name, shape=cut.local_shape, initializer="zeros" if drawn else initial)
+        cuts.mark(weight, cut)
+        if drawn:
+            cuts.fill(weight, initial.draw)
+    return weight
+
+
+def part_of(count: int, mesh, what: str) -> int:
+    """Returns how many of `count` each replica along `model` has; raises ValueError where they don't divide."""
+    size = mesh.model.size
+    if count % size:
+        below, above = count // size * size, -(-count // size) * size
+        fits = f"{below} or {above}" if below else f"{above}"
+        raise ValueError(f"{what}={count} does not divide over the mesh's model:{size}; use {fits}")
+    return count // size

@@ -5,7 +5,7 @@ Replica code, but for `build`. Vogels, Karimireddy, Jaggi 2019, https://arxiv.or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -53,22 +53,22 @@ class PowerSgd(Reduction):
         self.rank = rank
         self.memory: dict[str, tf.Variable] = {}
         self.q: dict[str, tf.Variable] = {}
-        self._keys = _Keys()
+        self._key_of: Callable = {}.get
 
     def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
         super().build(variables, averages)
-        memory, q = {}, {}
+        memory, q, keys = {}, {}, {}
         for index, variable in enumerate(variables):
             rows, columns = _matrix_shape(variable.shape)
             if self.rank * (rows + columns) >= rows * columns:
                 continue
-            key = key_of(variable, index)
-            self._keys.add(variable, key)
+            keys[id(tf_variable(variable))] = key = key_of(variable, index)
             memory[key] = per_replica.variable(tf.zeros([rows, columns]), f"power_sgd/{key}/memory")
             # Any start will do that is the same on all replicas and has no zeros.
             start = tf.random.stateless_normal([self.rank, columns], seed=[0, index])
             q[key] = tf.Variable(start, trainable=False, name=f"power_sgd/{key}/q")
         self.memory, self.q = memory, q
+        self._key_of = keys.get  # behind a function: a dictionary would be tracked for checkpoints
 
     def sum(
         self,
@@ -157,7 +157,7 @@ class PowerSgd(Reduction):
         return {
             index: key
             for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
-            if isinstance(gradient, tf.Tensor) and (key := self._keys.get(variable)) is not None
+            if isinstance(gradient, tf.Tensor) and (key := self._key_of(id(tf_variable(variable))))
         }
 
 
@@ -167,19 +167,6 @@ class _Products(NamedTuple):
     basis: tf.Tensor
     own_q: tf.Tensor
     q: tf.Tensor
-
-
-class _Keys:
-    """Keys by variable. A class of its own, as a dictionary on a `tf.Module` would be tracked for checkpoints."""
-
-    def __init__(self):
-        self._keys: dict[int, str] = {}
-
-    def add(self, variable, key: str) -> None:
-        self._keys[id(tf_variable(variable))] = key
-
-    def get(self, variable) -> str | None:
-        return self._keys.get(id(tf_variable(variable)))
 
 
 def _matrix_shape(shape: tf.TensorShape) -> tuple[int, int]:

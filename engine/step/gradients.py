@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -150,18 +150,6 @@ def _norms_on_mesh(groups) -> list[tf.Tensor]:
     return tf.unstack(tf.sqrt(mesh.everyone.all_reduce(tf.stack([squares(group) for group in groups]))))
 
 
-class Norm(NamedTuple):
-    """The norm of a step's gradients, where it was computed.
-
-    Attributes:
-      value: scalar float32; meaningless at a step that did not compute it.
-      computed: scalar float32, 1 where the norm was computed and 0 where it was not needed.
-    """
-
-    value: tf.Tensor
-    computed: tf.Tensor
-
-
 class Update:
     """One update of a step, by one optimizer or several. All of it is applied, or none where the step is skipped.
 
@@ -174,8 +162,8 @@ class Update:
 
     Attributes:
       gradients: clipped by their global norm (Pascanu et al. 2013), by each variable's, or by value.
-      norm: sqrt(sum of squares) over all gradients, before they are clipped, computed where the options need it or
-        somebody looks at it.
+      norm: sqrt(sum of squares) over all gradients, before they are clipped, scalar float32; 0 at a step where the
+        options do not need it and nobody looks at it.
       finite: scalar bool, whether every gradient is; None where a step is always applied.
 
     Example:
@@ -190,17 +178,16 @@ class Update:
 
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
         options, observed, gradients = trainer.given.options, step_context().observed, Gradients(gradients)
-        if options.needs_norm:
-            self.norm = Norm(gradients.norm(), tf.constant(1.0))
+        sums_up = bool(gradients.cuts) and observed is not None  # over replicas, which may not stand in a condition
+        if options.needs_norm or sums_up:
+            self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
         elif observed is None:
-            self.norm = Norm(tf.constant(0.0), tf.constant(0.0))
-        elif gradients.cuts:  # a sum over replicas may not stand in a condition
-            self.norm = Norm(gradients.norm(), tf.constant(1.0))
+            self.norm, self._has_norm = tf.constant(0.0), tf.constant(0.0)
         else:  # it is one more pass over all gradients
-            self.norm = Norm(tf.cond(observed, gradients.norm, lambda: 0.0), tf.cast(observed, tf.float32))
-        self.finite = tf.math.is_finite(self.norm.value) if options.may_skip else None
+            self.norm, self._has_norm = tf.cond(observed, gradients.norm, lambda: 0.0), tf.cast(observed, tf.float32)
+        self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
         if options.clip_norm:
-            gradients = gradients.times(options.clip_norm / tf.maximum(self.norm.value, options.clip_norm))
+            gradients = gradients.times(options.clip_norm / tf.maximum(self.norm, options.clip_norm))
         elif options.clip_value:
             gradients = gradients.clipped_by_value(options.clip_value)
         elif options.clip_variable_norm:
@@ -224,7 +211,7 @@ class Update:
           The metrics with `gradient_norm`, which counts at the steps that computed it, and, where steps may be skipped,
           their share, `skipped`. A skipped step counts in no other metric, and leaves moving statistics as they were.
         """
-        metrics = {**metrics, "gradient_norm": Mean(self.norm.value, self.norm.computed)}
+        metrics = {**metrics, "gradient_norm": Mean(self.norm, self._has_norm)}
         if self.finite is None:
             return metrics
         if self._loss_scale is not None:

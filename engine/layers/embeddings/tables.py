@@ -9,6 +9,7 @@ import inspect
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,9 +19,9 @@ from ...step.context import step_context
 from ...step.gradients import mark_unique
 from . import admission, hashing
 from .admission import Admission
-from .combiners import COMBINERS, Leaf, combine, flat_values, pairs
 
 _PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
+COMBINERS = (None, "sum", "mean", "sqrtn")
 UNKNOWN = ("row_0", "error")
 
 
@@ -235,10 +236,10 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
-        leaves = [self._flat(each, own, training and self.admits) for each, own in pairs(ids, weights)]
+        leaves = [self._flat(each, own, training and self.admits) for each, own in _pairs(ids, weights)]
         found = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(found, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [found]
-        combined = [combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
+        combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(ids, combined)
 
     def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
@@ -326,9 +327,9 @@ class Embedding(tf.Module):
         indices = tf.dynamic_partition(tf.range(tf.size(owner)), owner, number)
         return tf.dynamic_stitch(indices, [ask(shard, *part) for shard, part in enumerate(parts)])
 
-    def _flat(self, ids, weights, admits) -> Leaf:
-        flat = tf.reshape(flat_values(ids), [-1])
-        w = None if weights is None else tf.reshape(tf.cast(flat_values(weights), tf.float32), [-1, 1])
+    def _flat(self, ids, weights, admits) -> _Leaf:
+        flat = tf.reshape(_flat_values(ids), [-1])
+        w = None if weights is None else tf.reshape(tf.cast(_flat_values(weights), tf.float32), [-1, 1])
         if self.padding_id is None:
             rows = self.rows_of(flat, None, admits)
         else:
@@ -339,7 +340,7 @@ class Embedding(tf.Module):
             first = tf.concat([tf.boolean_mask(rows, there)[:1], [0]], 0)[0]
             rows = tf.where(there, rows, first)
             w = tf.where(there[:, None], 1.0 if w is None else w, 0.0)
-        return Leaf(ids, rows, w)
+        return _Leaf(ids, rows, w)
 
 
 def shards_in(keys: Iterable[str]) -> int:
@@ -360,3 +361,61 @@ def _expand(rows: tf.Tensor, positions: tf.Tensor):
         return tf.math.unsorted_segment_sum(upstream, positions, number), None
 
     return tf.gather(rows, positions), gradient
+
+
+class _Leaf(NamedTuple):
+    """One feature's ids as they were given, the row of each [n], and their weights [n, 1] or None."""
+
+    ids: Any
+    rows: tf.Tensor
+    weights: tf.Tensor | None
+
+
+def _pairs(ids, weights) -> list[tuple]:
+    """Returns (ids, weights or None) of each feature of a nest, in its order."""
+    leaves = [x if _is_ragged(x) else tf.convert_to_tensor(x) for x in tf.nest.flatten(ids)]
+    if weights is None:
+        return [(leaf, None) for leaf in leaves]
+    tf.nest.assert_same_structure(ids, weights)
+    return list(zip(leaves, tf.nest.flatten(weights), strict=True))
+
+
+def _combine(found: tf.Tensor, leaf: _Leaf, combiner: str | None):
+    """Combines rows [n, width], one an id in the order of the ids, into the lookup's result for this feature.
+
+    `combiner` makes one row of an example's: the sum of w_i e_i, or that divided by the sum of w_i ("mean") or by the
+    root of the sum of w_i squared ("sqrtn"); zeros for an example without ids. None keeps them apart.
+    """
+    ids, w = leaf.ids, leaf.weights
+    if combiner is None:
+        return ids.with_flat_values(found) if _is_ragged(ids) else _shaped(found, ids)
+    if w is None and not _is_ragged(ids) and ids.shape.rank == 1:
+        return found
+    summed = _total(found if w is None else found * w, ids)
+    if combiner == "sum":
+        return summed
+    w = tf.ones_like(found[:, :1]) if w is None else w
+    divisor = _total(w, ids) if combiner == "mean" else tf.sqrt(_total(tf.square(w), ids))
+    return tf.math.divide_no_nan(summed, divisor)
+
+
+def _flat_values(x) -> tf.Tensor:
+    """Returns the ids, or the weights, of all examples in a row."""
+    return x.flat_values if _is_ragged(x) else x
+
+
+def _total(x: tf.Tensor, ids) -> tf.Tensor:
+    """Sums x [n, c] over each example's ids, to [batch, c]."""
+    if _is_ragged(ids):
+        return tf.math.unsorted_segment_sum(x, ids.value_rowids(), ids.nrows())
+    k = 1 if ids.shape.rank == 1 else tf.shape(ids)[1]
+    return tf.reduce_sum(tf.reshape(x, [tf.shape(ids)[0], k, x.shape[-1]]), 1)
+
+
+def _is_ragged(x) -> bool:
+    return isinstance(x, tf.RaggedTensor)
+
+
+def _shaped(found: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    shaped = tf.reshape(found, tf.concat([tf.shape(ids), [found.shape[-1]]], 0))
+    return tf.ensure_shape(shaped, [*ids.shape, found.shape[-1]])

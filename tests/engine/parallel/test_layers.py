@@ -7,8 +7,7 @@ import tensorflow as tf
 from crankshaft.engine.mesh import cuts
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
-from crankshaft.engine.parallel.layers import RMSNorm
-from crankshaft.engine.parallel.weights import Normal
+from crankshaft.engine.parallel.layers import Normal, RMSNorm
 from tests.engine.parallel.test_mesh import on_replicas
 
 WIDTH, VOCABULARY = 16, 11  # 11 words do not divide over 2 or 4
