@@ -222,25 +222,19 @@ class FusedOptimizer(Optimizer):
     no others, after the gradients of a row that occurs more than once are summed. Under XLA the sparse kernels do not
     compile, so there momentum, adagrad and ftrl take dense gradients only.
 
-    Args:
-      learning_rate: as Optimizer's.
-      use_locking: updates of one variable wait for one another; for several workers that share
-        variables. The default lets them overlap.
-      **arguments: Optimizer's others.
-
     To a variable on a parameter server gradients travel as `reduce_dtype`.
 
     A subclass whose rule is not one for each value by itself sets `is_elementwise` to False.
+
+    Attributes:
+      use_locking: updates of one variable wait for one another; for several workers that share variables.
     """
 
     is_elementwise = True
+    use_locking = False
+    slots: dict[str, dict[str, tf.Variable]] | None = None
     dense_kernel: Callable[..., None]
     sparse_kernel: Callable[..., None]
-
-    def __init__(self, learning_rate, *, use_locking=False, **arguments):
-        super().__init__(learning_rate, **arguments)
-        self.use_locking = use_locking
-        self.slots = None
 
     def initial_slots(self):
         """Returns {slot: the number it is filled with at first}."""

@@ -28,7 +28,7 @@ NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.
 _OF_FLAGS = set(
     "learning_rate weight_decay weight_decay_exclude global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
-    "loss_scale_factor gradient_accumulation_steps name use_locking".split()
+    "loss_scale_factor gradient_accumulation_steps name".split()
 )
 # Arguments of every optimizer, by Keras's names, that the engine does itself: its own names for them.
 CLIPS = {"clipnorm": "clip_variable_norm", "clipvalue": "clip_value"}
