@@ -116,7 +116,9 @@ class Reduction(tf.Module):
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
         """Returns the exact sums, for inspection; what is kept from step to step stays unchanged."""
-        return self._summed(gradients, count, (), variables, shares_out=False)
+        summed = self._summed(gradients, count, (), variables, shares_out=False)
+        self.take_figures()  # which are not a step's
+        return summed
 
     def _summed(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
         mesh = step_context().mesh

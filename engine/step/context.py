@@ -157,8 +157,9 @@ class StepRunner:
         return put_back
 
     def _check_recomputed(self) -> None:
-        layers = keras.all_layers_in(self._holdings.layers.values())
-        if self._trainer.given.options.recompute and not any(hasattr(layer, "is_recomputed") for layer in layers):
+        if not self._trainer.given.options.recompute:
+            return
+        if not any(hasattr(layer, "is_recomputed") for layer in keras.all_layers_in(self._holdings.layers.values())):
             raise ValueError(
                 f"`recompute`: {type(self._trainer).__name__} calls no layer by crankshaft.engine.layers.recomputed, "
                 "so nothing would be computed again; call its blocks by that, or leave it out"

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..internals.variables import whole_of
+from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.cuts import Cut
 from ..metrics.means import Mean
 from .batches import only_if
@@ -193,12 +193,15 @@ class Update:
         elif options.clip_variable_norm:
             gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(whole_of, variables)))
         self.gradients = gradients
-        self._places = {id(variable): place for place, variable in enumerate(variables)}
+        self._places = {id(tf_variable(variable)): place for place, variable in enumerate(variables)}
         self._loss_scale = getattr(trainer, "loss_scale", None)  # float16's
 
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
-        gradients = self.gradients.with_values([self.gradients.values[self._places[id(each)]] for each in variables])
+        if others := [path_of(each) for each in variables if id(tf_variable(each)) not in self._places]:
+            raise ValueError(f"Update has no gradient of {others[0]}; give it all that the update is made of")
+        values = [self.gradients.values[self._places[id(tf_variable(each))]] for each in variables]
+        gradients = self.gradients.with_values(values)
         if self.finite is None:
             optimizer.apply(gradients, variables)
         else:
