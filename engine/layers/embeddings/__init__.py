@@ -1,5 +1,5 @@
 """Tables of rows found by ids, cut into shards."""
 
-from .tables import Embedding, normal, shards_in, uniform, zeros
+from .tables import Embedding, shards_in, uniform, zeros
 
-__all__ = ["Embedding", "normal", "shards_in", "uniform", "zeros"]
+__all__ = ["Embedding", "shards_in", "uniform", "zeros"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -22,17 +22,13 @@ from .admission import Admission
 
 _PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
+MIN_SHARD_BYTES = 256 << 10  # what TensorFlow's MinSizePartitioner has
 UNKNOWN = ("row_0", "error")
 
 
 def uniform(limit: float = 0.05) -> Callable:
     """Returns an initializer: uniform in [-limit, limit). The default one is Keras's."""
     return lambda draws: (2.0 * draws - 1.0) * limit
-
-
-def normal(stddev: float = 0.05) -> Callable:
-    """Returns an initializer: Gaussian, of mean 0."""
-    return lambda draws: tf.math.ndtri(draws) * stddev
 
 
 def zeros() -> Callable:
@@ -48,21 +44,19 @@ class Embedding(tf.Module):
 
     Args:
       name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
-      rows: of the table. May be None with a `vocabulary`, which decides it.
+      rows: of the table.
       width: of the table.
       combiner: how the rows of an example with several ids become one, "sum", "mean" or "sqrtn", as in
         `tf.nn.embedding_lookup_sparse`; None keeps them apart.
       hash_ids: ids are any integers or strings, and a hash chooses their row. Two ids may share one.
-      vocabulary: ids are these integers or strings; the first has row 1, and row 0 is for ids that it lacks.
-      unknown: ids out of range, or not in the vocabulary: "row_0" sends them there, "error" ends the step.
+      unknown: ids out of range: "row_0" sends them there, "error" ends the step.
       admit_after: ids are any integers or strings, and each gets its own row once training has seen it so many times
         (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it a row
         at once. None gives out no rows: each has its id.
       padding_id: this one stands for no id; needs a combiner.
       initializer: float32 [n, width] of some of the rows, from as many uniform draws in (0, 1): of any other
         distribution its quantile function. Draws depend on the row, so that each shard can make its own rows.
-      num_shards: None makes as many as there are servers, but none smaller than `min_shard_bytes`.
-      min_shard_bytes: of a shard; 256 KiB is what TensorFlow's MinSizePartitioner has.
+      num_shards: None makes as many as there are servers, but none smaller than `MIN_SHARD_BYTES`.
 
     Attributes:
       reduce_dtype: in which rows travel from servers in training; in evaluation they are exact.
@@ -81,21 +75,19 @@ class Embedding(tf.Module):
     def __init__(
         self,
         name: str,
-        rows: int | None,
+        rows: int,
         width: int,
         *,
         combiner: str | None = None,
         hash_ids: bool = False,
-        vocabulary: Sequence | None = None,
         unknown: str = "row_0",
         admit_after: int | None = None,
         padding_id: int | str | None = None,
         initializer: Callable | None = None,
         num_shards: int | None = None,
-        min_shard_bytes: int = 256 << 10,
     ):
         super().__init__(name=name)
-        self.rows = len(vocabulary) + 1 if rows is None and vocabulary is not None else rows
+        self.rows = rows
         self.width = width
         self.combiner = combiner
         self.hash_ids = hash_ids
@@ -104,15 +96,11 @@ class Embedding(tf.Module):
         self.padding_id = padding_id
         self.initializer = initializer or uniform()
         self.num_shards = num_shards
-        self.min_shard_bytes = min_shard_bytes
         self.shards: list[tf.Variable] = []
-        self._vocabulary = None if vocabulary is None else tuple(vocabulary)
-        self._row_of = None
         self.admissions: list[Admission] = []
         self._check()
 
     def _check(self) -> None:
-        known = self._vocabulary
         for name, value in {"rows": self.rows, "width": self.width, "num_shards": self.num_shards or 1}.items():
             if value is None or value < 1:
                 raise ValueError(f"embedding {self.name}: {name}={value} is no size; use 1 or more")
@@ -122,11 +110,6 @@ class Embedding(tf.Module):
             raise ValueError(f"embedding {self.name}: unknown={self.unknown} is no way; use row_0 or error")
         if self.padding_id is not None and self.combiner is None:
             raise ValueError(f"embedding {self.name}: padding_id={self.padding_id} needs a combiner; use e.g. sum")
-        if known is not None and (self.hash_ids or self.rows != len(known) + 1):
-            raise ValueError(
-                f"embedding {self.name}: rows={self.rows}, hash_ids={self.hash_ids} do not go with a vocabulary of "
-                f"{len(known)}; leave hash_ids out and use rows={len(known) + 1} or None"
-            )
         try:
             inspect.signature(self.initializer).bind(None)
         except TypeError:
@@ -143,7 +126,7 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: admit_after={self.admit_after} is out of range; use 1 to "
                 f"{admission.MAX_ADMIT_AFTER}"
             )
-        others = {"hash_ids": self.hash_ids, "vocabulary": bool(self._vocabulary), "unknown": self.unknown != "row_0"}
+        others = {"hash_ids": self.hash_ids, "unknown": self.unknown != "row_0"}
         if given := [name for name, is_given in others.items() if is_given]:
             raise ValueError(
                 f"embedding {self.name}: {given[0]} does not go with admit_after={self.admit_after}, by which training "
@@ -165,7 +148,7 @@ class Embedding(tf.Module):
         The values depend on the seed, the table's name and the row, not on the number of shards. Each shard's rows, and
         no others, are drawn on its own device, piece by piece.
         """
-        most = max(1, 4 * self.rows * self.width // max(1, self.min_shard_bytes))
+        most = max(1, 4 * self.rows * self.width // MIN_SHARD_BYTES)
         number = min(self.rows, self.num_shards or min(num_servers, most))
         for shard in range(number):
             shape = [len(range(shard, self.rows, number)), self.width]
@@ -187,11 +170,6 @@ class Embedding(tf.Module):
             if self.admit_after is not None:
                 self.admissions.append(Admission(self.admit_after))
                 self.admissions[-1].build(variable, reserved=int(shard == 0))
-        if self._vocabulary is not None:
-            keys = tf.convert_to_tensor(self._vocabulary)
-            keys = tf.cast(keys, tf.int64) if keys.dtype.is_integer else keys
-            values = tf.range(1, self.rows, dtype=tf.int64)
-            self._row_of = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 0)
 
     def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
         with tf.device(copy.device):
@@ -248,19 +226,18 @@ class Embedding(tf.Module):
             return self._given_rows(ids, there, admits)
         if self.hash_ids:
             return hashing.bucket(ids, self.rows)
-        if ids.dtype == tf.string and self._row_of is None:
-            raise ValueError(f"embedding {self.name}: ids are strings; use hash_ids=True or a vocabulary")
-        ids = ids if ids.dtype == tf.string else tf.cast(ids, tf.int64)
-        if self._row_of is not None:
-            rows = self._row_of.lookup(ids)
-            outside, lacks = tf.equal(rows, 0), "the vocabulary lacks an id"
-        else:
-            outside = (ids < 0) | (ids >= self.rows)
-            rows, lacks = tf.where(outside, tf.zeros_like(ids), ids), f"an id is not in 0..{self.rows - 1}"
+        if ids.dtype == tf.string:
+            raise ValueError(
+                f"embedding {self.name}: ids are strings; use hash_ids=True, or look them up before, by "
+                "tf.keras.layers.StringLookup"
+            )
+        ids = tf.cast(ids, tf.int64)
+        outside = (ids < 0) | (ids >= self.rows)
+        rows = tf.where(outside, tf.zeros_like(ids), ids)
         if self.unknown == "row_0":
             return rows
         outside = outside if there is None else outside & there
-        message = f"embedding {self.name}: {lacks}; mend the data, or use unknown=row_0"
+        message = f"embedding {self.name}: an id is not in 0..{self.rows - 1}; mend the data, or use unknown=row_0"
         with tf.control_dependencies(
             [tf.debugging.Assert(~tf.reduce_any(outside), [message, tf.boolean_mask(ids, outside)], summarize=3)]
         ):

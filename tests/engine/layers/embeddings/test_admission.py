@@ -241,7 +241,6 @@ def test_a_lookup_that_does_not_say_what_it_is_for_is_refused():
         ({"admit_after": 256}, "admit_after=256"),
         ({"hash_ids": True}, "hash_ids does not go with admit_after=1"),
         ({"unknown": "error"}, "unknown does not go with"),
-        ({"rows": None, "vocabulary": ["a"]}, "vocabulary does not go with"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -87,10 +87,6 @@ def test_draws_are_even_and_do_not_depend_on_each_other():
     }
     for name, products in pairs.items():
         assert abs(products.mean()) < 5 / np.sqrt(products.size), name
-    gaussian = embeddings.normal(2.0)(tf.constant(found)).numpy().astype(np.float64)
-    assert np.isfinite(gaussian).all()
-    assert abs(gaussian.std() - 2.0) < 5 * 2.0 / np.sqrt(2 * number)
-    assert abs((gaussian**4).mean() / 16 - 3.0) < 5 * np.sqrt(96 / number)
 
 
 def test_an_initializer_that_takes_a_shape_is_told_what_it_is_given():
@@ -98,9 +94,10 @@ def test_an_initializer_that_takes_a_shape_is_told_what_it_is_given():
         Embedding("table", 4, 2, initializer=lambda shape, seed: tf.zeros(shape))
 
 
-def test_shards_are_no_smaller_than_asked():
-    for servers, smallest, shards in ((4, 0, 4), (4, ROWS * WIDTH * 4, 1), (4, ROWS * WIDTH * 2, 2), (20, 1, ROWS)):
-        made = Embedding("table", ROWS, WIDTH, min_shard_bytes=smallest)
+def test_shards_are_not_smaller_than_the_least(monkeypatch):
+    for servers, smallest, shards in ((4, 1, 4), (4, ROWS * WIDTH * 4, 1), (4, ROWS * WIDTH * 2, 2), (20, 1, ROWS)):
+        monkeypatch.setattr(tables, "MIN_SHARD_BYTES", smallest)
+        made = Embedding("table", ROWS, WIDTH)
         made.build(seed=0, num_servers=servers)
         assert len(made.shards) == shards
         assert max(shard.shape[0] for shard in made.shards) - min(shard.shape[0] for shard in made.shards) <= 1
@@ -213,17 +210,6 @@ def test_ids_out_of_range_go_to_row_0_or_end_the_step():
         strict([1, ROWS])
 
 
-@pytest.mark.parametrize("known", [["b", "a"], [70, -3]])
-def test_vocabulary_gives_each_id_its_row(known):
-    made = table(rows=None, vocabulary=known)
-    unknown = "c" if known[0] == "b" else 1
-    np.testing.assert_array_equal(made([known[1], known[0], unknown]), dense(made)[[2, 1, 0]])
-    assert made.rows == 3
-    strict = table(rows=3, vocabulary=known, unknown="error")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the vocabulary lacks an id"):
-        strict([unknown])
-
-
 def test_hashed_ids_spread_evenly_and_stay():
     """Of 22,000 consecutive ids or strings over 11 rows each gets 2,000 within six deviations of 43."""
     made = table(hash_ids=True)
@@ -242,7 +228,6 @@ def test_hashed_ids_spread_evenly_and_stay():
         ({"combiner": "max"}, "combiner=max"),
         ({"unknown": "skip"}, "unknown=skip"),
         ({"padding_id": 0}, "padding_id=0 needs a combiner"),
-        ({"rows": 3, "vocabulary": ["a"]}, "rows=2 or None"),
         ({"rows": None}, "rows=None"),
         ({"num_shards": 0, "rows": 4, "width": 0}, "width=0"),
     ],
