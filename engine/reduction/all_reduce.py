@@ -208,15 +208,11 @@ class Reduction(tf.Module):
         return {name: tf.cast(found.pop(name, 0.0), tf.float32) for name in self.watched}
 
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
-        context = step_context()
-        if context.observed is None or "gradient_norm" not in self.watched:
-            return
-
-        def norm():
-            mean = Gradients(gradients).over(count)
-            return (mean if context.loss_scale is None else mean.times(1.0 / context.loss_scale)).norm()
-
-        self._found.gradient_norm = tf.cond(context.observed, norm, lambda: 0.0)
+        observed = step_context().observed
+        if observed is not None and "gradient_norm" in self.watched:
+            self._found.gradient_norm = tf.cond(
+                observed, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
+            )
 
     def _counted(self, count: tf.Tensor) -> tf.Tensor:
         """Returns how many examples count on this replica: 0 if its batch is empty and a stand-in was computed."""

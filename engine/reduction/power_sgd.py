@@ -82,7 +82,7 @@ class PowerSgd(Reduction):
             return super().sum(gradients, count, averages)
         axis = step_context().mesh.data
         replicas = axis.size
-        own_count, scale = self._counted(count), step_context().loss_scale
+        own_count = self._counted(count)
         if replicas > 1:
             gradients = [of_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
             self._watch_norm(gradients, own_count)
@@ -92,7 +92,7 @@ class PowerSgd(Reduction):
         else:
             averages = ()
         given = Gradients(gradients)
-        share = _mean(given, count, scale)
+        share = given.over(count).unscaled()  # gradients of the true loss, from sums of the scaled ones
         share = share.times(tf.constant(float(replicas))) if replicas > 1 else share
         matrices = {
             index: tf.reshape(share[index], self.memory[key].shape) + self.memory[key] for index, key in keys.items()
@@ -126,8 +126,7 @@ class PowerSgd(Reduction):
 
         `summed` has the sums of those that were not compressed.
         """
-        scale = step_context().loss_scale
-        mean = _mean(summed, count, scale)
+        scale, mean = step_context().loss_scale, summed.over(count).unscaled()
         values = [None if index in products else mean[index] for index in range(len(mean))]
         rest = [g.values if isinstance(g, tf.IndexedSlices) else g for g in values if g is not None]
         for index, (basis, _, q) in products.items():
@@ -173,9 +172,3 @@ def _matrix_shape(shape: tf.TensorShape) -> tuple[int, int]:
     """Returns (rows, columns) of a tensor as a matrix: its last axis is the columns. A vector is one row."""
     columns = shape[-1] if shape.rank else 1
     return shape.num_elements() // max(1, columns), columns
-
-
-def _mean(gradients: Gradients, count: tf.Tensor, scale: tf.Tensor | None) -> Gradients:
-    """Returns gradients of the true loss over `count` examples, from sums of the scaled ones."""
-    mean = gradients.over(count)
-    return mean if scale is None else mean.times(1.0 / scale)
