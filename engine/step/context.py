@@ -144,15 +144,13 @@ class StepRunner:
         before = [(variable, tf.identity(variable)) for variable in self._holdings.moving_statistics]
 
         def put_back(metrics: dict) -> None:
-            if present is not None and reduction.restores_statistics:
-                for variable, value in before:
-                    assign_local(variable, tf.where(present, tf.identity(variable), value))
-            if "skipped" in metrics:
-                tf.cond(metrics["skipped"].total > 0, restore, lambda: None)
-
-        def restore() -> None:
-            for variable, value in before:
-                assign_local(variable, value)
+            counts = [present] if present is not None and reduction.restores_statistics else []
+            counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
+            for variable, value in before:  # chosen by value: a condition would have the host wait for a GPU
+                moved = tf.identity(variable)
+                for each in counts:
+                    moved = tf.where(each, moved, value)
+                assign_local(variable, moved)
 
         return put_back
 
