@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from crankshaft.launch.cluster.guard import Guard, StartedTask
+from crankshaft.launch.cluster.children import Child, Children, wait
 from crankshaft.launch.cluster.output import last_lines
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
 from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
@@ -113,24 +113,6 @@ class Process:
         variables = ["env", *(f"{name}={value}" for name, value in self.variables.items())] if self.variables else []
         return shlex.join([*pinned, *variables, *self.command])
 
-    def start(self, output: Path, environment: Mapping[str, str], guard: Guard, folder: str | None) -> StartedTask:
-        """Starts the process, which leads its own session, with both its streams into the file. Raises `OSError`."""
-
-        def prepare() -> None:  # between fork and exec
-            if self.cores:
-                os.sched_setaffinity(0, self.cores)  # inherited before libraries count their cores
-
-        with output.open("wb") as file:
-            return guard.start(
-                self.command,
-                cwd=folder,
-                env={**environment, **self.variables},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                prepare=prepare,
-            )
-
 
 def run(process: Process, result_path: Path, **options) -> dict:
     """Runs one process to its end and returns the result that it wrote. `options` are those of `run_together`.
@@ -166,18 +148,19 @@ def run_together(
     Raises:
       MeasurementFailed: one can't be started or failed, or time is up.
     """
-    with tempfile.TemporaryDirectory() as outputs, Guard() as guard:  # files: a pipe that nobody reads stops its writer
+    with tempfile.TemporaryDirectory() as outputs, Children() as children:
         paths = [Path(outputs, str(index)) for index in range(len(processes))]
-        started: list[StartedTask] = []
+        started: list[Child] = []
         try:
             for process, path in zip(processes, paths, strict=True):
-                try:
-                    started.append(process.start(path, environment, guard, folder))
-                except OSError as error:
-                    raise MeasurementFailed(f"{process.command[0]} can't be started: {error.strerror}") from None
+                started.append(_start(children, process, path, environment, folder))
             failed = _wait(started, [process.serves for process in processes], timeout_seconds)
         finally:
-            _end(started)
+            for child in started:
+                if child.code is None:
+                    child.send(signal.SIGTERM)
+            wait(started, _GRACE_SECONDS)
+            children.end(started)
         printed = [last_lines(path.read_bytes()) for path in paths]
     if failed:
         index, why = failed
@@ -248,13 +231,25 @@ class Series:
             print(text, end="", flush=True)
 
 
-def _wait(
-    started: Sequence[StartedTask], serves: Sequence[bool], timeout_seconds: float | None
-) -> tuple[int, str] | None:
+def _start(
+    children: Children, process: Process, path: Path, environment: Mapping[str, str], folder: str | None
+) -> Child:
+    """Starts a process with its output into a file, as a pipe that nobody reads stops its writer."""
+    with path.open("wb") as output:
+        variables, cores = {**environment, **process.variables}, process.cores or ()
+        try:
+            return children.start(
+                process.command, env=variables, cores=cores, cwd=folder, stdout=output, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise MeasurementFailed(f"{process.command[0]} can't be started: {error.strerror}") from None
+
+
+def _wait(started: Sequence[Child], serves: Sequence[bool], timeout_seconds: float | None) -> tuple[int, str] | None:
     """Waits until all but those that serve have ended well (None), or one has failed: its index, and how it ended."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
-        codes = [child.keeper.poll() for child in started]
+        codes = [child.code for child in started]
         for index, code in enumerate(codes):
             if code:
                 return index, f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
@@ -269,21 +264,3 @@ def _with_reason(why: str, printed: Sequence[str]) -> str:
     """Returns how a program ended, and the line in which it says why, if there is one."""
     said = next(filter(None, map(_REASON.search, printed)), None)
     return f"{why}: {said[1]}" if said else why
-
-
-def _end(started: Sequence[StartedTask]) -> None:
-    """Asks those that still run to end, each with its group, and kills them after a while."""
-    running = [child for child in started if child.keeper.poll() is None]
-    for child in running:
-        _signal_group(child, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while any(child.keeper.poll() is None for child in running) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    for child in running:
-        _signal_group(child, signal.SIGKILL)
-        child.keeper.wait()
-
-
-def _signal_group(child: StartedTask, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, number)

@@ -10,6 +10,7 @@ examples to the workers as arrays.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -20,6 +21,7 @@ import numpy as np
 from absl import flags
 
 import crankshaft
+from crankshaft.launch.cluster.children import Children, wait
 
 RECORD = 28 * 28 + 1
 FILES = 7
@@ -95,16 +97,19 @@ def most_memory(pid: str) -> int:
 
 def measure(arguments: list[str]) -> dict:
     command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--ps=2", "--", __file__, *arguments]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     tasks, rate, most = {}, None, {}
-    for line in run.stdout:
-        tasks |= dict(re.findall(r"\[local\] (\w+ ?\d*) is process (\d+)", line))
-        most = {task: max(most.get(task, 0), most_memory(pid)) for task, pid in tasks.items()}
-        if found := re.search(r"([\d,.]+) (steps/s|examples/s)", line):
-            rate = found[0]
-        if "error:" in line:
-            print(line, end="", file=sys.stderr)
-    return {"code": run.wait(), "rate": rate, "most_mebibytes": most}
+    with Children() as children:
+        run = children.start(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for line in iter(lambda: run.stdout.readline().decode(), ""):
+            tasks |= dict(re.findall(r"\[local\] (\w+ ?\d*) is process (\d+)", line))
+            most = {task: max(most.get(task, 0), most_memory(pid)) for task, pid in tasks.items()}
+            if found := re.search(r"([\d,.]+) (steps/s|examples/s)", line):
+                rate = found[0]
+            if "error:" in line:
+                print(line, end="", file=sys.stderr)
+        wait([run], math.inf)
+        [code] = children.end([run])
+    return {"code": code, "rate": rate, "most_mebibytes": most}
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -89,6 +89,7 @@ def main() -> None:
     if "TF_CONFIG" in os.environ:
         worker(asked.folder, asked.mebibytes)
         return
+    from crankshaft.launch.cluster.children import Children, wait
     from crankshaft.launch.cluster.shares import free_ports
 
     addresses = [f"localhost:{port}" for port in free_ports(asked.processes)]
@@ -96,11 +97,11 @@ def main() -> None:
         command = [sys.executable, __file__, f"--mebibytes={asked.mebibytes}", f"--folder={folder}"]
         tasks = [{"type": "worker", "index": index} for index in range(asked.processes)]
         configs = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
-        started = [
-            subprocess.Popen(command, env={**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"})
-            for config in configs
-        ]
-        codes = [process.wait() for process in started]
+        with Children() as children:
+            variables = [{**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"} for config in configs]
+            started = [children.start(command, env=each) for each in variables]
+            wait(started, math.inf)
+            codes = children.end(started)
     sys.exit(max(map(abs, codes)))
 
 

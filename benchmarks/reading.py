@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from crankshaft.launch.cluster.children import Children
+
 from .children import Process
 from .race import PYTHON, ROOT, run_script
 from .turns import add_turns, compare
@@ -120,16 +122,15 @@ def memory(folder: str, turns: int) -> None:
             for path in glob.glob(f"{data}/first-*.tfrecord"):
                 shutil.copy(path, path.replace("first", f"copy-{copy}"))
         process = ours(data, "--input=tfrecord", *FEATURES)
-        running = subprocess.Popen(process.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        running.stdout.readline()
-        running.stdin.write(f"{READ // BATCH}\n")
-        running.stdin.flush()
-        running.stdout.readline()
-        status = Path(f"/proc/{running.pid}/status").read_text(encoding="utf-8")
+        with Children() as children:  # it has nothing to write, and is killed
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            running = children.start(process.command, env=os.environ, cwd=ROOT, **pipes)
+            running.stdout.readline()
+            running.stdin.write(b"%d\n" % (READ // BATCH))
+            running.stdout.readline()
+            status = Path(f"/proc/{running.pid}/status").read_text(encoding="utf-8")
         kib = int(re.search(r"VmRSS:\s+(\d+)", status)[1])
         print(f"{times * EXAMPLES:,} examples: {kib / 1024:,.0f} MiB resident after {READ:,} reads", flush=True)
-        running.kill()  # it has nothing to write
-        running.wait()
 
 
 def resume(folder: str, turns: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
+
+from crankshaft.launch.cluster.children import Child, Children, wait
 
 from .race import MEASUREMENT_TIMEOUT_SECONDS, PYTHON, ROOT, read_result, run_script, table
 
@@ -48,7 +51,7 @@ def command_of(way: str, steps: int) -> list[str]:
         *(PYTHON, "-m", "crankshaft", "local", *tasks, "--", *flags, *WORK),
         *(f"--global_batch_size={BATCH_SIZE * workers}", "--mode=benchmark"),
         # Updates of two workers' examples are half as many.
-        *(f"--benchmark_steps={2 * steps // workers}", "--progress=off"),
+        *(f"--benchmark_steps={2 * steps // workers}", "--progress=plain"),
     ]
 
 
@@ -56,34 +59,28 @@ def examples_per_second(command: list[str], stopped: float) -> float:
     """Of one run, in which `SLOW` is stopped for that share of the time once steps begin."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
-        job = subprocess.Popen(
-            [*command, f"--result_json={path}"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
         ended = threading.Event()
-        impatience = threading.Timer(MEASUREMENT_TIMEOUT_SECONDS, job.terminate)
-        impatience.start()
-        try:
-            hold_up(job, stopped, ended)
-        finally:
-            ended.set()
-            impatience.cancel()
-            if job.poll() is None:
-                job.terminate()
-                job.wait()
-        if job.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {job.returncode}")
+        with Children() as children:
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            job = children.start([*command, f"--result_json={path}"], env=os.environ, cwd=ROOT, **streams)
+            impatience = threading.Timer(MEASUREMENT_TIMEOUT_SECONDS, job.send, [signal.SIGTERM])
+            impatience.start()
+            try:
+                lines = hold_up(job, stopped, ended)
+            finally:
+                ended.set()
+                impatience.cancel()
+            wait([job], math.inf)
+            [code] = children.end([job])
+        if code:
+            raise SystemExit("".join([*lines[-20:], f"{' '.join(command)} ended with {code}"]))
         return read_result(path)["examples_per_sec"]
 
 
-def hold_up(job: subprocess.Popen, stopped: float, ended: threading.Event) -> None:
+def hold_up(job: Child, stopped: float, ended: threading.Event) -> list[str]:
     """Reads the job's output to its end; once it says that steps begin, one worker is stopped and let go."""
     process, lines = None, []
-    for line in job.stdout:
+    while line := job.stdout.readline().decode():
         lines.append(line)
         if found := re.match(rf"\[local\] {SLOW} is process (\d+)", line):
             process = int(found[1])
@@ -92,8 +89,7 @@ def hold_up(job: subprocess.Popen, stopped: float, ended: threading.Event) -> No
             stopped = 0.0
         elif f"{SLOW} ended" in line or "chief ended" in line:
             ended.set()
-    if job.wait():
-        print("".join(lines[-20:]))
+    return lines
 
 
 def stop_and_go(process: int, stopped: float, ended: threading.Event) -> None:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
+from crankshaft.launch.cluster.children import Child, Children, wait
 from crankshaft.launch.cluster.shares import usable_cores
 
 from . import children
@@ -61,31 +62,27 @@ def _count(text: str) -> int:
 
 def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: str) -> dict[str, list[float]]:
     """Steps a second of each peer's pieces, by turns; every other turn goes backwards. Raises `MeasurementFailed`."""
-    running: dict[str, subprocess.Popen] = {}
-    try:
+    running: dict[str, Child] = {}
+    rates: dict[str, list[float]] = {name: [] for name in peers}
+    with Children() as kept:
         for name, peer in peers.items():
-            running[name] = _start(peer, folder)
-            if (found := running[name].stdout.readline().strip()) != _READY:
-                raise MeasurementFailed(f"{name} said {found!r} where it was to say {_READY!r}")
-            running[name].send_signal(signal.SIGSTOP)
-        rates: dict[str, list[float]] = {name: [] for name in peers}
+            variables = {**children.untuned(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2", **peer.variables}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            running[name] = kept.start(peer.command, env=variables, cwd=folder, **pipes)
+            if (said := running[name].stdout.readline().decode().strip()) != _READY:
+                raise MeasurementFailed(f"{name} said {said!r} where it was to say {_READY!r}")
+            running[name].send(signal.SIGSTOP)
         for _ in range(2):  # to warm up
-            for name, process in running.items():
-                _ask(name, process, steps)
+            for name, child in running.items():
+                _ask(name, child, steps)
         for turn in range(turns):
             for name in sorted(running, reverse=bool(turn % 2)):
                 rates[name].append(_ask(name, running[name], steps))
-        return rates
-    finally:
-        for process in running.values():
-            process.send_signal(signal.SIGCONT)
-            process.stdin.close()  # it ends by itself, and leaves nothing behind
-        for process in running.values():
-            try:
-                process.wait(_SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for child in running.values():
+            child.send(signal.SIGCONT)
+            child.stdin.close()  # it ends by itself, and leaves nothing behind
+        wait(running.values(), _SECONDS_TO_END)
+    return rates
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -105,21 +102,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return values[left_out], values[-1 - left_out]
 
 
-def _start(peer: Process, folder: str) -> subprocess.Popen:
-    environment = {**children.untuned(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2", **peer.variables}
-    return subprocess.Popen(
-        peer.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
-    )
-
-
-def _ask(name: str, process: subprocess.Popen, steps: int) -> float:
-    found = ""
+def _ask(name: str, child: Child, steps: int) -> float:
+    said = ""
     try:
-        process.send_signal(signal.SIGCONT)
-        process.stdin.write(f"{steps}\n")
-        process.stdin.flush()
-        found = process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        return float(found)
+        child.send(signal.SIGCONT)
+        child.stdin.write(b"%d\n" % steps)
+        said = child.stdout.readline().decode()
+        child.send(signal.SIGSTOP)
+        return float(said)
     except (OSError, ValueError):
-        raise MeasurementFailed(f"{name} said {found!r} where it was to say steps a second") from None
+        raise MeasurementFailed(f"{name} said {said!r} where it was to say steps a second") from None

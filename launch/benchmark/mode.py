@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.strategies.base import Measured
-from ..cluster import guard
+from ..cluster import children
 from ..command_line.config import Config
 from ..errors import UsageError
 from ..run import modes
@@ -67,7 +67,7 @@ def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
         rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds),
         variables,
         at_round=lambda number, totals: session.say(_line(number, config.benchmark_rounds, totals)),
-        processes=lambda: guard.job_of(variables),
+        processes=lambda: children.job_of(variables),
     )
     for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
         measured[name] += choosing_seconds

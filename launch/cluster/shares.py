@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
-import socket
 from collections.abc import Mapping
 
+from . import listeners
 from .tf_config import ClusterError
 
 LOOPBACK = "127.0.0.1"
@@ -26,15 +27,11 @@ def free_ports(count: int) -> list[int]:
     """
     first, last = _ephemeral_ports()
     candidates = [port for port in _PORTS if not first <= port <= last] or list(_PORTS)
-    found: list[int] = []
-    for port in random.sample(candidates, min(_TRIES, len(candidates))):
-        if len(found) == count:
-            break
-        if _is_free(port):
-            found.append(port)
-    if len(found) < count:
-        raise ClusterError(f"only {len(found)} of the {count} ports that are needed are free on this machine")
-    return found
+    tried = random.sample(candidates, min(_TRIES, len(candidates)))
+    ports = list(itertools.islice(filter(_is_free, tried), count))
+    if len(ports) < count:
+        raise ClusterError(f"only {len(ports)} of the {count} ports that are needed are free on this machine")
+    return ports
 
 
 def _ephemeral_ports() -> tuple[int, int]:
@@ -48,11 +45,10 @@ def _ephemeral_ports() -> tuple[int, int]:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        try:
-            sock.bind(("", port))
-        except OSError:
-            return False
+    try:
+        listeners.listen(port, only_here=False).close()
+    except OSError:
+        return False
     return True
 
 

@@ -1,7 +1,7 @@
 """Starts the tasks of a cluster on this machine, watches them, and ends them all. The supervisor's own process.
 
 One thread and one loop: everything that happens, a task's death, its output, a signal, wakes the same `select`. Tasks
-are forked by the main thread, since the kernel ends them with the thread that forked them (`guard`).
+are forked by the main thread, since the kernel ends them with the thread that forked them (`children`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ..errors import EXIT_USAGE
 from ..host.process import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import shares
-from .guard import Guard, StartedTask
+from .children import Child, Children
 from .output import Output, TaskOutput
 from .restarts import Ending, Servers, Synchronous
 
@@ -53,40 +54,12 @@ class StartError(Exception):
     """A task can't be started: which, and why. One line."""
 
 
-class Task:
-    """A task's process, which leads its own session.
+class Task(NamedTuple):
+    """A task that runs: its name, its process, and what that prints."""
 
-    So a terminal's Ctrl-C reaches the supervisor alone, and what the task starts can be ended with it.
-    """
-
-    def __init__(self, name: str, kept: StartedTask, output: TaskOutput):
-        self.name = name
-        self.pids = (kept.keeper.pid, kept.pid)
-        self._keeper, self._pid = kept
-        self._output = output
-
-    def code_if_dead(self) -> int | None:
-        """Returns its exit code or minus its signal; None while it, or anything that it has started, lives."""
-        found = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if found is None:
-            return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-    def send(self, number: signal.Signals) -> None:
-        """Signals the task alone, not its children, which it may need to save."""
-        for each in (number, signal.SIGCONT):  # a stopped process handles no signal
-            os.kill(self._pid, each)
-
-    def kill(self) -> None:
-        """Kills it with its process group; until it is waited for, its process id can't be reused."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)
-
-    def reap(self) -> Ending:
-        """Takes a dead task's remaining output; returns how it ended. Kills it, and waits for its death, if need be."""
-        self.kill()
-        code = self._keeper.wait()
-        return Ending(self.name, code, self._output.finish())
+    name: str
+    child: Child
+    output: TaskOutput
 
 
 class Supervisor:
@@ -123,7 +96,7 @@ class Supervisor:
         self._grace_seconds = grace_seconds
         self._selector = selectors.DefaultSelector()
         self._output = Output(self._selector, log_dir, coloured)
-        self._guard = Guard()
+        self._children = Children()
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
         self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
@@ -142,13 +115,12 @@ class Supervisor:
         Raises:
           StartError: a task can't be started.
         """
-        with self._guard, self._signals():
+        with self._children, self._signals():
             try:
                 code = self._run()
             finally:
-                for task in self._tasks:
-                    task.reap()
-                self._guard.sweep()
+                self._take(self._tasks)
+                self._children.sweep()
             self._finish_output()
             return code
 
@@ -166,7 +138,7 @@ class Supervisor:
                     self._output.say(settled.message)
                 return settled.exit_code
             self._output.say(settled.message)
-            self._guard.sweep()  # processes that tasks have left behind, in their own sessions
+            self._children.sweep()  # processes that tasks have left behind, in their own sessions
             self._pause(settled.pause_seconds)
             if self._asked:
                 return self._exit_code_as_asked([])
@@ -181,38 +153,23 @@ class Supervisor:
 
     def _start_one(self, index: int) -> None:
         spec = self._specs[index]
+        cluster = {"cluster": self._cluster, "task": {"type": spec.kind, "index": spec.index}}
         try:
-            kept = self._start(spec)
+            child = self._children.start(
+                [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
+                env={**self._environment, **spec.environment, "TF_CONFIG": json.dumps(cluster)},
+                cores=spec.cores or (),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         except OSError as error:
             raise StartError(f"{spec.name} can't be started: {error}") from None
-        output = self._output.follow(spec.name, index, kept.pid, (kept.keeper.stdout, kept.keeper.stderr))
-        self._tasks.append(Task(spec.name, kept, output))
+        output = self._output.follow(spec.name, index, child.pid, (child.stdout, child.stderr))
+        self._tasks.append(Task(spec.name, child, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
         address = self._cluster[spec.kind][spec.index]
-        self._output.say(f"{spec.name} is process {kept.pid} at {address}{cores}{gpus}")
-
-    def _start(self, spec: Spec) -> StartedTask:
-        task = {"type": spec.kind, "index": spec.index}
-        return self._guard.start(
-            [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env={
-                **self._environment,
-                **spec.environment,
-                "TF_CONFIG": json.dumps({"cluster": self._cluster, "task": task}),
-            },
-            prepare=lambda: self._prepare(spec),  # safe: there is one thread
-        )
-
-    def _prepare(self, spec: Spec) -> None:
-        """Prepares the task's process, between fork and exec."""
-        if spec.cores:
-            with contextlib.suppress(OSError):  # a core was taken away: then it runs on the others
-                os.sched_setaffinity(0, spec.cores)
+        self._output.say(f"{spec.name} is process {child.pid} at {address}{cores}{gpus}")
 
     def _watch(self) -> list[Ending]:
         """Waits until all tasks have ended; returns how they did, in the order of their ends."""
@@ -227,14 +184,19 @@ class Supervisor:
         return endings
 
     def _reap(self) -> list[Ending]:
-        codes = {task: code for task in self._tasks if (code := task.code_if_dead()) is not None}
+        codes = {task: code for task in self._tasks if (code := task.child.code) is not None}
         # Of those found dead at once, a task that a signal killed can't have followed from another's end; nor can a
         # mistake in what was asked.
         dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
         self._tasks = [task for task in self._tasks if task not in codes]
-        endings = [task.reap() for task in dead]
-        self._guard.reap_orphans([pid for task in self._tasks for pid in task.pids])
+        endings = self._take(dead)
+        self._children.reap_orphans()
         return endings
+
+    def _take(self, tasks: list[Task]) -> list[Ending]:
+        """Takes what tasks have left, after killing those that still run; returns how they ended."""
+        codes = self._children.end([task.child for task in tasks])
+        return [Ending(task.name, code, task.output.finish()) for task, code in zip(tasks, codes, strict=True)]
 
     def _replace(self, ending: Ending) -> bool:
         """Plans the restart of the task by itself, if it is to be, while the others go on; returns whether it is."""
@@ -249,7 +211,8 @@ class Supervisor:
     def _after(self, ending: Ending) -> None:
         if self._asked:
             if not any(self._rule.saves(task.name) for task in self._tasks):
-                self._send(self._tasks, signal.SIGTERM)
+                for task in self._tasks:
+                    task.child.send(signal.SIGTERM)
             return
         patience = self._rule.patience(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
@@ -259,10 +222,6 @@ class Supervisor:
             leave = time.monotonic() + patience.leave_seconds
             self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
             self._alone = []
-
-    def _send(self, tasks: list[Task], number: signal.Signals) -> None:
-        for task in tasks:
-            task.send(number)
 
     def _seconds_to_next(self) -> float | None:
         """Returns the seconds until a signal is to be sent, or a task started."""
@@ -278,10 +237,10 @@ class Supervisor:
             for task in self._tasks:
                 if number == signal.SIGKILL:
                     self._output.say(f"{task.name} has not ended in time; it is killed")
-                    task.kill()
+                    task.child.kill()
                 else:
                     self._signalled.add(task.name)
-                    task.send(number)
+                    task.child.send(number)
 
     def _turn(self, timeout_seconds: float | None) -> None:
         """Waits until something happens, and handles output and signals; the caller checks for deaths."""
@@ -320,16 +279,17 @@ class Supervisor:
             if self._asked:
                 if time.monotonic() - self._asked_at > SAME_REQUEST_SECONDS:
                     for task in self._tasks:
-                        task.kill()
+                        task.child.kill()
                 continue
             self._asked = signal.Signals(number)
             self._asked_at = time.monotonic()
             self._output.say(
                 f"{self._asked.name}: the tasks have {self._grace_seconds:g} s to save and end; a second one kills them"
             )
-            saving = [task for task in self._tasks if self._rule.saves(task.name)]
             # SIGHUP is the terminal's, and theirs is this process: a script that saves does so at SIGTERM.
-            self._send(saving or self._tasks, signal.SIGTERM if number == signal.SIGHUP else self._asked)
+            passed_on = signal.SIGTERM if number == signal.SIGHUP else self._asked
+            for task in [task for task in self._tasks if self._rule.saves(task.name)] or self._tasks:
+                task.child.send(passed_on)
             self._plan, self._alone = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
     def _exit_code_as_asked(self, endings: list[Ending]) -> int:

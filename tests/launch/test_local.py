@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from crankshaft.launch.cluster import guard, shares
+from crankshaft.launch.cluster import children, shares
 from crankshaft.launch.cluster.output import Lines
 from tests.launch.local_tasks import ROOT, TASK, lines_of, pids, until_dead
 from tests.waiting import PATIENCE, wait_until
@@ -37,8 +37,8 @@ def test_each_task_is_told_who_it_is_and_where_all_are(local):
 
 def test_a_task_finds_all_tasks_of_its_job_and_no_other_process(local):
     script = """
-from crankshaft.launch.cluster import guard
-while len(found := guard.job_of(os.environ)) < 2:
+from crankshaft.launch.cluster import children
+while len(found := children.job_of(os.environ)) < 2:
     time.sleep(0.01)
 print(json.dumps(found))
 time.sleep(0.3)  # the other looks too
@@ -50,7 +50,7 @@ time.sleep(0.3)  # the other looks too
 
 
 def test_a_process_that_nobody_supervises_is_a_job_of_its_own():
-    assert guard.job_of({}) == [os.getpid()]
+    assert children.job_of({}) == [os.getpid()]
 
 
 SHOW_SHARE = (

@@ -1,10 +1,10 @@
-"""Ensures that no process outlives the supervisor of a cluster, even one ended by kill -9. Supervisor code, Linux.
+"""Keeps child processes: starts them, signals them, and leaves nothing of them, even if this one is killed. Linux.
 
-Each task is the child of a small process, its keeper. A process below the keeper that loses its parent becomes the
-keeper's child (PR_SET_CHILD_SUBREAPER), wherever it has moved and whatever it has cleared, so once the keeper has no
-child, nothing is left. The keeper kills its children until then as soon as the task, or the supervisor, of which the
-kernel tells it, has ended. If the keeper is killed, the kernel kills the task (PR_SET_PDEATHSIG), and its other
-descendants become the supervisor's children.
+For the tasks of a cluster, and for benchmarks. Each child is below a small process, its keeper. A process below the
+keeper that loses its parent becomes the keeper's child (PR_SET_CHILD_SUBREAPER), wherever it has moved and whatever it
+has cleared, so once the keeper has no child, nothing is left. The keeper kills its children until then as soon as the
+child, or this process, of which the kernel tells it, has ended. If the keeper is killed, the kernel kills the child
+(PR_SET_PDEATHSIG), and its other descendants become this process's children.
 """
 
 from __future__ import annotations
@@ -16,108 +16,161 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-_MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each task
+_MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
 _ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
-_LAST_WORDS = 20  # of them, before SIGKILL: what passes a task's output on has yet to write its end
+_LAST_WORDS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
+_POLL_SECONDS = 0.1
 
 
-class StartedTask(NamedTuple):
-    """A started task, which leads its own session.
+class Child:
+    """A child process, which leads its own session.
+
+    So a terminal's Ctrl-C reaches its parent alone, and what the child starts can be ended with it.
 
     Attributes:
-      keeper: ends when the task has ended and nothing is left of what the task has started.
-      pid: the task's process id; it is reused only after both the keeper and the task are waited for
-        (`Guard.reap_orphans`).
+      pid: its process id.
+      pids: its keeper's and its own, which are reused only after `Children.end` and `reap_orphans`.
+      stdin, stdout, stderr: the pipes that it was started with, unbuffered.
     """
 
-    keeper: subprocess.Popen
-    pid: int
+    def __init__(self, keeper: subprocess.Popen, pid: int):
+        self.pid = pid
+        self.pids = (keeper.pid, pid)
+        self.stdin, self.stdout, self.stderr = keeper.stdin, keeper.stdout, keeper.stderr
+        self._keeper = keeper  # ends when the child has ended and nothing is left of what the child has started
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code or minus its signal; None while it, or anything that it has started, lives."""
+        ended = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def send(self, number: signal.Signals) -> None:
+        """Signals the child alone, not its own children, which it may need to save; a stopped one goes on."""
+        os.kill(self.pid, number)
+        if number != signal.SIGSTOP:  # a stopped process handles no signal
+            os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kills it with its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Waits for its death, after killing it if need be; returns how it ended, as `code`. Once."""
+        self.kill()
+        return self._keeper.wait()
 
 
-class Guard:
-    """Starts tasks, and leaves nothing of them. Tasks also end with the thread that starts them."""
+def wait(children: Collection[Child], seconds: float) -> None:
+    """Waits for so long until they have ended."""
+    deadline = time.monotonic() + seconds
+    while any(child.code is None for child in children) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+class Children:
+    """The children of this process that are kept. They also end with the thread that starts them."""
 
     def __init__(self):
         self._environment = {_MARK: uuid.uuid4().hex}
         self._prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
         self._others: set[int] = set()  # what this process had started before
+        self._kept: list[Child] = []
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> Children:
         self._others = set(_children())
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         return self
 
     def __exit__(self, *_) -> None:
+        self.end(self._kept)
         self.sweep()
         self._prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def start(
-        self, command: Sequence[str], *, prepare: Callable[[], None], env: Mapping[str, str], **options
-    ) -> StartedTask:
-        """Starts a task. Raises `OSError`.
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cores: Iterable[int] = (),
+        **options,
+    ) -> Child:
+        """Starts a child. Raises `OSError`.
 
         Args:
           command: the program and its arguments.
-          prepare: called by the task between fork and exec.
           env: its environment.
-          **options: as of `subprocess.Popen`.
+          cores: the logical cores that it may use; none: all that this process may.
+          **options: its streams and its folder, as of `subprocess.Popen`; without standard input if not given.
         """
-        supervisor = os.getpid()
+        parent, cores = os.getpid(), frozenset(cores)
         reading, writing = os.pipe()
 
-        def become_the_keepers_child() -> None:
+        def become_the_keepers_child() -> None:  # between fork and exec
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             keeper = os.getpid()
             try:
-                task = os.fork()
+                child = os.fork()
             except OSError as error:  # Popen would not report it
                 os.write(writing, b"-%d" % error.errno)
                 os._exit(1)
-            if task:
-                self._keep(task, supervisor)
+            if child:
+                self._keep(child, parent)
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != keeper:  # the keeper died before the call
                 os._exit(1)
             os.setsid()
             os.write(writing, b"%d" % os.getpid())
-            prepare()
+            if cores:
+                with contextlib.suppress(OSError):  # they were taken away: then it runs on the others
+                    os.sched_setaffinity(0, cores)
 
         try:
             try:
                 keeper = subprocess.Popen(
                     command,
                     env={**env, **self._environment},
+                    bufsize=0,
                     start_new_session=True,
                     preexec_fn=become_the_keepers_child,
-                    **options,
+                    **{"stdin": subprocess.DEVNULL, **options},
                 )
             finally:
                 os.close(writing)
-            task = int(os.read(reading, 32) or keeper.pid)  # a task that was killed before has written nothing
+            pid = int(os.read(reading, 32) or keeper.pid)  # a child that was killed before has written nothing
         finally:
             os.close(reading)
-        if task < 0:
+        if pid < 0:
             keeper.wait()
-            raise OSError(-task, os.strerror(-task))
-        return StartedTask(keeper, task)
+            raise OSError(-pid, os.strerror(-pid))
+        self._kept.append(Child(keeper, pid))
+        return self._kept[-1]
 
-    def _keep(self, task: int, supervisor: int) -> None:
+    def end(self, children: Collection[Child]) -> list[int]:
+        """Ends children, and returns how each ended; those that still run are killed."""
+        codes = [child.end() for child in children]
+        self._kept = [child for child in self._kept if child not in children]
+        return codes
+
+    def _keep(self, child: int, parent: int) -> None:
         """Runs a keeper, up to the end of its process."""
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # it handles none; sigwait takes two
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            for descriptor in os.listdir("/proc/self/fd"):  # a reader of the task's output waits for no other process
+            for descriptor in os.listdir("/proc/self/fd"):  # a reader of the child's output waits for no other process
                 with contextlib.suppress(OSError):  # that of the list itself
                     os.close(int(descriptor))
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
-            while not (ended := os.waitid(os.P_PID, task, how)) and os.getppid() == supervisor:
+            while not (ended := os.waitid(os.P_PID, child, how)) and os.getppid() == parent:
                 signal.sigwait({signal.SIGCHLD, signal.SIGTERM})
-                _reap({task})
-            _end_children({task} if ended else ())
+                _reap({child})
+            _end_children({child} if ended else ())
             if ended and ended.si_code == os.CLD_EXITED:
                 os._exit(ended.si_status)
             self._die_by(ended.si_status if ended else signal.SIGKILL)
@@ -125,7 +178,7 @@ class Guard:
             os._exit(1)
 
     def _die_by(self, number: int) -> None:
-        self._prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the task has dumped its core, if any
+        self._prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the child has dumped its core, if any
         with contextlib.suppress(OSError, ValueError):  # SIGKILL has no other handler
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -135,9 +188,9 @@ class Guard:
         """Kills every child of this process, except earlier ones, and their children, until there is none."""
         _end_children(self._others)
 
-    def reap_orphans(self, tasks: Collection[int] = ()) -> None:
-        """Takes the exit codes of children that came to this process when their parents died, up to one of `tasks`."""
-        _reap({*tasks, *self._others})
+    def reap_orphans(self) -> None:
+        """Takes the exit codes of processes that came to this one when their parents died, up to one that is kept."""
+        _reap({pid for child in self._kept for pid in child.pids} | self._others)
 
 
 def job_of(environment: Mapping[str, str]) -> list[int]:
