@@ -66,7 +66,7 @@ _define_flags()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class _Command:
     """The command that stands after --.
 
     Attributes:
@@ -84,7 +84,8 @@ class _Asked:
     names_gpus: bool = False
 
     @property
-    def command(self) -> list[str]:
+    def words(self) -> list[str]:
+        """The first words of each task's command line."""
         return [sys.executable, *self.start, f"--strategy={_STRATEGIES[bool(FLAGS.ps)]}"]
 
 
@@ -117,30 +118,30 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             f"{_PROGRAM} needs Linux, whose kernel ends tasks with their supervisor, and this is {sys.platform}; use "
             "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
         )
-    asked = _read_command(argv[cut + 1 :])
+    command = _read_command(argv[cut + 1 :])
     if FLAGS.own_network:
         own_network.enter()
-    supervisor = _supervisor(asked, environment)
+    supervisor = _supervisor(command, environment)
     if not FLAGS.own_network:
         supervisor.say(_LISTENING[listeners.can_be_closed()])
     return supervisor.run()
 
 
-def _supervisor(asked: _Asked, environment: Mapping[str, str]) -> Supervisor:
+def _supervisor(command: _Command, environment: Mapping[str, str]) -> Supervisor:
     rule = restarts.Servers if FLAGS.ps else restarts.Synchronous
     return Supervisor(
-        _specs(environment, None if asked.names_gpus else shares.visible_gpus(environment)),
-        asked.command,
-        asked.arguments,
-        rule(FLAGS.max_restarts, _WINDOW_SECONDS, FLAGS.grace_seconds, compares=asked.compares),
+        _specs(environment, None if command.names_gpus else shares.visible_gpus(environment)),
+        command.words,
+        command.arguments,
+        rule(FLAGS.max_restarts, _WINDOW_SECONDS, FLAGS.grace_seconds, compares=command.compares),
         environment={**environment, **_for_all_tasks(environment)},
-        log_dir=os.path.join(asked.run_dir, "logs") if asked.run_dir and "://" not in asked.run_dir else None,
+        log_dir=os.path.join(command.run_dir, "logs") if command.run_dir and "://" not in command.run_dir else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
         grace_seconds=FLAGS.grace_seconds,
     )
 
 
-def _read_command(arguments: list[str]) -> _Asked:
+def _read_command(arguments: list[str]) -> _Command:
     """Reads what stands after --. Raises `UsageError`; a mistake in the tasks' own flags is left to them to explain."""
     if not arguments:
         raise UsageError(
@@ -163,7 +164,7 @@ def _read_command(arguments: list[str]) -> _Asked:
         is_given = flags.FLAGS["strategy"].present
         names_gpus = bool(flags.FLAGS["gpus"].present)
     except flags.Error:  # the tasks will say so
-        return _Asked(start, own, None, False)
+        return _Command(start, own, None, False)
     if is_given and strategy == "parameter_server" != meant:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if is_given and strategy != meant:
@@ -172,7 +173,7 @@ def _read_command(arguments: list[str]) -> _Asked:
         )
     if FLAGS.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Asked(start, own, run_dir, compares, names_gpus)
+    return _Command(start, own, run_dir, compares, names_gpus)
 
 
 def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:

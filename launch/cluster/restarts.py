@@ -81,10 +81,10 @@ class Patience:
 
 @dataclasses.dataclass(frozen=True)
 class Settlement:
-    """What follows when all tasks have ended.
+    """What follows when all tasks have ended, or one that is restarted by itself.
 
     Attributes:
-      exit_code: the supervisor's, or None: all start again.
+      exit_code: the supervisor's, or None: they start again.
       pause_seconds: before the restart.
       message: what to tell the user; None is nothing.
       cause: the ending that led to it, if there is one.
@@ -94,14 +94,6 @@ class Settlement:
     pause_seconds: float = 0.0
     message: str | None = None
     cause: Ending | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class SingleRestart:
-    """The restart of one task by itself, after so many seconds; `message` says why."""
-
-    pause_seconds: float
-    message: str
 
 
 class Synchronous:
@@ -134,7 +126,7 @@ class Synchronous:
         self._failures: collections.deque[float] = collections.deque()
         self._preemptions: collections.deque[float] = collections.deque()
 
-    def alone(self, ending: Ending) -> SingleRestart | None:
+    def alone(self, ending: Ending) -> Settlement | None:
         """Returns how a task is restarted by itself; None: it is not."""
         return None
 
@@ -163,8 +155,7 @@ class Synchronous:
         if self._was_preempted(cause):
             count = self._count(self._preemptions)
             pause = _pause(count - 1)
-            when = f"in {pause:g} s" if pause else "at once"
-            return Settlement(None, pause, f"{cause}, preempted; all tasks start again {when}", cause)
+            return Settlement(None, pause, f"{cause}, preempted; all tasks start again {_after(pause)}", cause)
         return self._failed(cause)
 
     def _final(self, ending: Ending) -> tuple[int, str] | None:
@@ -183,7 +174,7 @@ class Synchronous:
             return Settlement(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
         pause = _pause(count)
         number = f"restart {count} of {self._max_restarts} within {self._window_seconds:g} s"
-        return Settlement(None, pause, f"{cause}; all tasks start again in {pause:g} s ({number})", cause)
+        return Settlement(None, pause, f"{cause}; all tasks start again {_after(pause)} ({number})", cause)
 
     def _count(self, times: collections.deque[float]) -> int:
         """Records the present time, and returns how many were recorded within the window, this one included."""
@@ -217,7 +208,7 @@ class Servers(Synchronous):
         super().__init__(*arguments, **keywords)
         self._deaths: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
 
-    def alone(self, ending: Ending) -> SingleRestart | None:
+    def alone(self, ending: Ending) -> Settlement | None:
         kind = ending.task.split()[0]
         done = kind == "evaluator" and not ending.code
         if kind not in ("worker", "evaluator") or ending.mistake or done:
@@ -226,8 +217,7 @@ class Servers(Synchronous):
         if count > self._max_restarts:
             return None
         pause = _pause(count - 1)
-        when = f"in {pause:g} s" if pause else "at once"
-        return SingleRestart(pause, f"{ending}; it starts again {when}, the others go on")
+        return Settlement(None, pause, f"{ending}; it starts again {_after(pause)}, the others go on")
 
     def saves(self, task: str) -> bool:
         return task in ("chief", "evaluator")
@@ -265,3 +255,7 @@ class Servers(Synchronous):
 def _pause(count: int) -> float:
     """Returns 0 for a count of 0, then 1, 2, 4 s and so on."""
     return min(2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS) if count else 0.0
+
+
+def _after(pause_seconds: float) -> str:
+    return f"in {pause_seconds:g} s" if pause_seconds else "at once"

@@ -102,8 +102,8 @@ class Supervisor:
         self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
         self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
-        self._asked: signal.Signals | None = None  # the signal that asks the supervisor to end
-        self._asked_at = 0.0
+        self._stop_signal: signal.Signals | None = None  # the signal that asks the supervisor to end
+        self._stopped_at = 0.0
 
     def say(self, line: str) -> None:
         """Prints a line of the supervisor, for people."""
@@ -128,8 +128,8 @@ class Supervisor:
         while True:
             self._start_all()
             endings = self._watch()
-            if self._asked:
-                return self._exit_code_as_asked(endings)
+            if self._stop_signal:
+                return self._exit_code_when_stopped(endings)
             settled = self._rule.settle(endings)
             if settled.exit_code is not None:
                 if settled.cause:
@@ -140,8 +140,8 @@ class Supervisor:
             self._output.say(settled.message)
             self._children.sweep()  # processes that tasks have left behind, in their own sessions
             self._pause(settled.pause_seconds)
-            if self._asked:
-                return self._exit_code_as_asked([])
+            if self._stop_signal:
+                return self._exit_code_when_stopped([])
 
     def _start_all(self) -> None:
         self._plan, self._signalled, self._alone, self._cluster = [], set(), [], {}
@@ -200,7 +200,7 @@ class Supervisor:
 
     def _replace(self, ending: Ending) -> bool:
         """Plans the restart of the task by itself, if it is to be, while the others go on; returns whether it is."""
-        alone = None if self._asked or self._plan else self._rule.alone(ending)
+        alone = None if self._stop_signal or self._plan else self._rule.alone(ending)
         if alone is None:
             return False
         index = next(index for index, spec in enumerate(self._specs) if spec.name == ending.task)
@@ -209,15 +209,15 @@ class Supervisor:
         return True
 
     def _after(self, ending: Ending) -> None:
-        if self._asked:
+        if self._stop_signal:
             if not any(self._rule.saves(task.name) for task in self._tasks):
                 for task in self._tasks:
                     task.child.send(signal.SIGTERM)
             return
         patience = self._rule.patience(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
-        as_told = ending.task in self._signalled and ending.was_asked
-        self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_told else ending}; {others}")
+        as_signalled = ending.task in self._signalled and ending.was_asked
+        self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_signalled else ending}; {others}")
         if patience is not None and not self._plan:
             leave = time.monotonic() + patience.leave_seconds
             self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
@@ -249,7 +249,7 @@ class Supervisor:
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while not self._asked and (left := end - time.monotonic()) > 0:
+        while not self._stop_signal and (left := end - time.monotonic()) > 0:
             self._turn(left)
 
     @contextlib.contextmanager
@@ -276,27 +276,26 @@ class Supervisor:
         for number in numbers:
             if number == signal.SIGCHLD:
                 continue
-            if self._asked:
-                if time.monotonic() - self._asked_at > SAME_REQUEST_SECONDS:
+            if self._stop_signal:
+                if time.monotonic() - self._stopped_at > SAME_REQUEST_SECONDS:
                     for task in self._tasks:
                         task.child.kill()
                 continue
-            self._asked = signal.Signals(number)
-            self._asked_at = time.monotonic()
-            self._output.say(
-                f"{self._asked.name}: the tasks have {self._grace_seconds:g} s to save and end; a second one kills them"
-            )
+            self._stop_signal = signal.Signals(number)
+            self._stopped_at = time.monotonic()
+            have = f"the tasks have {self._grace_seconds:g} s to save and end; a second one kills them"
+            self._output.say(f"{self._stop_signal.name}: {have}")
             # SIGHUP is the terminal's, and theirs is this process: a script that saves does so at SIGTERM.
-            passed_on = signal.SIGTERM if number == signal.SIGHUP else self._asked
+            passed_on = signal.SIGTERM if number == signal.SIGHUP else self._stop_signal
             for task in [task for task in self._tasks if self._rule.saves(task.name)] or self._tasks:
                 task.child.send(passed_on)
             self._plan, self._alone = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
-    def _exit_code_as_asked(self, endings: list[Ending]) -> int:
+    def _exit_code_when_stopped(self, endings: list[Ending]) -> int:
         for ending in endings:
             if ending.code and not ending.was_asked:
                 self._explain(f"{ending}, while it was to save and end", ending)
-        return EXIT_CODES[self._asked.name]
+        return EXIT_CODES[self._stop_signal.name]
 
     def _explain(self, message: str, cause: Ending) -> None:
         log = self._output.log_path(cause.task)
@@ -306,10 +305,10 @@ class Supervisor:
 
     def _finish_output(self) -> None:
         """Waits for the reader of our output; only for a moment if we are asked to end."""
-        asked_at = None
+        stopped_at = None
         while self._output.pending:
-            if self._asked:
-                asked_at = asked_at or time.monotonic()
-                if time.monotonic() - asked_at > _LAST_WORDS_SECONDS:
+            if self._stop_signal:
+                stopped_at = stopped_at or time.monotonic()
+                if time.monotonic() - stopped_at > _LAST_WORDS_SECONDS:
                     return
             self._turn(_LAST_WORDS_SECONDS)
