@@ -16,12 +16,13 @@ from docs.house import ROOT, arrows, between_rooms, circles, imports, source_fil
 MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
-        *("crankshaft.engine.data.source", "crankshaft.engine.data.streamed", "numpy", "tensorflow"),
+        *("crankshaft.engine.data.source", "crankshaft.engine.data.streamed", "crankshaft.engine.machine.files"),
+        *("filelock", "numpy", "tensorflow"),
         *("array_record", "crc32c", "pyarrow", "tokenizers"),  # extras
     },
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {
-        *("absl", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
+        *("absl", "filelock", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
         *("pandas", "yaml"),  # where they are there
         *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
     },

@@ -9,7 +9,6 @@ written under another name and renamed when it is whole, and its end says so.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -19,7 +18,9 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from ...engine.data.source import SourceError
 from ..data import InputError
@@ -165,7 +166,7 @@ def prepared(
             files.check(number)  # which may have grown meanwhile
 
     try:
-        return _there(path) or (_prepare_remote if is_remote(path) else _prepare)(path, checked)
+        return _there(path) or (_made if is_remote(path) else _prepare)(path, checked)
     except OSError as error:
         raise InputError(
             f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
@@ -215,59 +216,30 @@ def _there(path: str) -> Prepared | None:
 
 def _prepare(path: str, write: Callable[[Writer], None]) -> Prepared:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    new = f"{path}.tmp"
-    with _locked(new) as file:
-        if found := _there(path):  # made by another process, for which this one has waited
-            os.unlink(new)
-            return found
-        try:
-            file.truncate()  # what a process has left that was killed
-            writer = Writer(file)
-            write(writer)
-            writer.end()
-            file.flush()
-            os.fsync(file.fileno())
-            os.rename(new, path)
-        except BaseException:
-            os.unlink(new)
-            raise
+    with _locked(f"{path}.lock", path):
+        return _there(path) or _made(path, write)  # there if this process has waited for another
+
+
+def _made(path: str, write: Callable[[Writer], None]) -> Prepared:
+    with storage.replacing(path) as file:
+        writer = Writer(file)
+        write(writer)
+        writer.end()
     return Prepared(path)
 
 
 @contextlib.contextmanager
-def _locked(path: str) -> Iterator[BinaryIO]:
-    """Opens a file to write to, which no other process has open in this way; it need not be empty."""
-    while True:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(os.open(path, flags, 0o666), "r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logging.warning("waiting for another process, which prepares %s", path.removesuffix(".tmp"))
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file, path):  # and was not renamed or removed by the process that had locked it
-                yield file
-                return
-
-
-def _is_at(file: BinaryIO, path: str) -> bool:
+def _locked(lock_path: str, what: str) -> Iterator[None]:
+    """Holds a file that is there while it is held; waits for another process that holds it."""
+    lock = FileLock(lock_path)
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _prepare_remote(path: str, write: Callable[[Writer], None]) -> Prepared:
-    import tensorflow as tf
-
-    new = f"{path}.{os.getpid()}-{time.time_ns()}.tmp"  # no locks there: at worst several processes write the same
+        lock.acquire(timeout=0)
+    except Timeout:
+        logging.warning("waiting for another process, which prepares %s", what)
+        lock.acquire()
     try:
-        tf.io.gfile.makedirs(os.path.dirname(path))
-        with tf.io.gfile.GFile(new, "wb") as file:
-            writer = Writer(file)
-            write(writer)
-            writer.end()
-        tf.io.gfile.rename(new, path, overwrite=True)
-    except tf.errors.OpError as error:
-        raise OSError(str(error).splitlines()[0]) from None
-    return Prepared(path)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(lock_path)  # who waits for it sees that it is gone, and makes another
+        lock.release()

@@ -5,18 +5,22 @@ Host code. TensorFlow is imported only where a path is of another file system (`
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
 import re
+import secrets
 import stat
 import threading
 import time
 from array import array
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
 
 from ...engine.data.source import SourceError
+from ...engine.machine import files
 from ..data import InputError
 
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default
@@ -101,6 +105,30 @@ def what_is_there(path: str) -> str:
         return "nothing"
     names = names_in(path)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "an empty folder"
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """Yields a file to write to, which replaces whatever is at `path` once it is whole. Raises OSError.
+
+    If the body fails, nothing is left.
+    """
+    if not is_remote(path):
+        with files.replacing(path, files.make_file) as temporary, open(temporary, "r+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        return
+    import tensorflow as tf
+
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+    try:
+        tf.io.gfile.makedirs(os.path.dirname(path))
+        with tf.io.gfile.GFile(temporary, "wb") as file:
+            yield file
+        tf.io.gfile.rename(temporary, path, overwrite=True)
+    except tf.errors.OpError as error:
+        raise OSError(str(error).splitlines()[0]) from None
 
 
 def _natural(path: str) -> list:

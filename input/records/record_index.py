@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import secrets
 import struct
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..data import InputError
-from ..files.storage import Files, is_remote, size_of
+from ..files.storage import Files, replacing, size_of
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
@@ -138,32 +137,8 @@ def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
     length = _same(lengths)
     stored = b"" if length >= 0 else _offsets(lengths).astype("<i8").tobytes()
     header = _HEADER.pack(_MAGIC, _VERSION, size, ends, len(lengths), length, checksums.crc32c(stored))
-    replace_file(path + SUFFIX, header + struct.pack("<I", checksums.crc32c(header)) + stored)
-
-
-def replace_file(path: str, content: bytes) -> None:
-    """Writes a file by a temporary one, so that nobody meets half of it. Raises OSError."""
-    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
-    if is_remote(path):
-        import tensorflow as tf
-
-        try:
-            with tf.io.gfile.GFile(temporary, "wb") as file:
-                file.write(content)
-            tf.io.gfile.rename(temporary, path, overwrite=True)
-        except tf.errors.OpError as error:
-            raise OSError(str(error).splitlines()[0]) from None
-        return
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise
+    with replacing(path + SUFFIX) as file:
+        file.write(header + struct.pack("<I", checksums.crc32c(header)) + stored)
 
 
 def checksum_of_ends(read: Callable[[int, int], bytes], size: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.data.source import Spec
+from ...engine.machine import files
 from ..data import InputError
 from . import checksums, example_wire, record_index, shards
 from .example_wire import Field, Layout
@@ -164,21 +164,14 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
     Returns:
       What there is to know of it: examples, bytes, crc32c of the file.
     """
-    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
-    try:
+    with files.replacing(path, files.make_file) as temporary:
         lengths = (_write_tfrecord if kind == "tfrecord" else _write_array_record)(temporary, records)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        found = {"examples": len(lengths), **checked(temporary)}
-        with open(temporary, "rb") as file:
+            found = {"examples": len(lengths), **checked(temporary)}
             ends = record_index.checksum_of_ends(_reader(file), found["bytes"])
         with contextlib.suppress(FileNotFoundError):
             os.remove(path + record_index.SUFFIX)  # of what was there
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
-        raise
     if kind == "tfrecord":
         record_index.write(path, found["bytes"], ends, lengths)
     return found
@@ -197,7 +190,7 @@ def _reader(file):
 
 def _write_tfrecord(path: str, records: Iterator[list[bytes]]) -> np.ndarray:
     found = [np.zeros(0, np.int64)]
-    with open(path, "xb") as file:
+    with open(path, "wb") as file:
         for some in records:
             lengths = np.array([*map(len, some)], np.int64)
             found.append(lengths)

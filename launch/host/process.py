@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import math
 import os
 import re
@@ -15,20 +15,25 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from absl import logging
+from filelock import SoftFileLock, Timeout, lock_descriptor
 
 from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular
 from .. import terminal
 from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
-from . import imports, lock_file
+from . import imports
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 _LOCK = ".lock"  # in a run_dir
+_OWNER = ".lock.owner"  # in its place where the file system has no `flock`, as Lustre and FUSE may have none
+_NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
+_TAKE_OVER_SECONDS = 1.0  # in which the file of an owner that has ended is taken over
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
@@ -345,14 +350,14 @@ class LockedRunDir:
     def __init__(self, run_dir: str):
         self._run_dir = run_dir
         self._file: int | None = None
-        self._without_flock = contextlib.ExitStack()
+        self._owner = SoftFileLock(os.path.join(run_dir, _OWNER), _TAKE_OVER_SECONDS, thread_local=False)
 
     def take(self) -> None:
         """Takes the lock. Raises `UsageError` where it can't be had."""
         self._file = _open_lock(self._run_dir)
         try:
             if not _take(self._file, self._run_dir):
-                self._without_flock.enter_context(lock_file.owned(self._run_dir))
+                self._take_without_flock()
             self._folder = _identity(self._run_dir)
         except UsageError:
             self.release()
@@ -360,10 +365,31 @@ class LockedRunDir:
 
     def release(self) -> None:
         """Releases the lock, if it is held."""
-        self._without_flock.close()
+        self._owner.release()
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _take_without_flock(self) -> None:
+        """Makes a file that names this process, unless another's is there that may be alive."""
+        logging.warning(
+            "--run_dir=%s: its file system has no flock; its file %s locks it instead, and has to be removed by hand "
+            "if this process is killed and the next one runs on another host",
+            *(self._run_dir, _OWNER),
+        )
+        try:
+            self._owner.acquire()
+        except Timeout:
+            words: list[str] = []
+            with contextlib.suppress(OSError, ValueError):
+                words = Path(self._owner.lock_file).read_text(encoding="utf-8").split()
+            pid, host = [*words, "unknown", "unknown"][:2]
+            raise UsageError(
+                f"--run_dir={self._run_dir} is in use by process {pid} on host {host}, as its file {_OWNER} says; wait "
+                f"for it or end it, remove {_OWNER} if it has ended, or use another --run_dir"
+            ) from None
+        except OSError as error:
+            raise _no_lock(self._run_dir, error, _OWNER) from None
 
     def check(self) -> None:
         """Raises `UsageError` if run_dir is now another folder, or none. A lock file that is gone is made again."""
@@ -401,15 +427,16 @@ def _open_lock(run_dir: str) -> int:
 def _take(lock: int, run_dir: str) -> bool:
     """Locks the file; returns False where the file system has no such lock."""
     try:
-        if not lock_file.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        is_ours = lock_descriptor(lock, blocking=False)
+    except OSError as error:
+        if error.errno in _NO_FLOCK:
             return False
-    except BlockingIOError:
+        raise _no_lock(run_dir, error) from None
+    if not is_ours:
         owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
         raise UsageError(
             f"--run_dir={run_dir} is in use by process {owner}; wait for it, end it, or use another --run_dir"
-        ) from None
-    except OSError as error:
-        raise _no_lock(run_dir, error) from None
+        )
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
@@ -418,7 +445,7 @@ def _take(lock: int, run_dir: str) -> bool:
     return True
 
 
-def _no_lock(run_dir: str, error: OSError) -> UsageError:
+def _no_lock(run_dir: str, error: OSError, name: str = _LOCK) -> UsageError:
     return UsageError(
-        f"--run_dir={run_dir}: its file .lock can't be locked ({error.strerror}); remove it, or use another --run_dir"
+        f"--run_dir={run_dir}: its file {name} can't be locked ({error.strerror}); remove it, or use another --run_dir"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -59,16 +61,17 @@ def _save_keras(session: Session, path: str) -> None:
             type(session.trainer).__name__,
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path.removesuffix('.keras')}.tmp.keras"  # Keras goes by the ending
     model = weights.trained(session)
-    try:
-        model.save(temporary)
-    except NotImplementedError as error:  # as Keras has it of a model that does not say what it is made of
-        raise UsageError(
-            f"--export_format=keras: Keras can't write a {type(model).__name__}, which has no get_config; give it one, "
-            "or use --export_format=saved_model"
-        ) from error
-    os.replace(temporary, path)
+    with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
+        written = os.path.join(folder, "model.keras")  # Keras goes by the ending
+        try:
+            model.save(written)
+        except NotImplementedError as error:  # as Keras has it of a model that does not say what it is made of
+            raise UsageError(
+                f"--export_format=keras: Keras can't write a {type(model).__name__}, which has no get_config; give it "
+                "one, or use --export_format=saved_model"
+            ) from error
+        shutil.copyfile(written, temporary)
 
 
 def _save_serving(session: Session, path: str) -> None:

@@ -8,13 +8,13 @@ which `input.tfrecord` and `input.array_record` read. Host code.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from filelock import lock_descriptor
 
 from ...engine.data.split import num_examples
 from ...engine.internals.errors import counted
@@ -22,7 +22,7 @@ from ...input.records import features, shard_writing
 from ...input.records.shard_writing import Shard, ShardRequest
 from ..command_line import own_files
 from ..errors import UsageError
-from ..host import files, lock_file
+from ..host import files
 from . import fingerprints, shard_pool
 from .shard_job import Loaded, load, write
 
@@ -54,20 +54,12 @@ def prepare(asked: ShardRequest, processes: int, say: Callable[[str], None]) -> 
             say(f"{len(kept)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
             os.makedirs(os.path.join(asked.output_dir, split), exist_ok=True)
-            _sweep(os.path.join(asked.output_dir, split))
         for file, found in _written(asked, loaded, left, min(processes, len(left)), say):
             kept[file] = found
             note(file, found)
         _finish(asked, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
     parts = [_described(planned, name, num_examples(split)) for name, split in loaded.by_name.items()]
     return f"{asked.output_dir} has {' and '.join(parts)}"
-
-
-def _sweep(folder: str) -> None:
-    """Removes what a killed call was writing; nobody else writes here now."""
-    for name in os.listdir(folder):
-        if re.search(r"\.[0-9a-f]{16}\.tmp$", name):
-            os.remove(os.path.join(folder, name))
 
 
 def _described(planned: list[Shard], split: str, examples: int) -> str:
@@ -108,10 +100,9 @@ def _journal(folder: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any]
     if others and manifest is None and not os.path.exists(path):
         raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
     with open(path, "a+", encoding="utf-8") as file:
-        try:
-            lock_file.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"--output_dir={folder} is written by another process; wait for it") from None
+        with contextlib.suppress(OSError):  # a file system without locks
+            if not lock_descriptor(file.fileno(), blocking=False):
+                raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
         file.seek(0)
         lines = [found for line in file if line.endswith("\n") and (found := _parsed(line)) is not None]
         was = lines[0] if lines else (manifest or {}).get("prepared_from")
