@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.data.source import BadRecordError, SourceError
 from .data import Data, check_at_least
 from .records import checksums, compressed, record_index
-from .records.examples import ExampleSource, as_list
+from .records.examples import ExampleSource
 from .records.features import Features
 from .records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
 from .records.shards import find_splits, open_splits
@@ -74,20 +74,16 @@ class TFRecords(ExampleSource):
     def __len__(self) -> int:
         return len(self._index)
 
-    def records(self, indices: np.ndarray) -> list[bytes] | np.ndarray:
+    def records(self, indices: np.ndarray) -> list[bytes]:
         shards, numbers = self._index.shards_of(indices)
         order = np.argsort(shards, kind="stable")
-        length = self._index.length
-        block, found = np.empty((len(indices), max(length, 0)), np.uint8), [b""] * len(indices)
+        found = [b""] * len(indices)
         for start in range(0, len(order), _PIECE):
             rows = order[start : start + _PIECE]
             records = self._piece(shards[rows], numbers[rows], indices[rows])
-            if length >= 0:
-                block[rows] = np.frombuffer(b"".join(records), np.uint8).reshape(len(rows), length)
-                continue
             for row, record in zip(rows.tolist(), records, strict=True):
                 found[row] = record
-        return block if length >= 0 else found
+        return found
 
     def where(self, index: int) -> str:
         shards, numbers = self._index.shards_of(np.array([index]))
@@ -153,7 +149,7 @@ class TFRecords(ExampleSource):
         )
 
     def _samples(self) -> list[bytes]:
-        return as_list(self.records(np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64))))
+        return self.records(np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)))
 
 
 _HEAD = np.dtype([("length", "<u8"), ("check", "<u4")])

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from ..data import Data, InputError
 from ..files import storage
 from . import checksums
 from . import features as described
-from .features import Feature, Features, nested
+from .examples import in_graph
 from .record_index import FOOTER_BYTES, HEADER_BYTES
 from .shards import splits_of
 
@@ -51,7 +49,7 @@ def open_splits(
 
     given, label, weight = asked
     found = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))
-    parse = _parser(found)
+    parse = in_graph(found)
     streams = [paths and streamed.records(paths, parse, compression=_COMPRESSION) for paths in (train, evaluation)]
     return splits_of(streams, found, num_classes)
 
@@ -81,34 +79,3 @@ def _record(file: gzip.GzipFile, head: bytes) -> bytes:
     if checksums.of_records([record]) != np.frombuffer(foot, "<u4"):
         raise gzip.BadGzipFile("the checksum of a record's data differs")
     return record
-
-
-def _parser(features: Features) -> Callable[[Any], Any]:
-    """Returns a function from serialized records, [n] string, to the nest of their features, in a graph."""
-    import tensorflow as tf
-
-    def wanted(feature: Feature) -> tf.io.FixedLenFeature:
-        if feature.stored == "bytes":
-            return tf.io.FixedLenFeature([feature.values] if feature.is_text else [], tf.string)
-        return tf.io.FixedLenFeature([feature.values], tf.float32 if feature.stored == "float" else tf.int64)
-
-    def converted(feature: Feature, values: tf.Tensor) -> tf.Tensor:
-        shape, dtype = [-1, *feature.spec.shape], np.dtype(feature.spec.dtype)
-        if feature.stored == "bytes" and not feature.is_text:
-            values = tf.io.decode_raw(values, tf.uint8 if dtype.kind == "b" else tf.as_dtype(dtype))
-            per_example = tf.fill([1], tf.constant(feature.values))
-            tf.debugging.assert_equal(
-                tf.shape(values)[1:], per_example, f"a record's {feature.name} has other bytes than {feature} takes"
-            )
-        values = tf.reshape(values, shape)
-        return values if feature.is_text else tf.cast(values, tf.as_dtype(dtype))
-
-    def parse(serialized: tf.Tensor) -> Any:
-        if features.raw:
-            (alone,) = features.by_name.values()
-            return nested(features.example, {alone.name: converted(alone, serialized)}.__getitem__)
-        parsed = tf.io.parse_example(serialized, {name: wanted(feature) for name, feature in features.by_name.items()})
-        arrays = {name: converted(feature, parsed[name]) for name, feature in features.by_name.items()}
-        return nested(features.example, arrays.__getitem__)
-
-    return parse

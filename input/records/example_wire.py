@@ -1,16 +1,13 @@
-"""`tf.train.Example` in bytes: what is where in a record, records of one layout, writing.
+"""`tf.train.Example` in bytes: what is where in a record, and writing.
 
 The format is that of protocol buffers (protobuf.dev/programming-guides/encoding) and TensorFlow's
-`core/example/feature.proto`. Host code, NumPy only.
+`core/example/feature.proto`. Host code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
-
-import numpy as np
 
 KINDS = {1: "bytes", 2: "float", 3: "int64"}  # by the number of the field in `Feature`
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
@@ -110,64 +107,6 @@ def _varint(record: bytes, start: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, start
         shift += 7
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """What a layout takes of a record, as one feature's values.
-
-    Attributes:
-      name: the feature's.
-      kind: as it is stored, one of `KINDS`.
-      size: bytes of a value that is stored as bytes; of floats and int64s, how many there are.
-    """
-
-    name: str
-    kind: str
-    size: int
-
-
-class Layout:
-    """Records in which the same things stand at the same bytes: decoded as slices of one array.
-
-    Args:
-      record: one of them.
-      fields: the features that are read, each of one value of bytes, or of floats, or of int64s of one byte each
-        (0 to 127).
-
-    Raises:
-      ValueError: this record's features are not such.
-    """
-
-    def __init__(self, record: bytes, fields: list[Field]):
-        found = features_of(record)
-        fixed = np.full(len(record), 0xFF, np.uint8)  # which bits have to be as they are here
-        self.ranges: dict[str, slice] = {}
-        for field in fields:
-            feature = found.get(field.name)
-            size = field.size * {"bytes": 1, "float": 4, "int64": 1}[field.kind]
-            if feature is None or feature.kind != field.kind or [n for _, n in feature.ranges] != [size]:
-                raise ValueError(f"{field.name} is not in one piece")
-            start = feature.ranges[0][0]
-            self.ranges[field.name] = slice(start, start + size)
-            fixed[self.ranges[field.name]] = 0x80 if field.kind == "int64" else 0
-        self._size = len(record)
-        template = np.frombuffer(record, np.uint8)
-        whole = np.flatnonzero(fixed == 0xFF)
-        runs = np.split(whole, np.flatnonzero(np.diff(whole) > 1) + 1) if len(whole) else []
-        self._fixed = [(slice(run[0], run[-1] + 1), template[run[0] : run[-1] + 1]) for run in runs]
-        self._small = [self.ranges[field.name] for field in fields if field.kind == "int64"]
-
-    def matches(self, records: np.ndarray) -> np.ndarray:
-        """Returns which records, [n, bytes] uint8, are of this layout, [n] bool."""
-        if records.shape[1] != self._size:
-            return np.zeros(len(records), bool)
-        good = np.ones(len(records), bool)
-        for columns, expected in self._fixed:
-            good &= (records[:, columns] == expected).all(1)
-        for columns in self._small:
-            good &= (records[:, columns] < 0x80).all(1)
-        return good
 
 
 def write(features: Mapping[str, tuple[str, bytes | list[bytes]]]) -> bytes:

@@ -58,16 +58,11 @@ class Index:
     Args:
       files: the shards.
       shards: what is known of each.
-
-    Attributes:
-      length: bytes of data of each record, or -1 where they differ.
     """
 
     def __init__(self, files: Files, shards: list[ShardIndex]):
         self.files = files
         self.shards = shards
-        lengths = {shard.length for shard in shards}
-        self.length = lengths.pop() if len(lengths) == 1 else -1
         records = np.array([shard.records for shard in shards])
         self._ends = np.cumsum(records)
         self._starts = self._ends - records

@@ -18,7 +18,6 @@ from ...engine.data.source import Spec
 from ...engine.machine import files
 from ..data import InputError
 from . import checksums, example_wire, record_index, shards
-from .example_wire import Field, Layout
 from .features import Feature, Features, names_in
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and the ends of their names
@@ -62,8 +61,7 @@ class Shard:
 def described(element_spec: Any, about: dict[str, Any]) -> Features:
     """Returns the features by which examples are written.
 
-    float32 is stored as floats; other numbers as their bytes, of one length whatever they are, so that records of
-    numbers alone have one layout; text as it is.
+    float32 is stored as floats; other numbers as their bytes; text as it is.
 
     Args:
       element_spec: nest of tuples and dicts of `Spec`, in a form of `engine.step.batches`.
@@ -109,8 +107,6 @@ class Encoder:
     def __init__(self, features: Features):
         self._features = [*features.by_name.values()]
         self._names = names_in(features.example)
-        self._layout: Layout | None = None
-        self._template = b""
 
     def records(self, arrays: list[np.ndarray]) -> list[bytes]:
         """Returns records of examples.
@@ -119,20 +115,16 @@ class Encoder:
           arrays: [n, ...] each, in the order of the names in the features' example.
         """
         by_name = dict(zip(self._names, arrays, strict=True))
+        first = example_wire.write(self._stored(by_name, 0))
         if any(feature.is_text or not feature.size for feature in self._features):
-            count = len(arrays[0])
-            return [example_wire.write(self._stored(by_name, row)) for row in range(count)]
-        if self._layout is None:
-            self._template = example_wire.write(self._stored(by_name, 0))
-            fields = [Field(feature.name, feature.stored, feature.size) for feature in self._features]
-            self._layout = Layout(self._template, fields)
-        size = len(self._template)
-        block = np.tile(np.frombuffer(self._template, np.uint8), (len(arrays[0]), 1))
+            return [first, *(example_wire.write(self._stored(by_name, row)) for row in range(1, len(arrays[0])))]
+        block = np.tile(np.frombuffer(first, np.uint8), (len(arrays[0]), 1))
+        places = example_wire.features_of(first)  # in each record
         for feature in self._features:
+            ((start, size),) = places[feature.name].ranges
             array = np.ascontiguousarray(by_name[feature.name], _little(feature.spec.dtype))
-            block[:, self._layout.ranges[feature.name]] = array.reshape(len(array), -1).view(np.uint8)
-        content = block.tobytes()
-        return [content[start : start + size] for start in range(0, len(content), size)]
+            block[:, start : start + size] = array.reshape(len(array), -1).view(np.uint8)
+        return [row.tobytes() for row in block]
 
     def _stored(self, by_name: dict[str, np.ndarray], row: int) -> dict[str, tuple[str, bytes | list[bytes]]]:
         found: dict[str, tuple[str, bytes | list[bytes]]] = {}
