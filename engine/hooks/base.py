@@ -168,8 +168,99 @@ class Periodic(Hook):
         raise NotImplementedError
 
 
+class Rates:
+    """Adds up calls of the inner loop: their steps, examples, time and input.
+
+    Args:
+      leaves_out_first: whether the first call, which compiles, counts only until there is another.
+      memory_seconds: of more time than this, older calls count for less.
+
+    Attributes:
+      calls: that were added.
+    """
+
+    def __init__(self, leaves_out_first: bool = False, memory_seconds: float = math.inf):
+        self.calls = 0
+        self._leaves_out_first = leaves_out_first
+        self._memory_seconds = memory_seconds
+        self._totals: dict[str, float] = {}
+
+    def add(self, status: Status) -> None:
+        """Adds one call."""
+        fade = 1.0 - status.seconds / self._memory_seconds if self.seconds > self._memory_seconds else 1.0
+        if self._leaves_out_first and self.calls == 1:
+            fade = 0.0
+        found = {"seconds": status.seconds, "steps": status.steps, "examples": status.examples}
+        found["input_seconds"] = status.input_seconds
+        if status.input_bytes is not None:
+            found["input_bytes"] = status.input_bytes
+        if status.steps_ahead is not None:
+            found |= {"steps_ahead": status.steps_ahead, "calls_ahead": 1}
+        names = self._totals.keys() | found.keys()
+        self._totals = {name: max(0.0, fade) * self._totals.get(name, 0) + found.get(name, 0) for name in names}
+        self.calls += 1
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the calls."""
+        return self._totals.get("seconds", 0.0)
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """`steps_per_sec` and `examples_per_sec`; none where no time has passed."""
+        return {f"{name}_per_sec": self._totals[name] / self.seconds for name in ("steps", "examples") if self.seconds}
+
+    @property
+    def input(self) -> dict[str, float]:
+        """What input takes, of this process; none where no time has passed.
+
+        `input_wait_fraction`: the share of the time in which steps wait for input. And of what is read as steps go,
+        from files or a dataset: `input_wait_ms`, of a step; `input_bytes_per_sec`; where it is known,
+        `input_steps_ahead`: steps whose examples are there before they are asked for, on average over the calls.
+        """
+        if not self.seconds:
+            return {}
+        totals, waited = self._totals, self._totals["input_seconds"]
+        found = {"input_wait_fraction": min(1.0, waited / self.seconds)}
+        if "input_bytes" in totals:
+            found["input_wait_ms"] = 1e3 * waited / max(1.0, totals["steps"])
+            found["input_bytes_per_sec"] = totals["input_bytes"] / self.seconds
+        if totals.get("calls_ahead"):
+            found["input_steps_ahead"] = totals["steps_ahead"] / totals["calls_ahead"]
+        return found
+
+
+class Window(Rates):
+    """Calls of the inner loop, with the sums of their metrics.
+
+    Args:
+      values: what `host_state` returned: of the metrics alone.
+    """
+
+    def __init__(self, values: dict | None = None):
+        super().__init__()
+        self._sums = Sums(values)
+
+    def add(self, status: Status) -> None:
+        super().add(status)
+        if status.sums is not None:
+            self._sums.add(status.sums)
+
+    def means(self) -> dict[str, float]:
+        """Returns the metrics' means. Waits for the steps that were added."""
+        return self._sums.means()
+
+    def steady_means(self) -> dict[str, float]:
+        """Returns `means` but that of the gradients' norm, which is measured only where something is due."""
+        return {name: mean for name, mean in self.means().items() if name != "gradient_norm"}
+
+    def host_state(self) -> dict[str, list]:
+        """Returns the metrics' sums as JSON takes them. Waits as `means` does."""
+        return self._sums.host_state()
+
+
 class Windowed(Periodic):
-    """A periodic hook with the sums of the metrics since it last acted, which survive a restart.
+    """A periodic hook with a window of the calls since it last acted, whose metrics survive a restart.
 
     `act` may keep `window`: the next one is a new object.
 
@@ -188,24 +279,23 @@ class Windowed(Periodic):
 
     def __init__(self, every_steps: int, at_end: bool = False):
         super().__init__(every_steps, at_end)
-        self.window = Sums()
+        self.window = Window()
 
     def __call__(self, status: Status) -> None:
-        if status.sums is not None:
-            self.window.add(status.sums)
+        self.window.add(status)
         if self.is_due(status):
             self.act(status)
-            self.window = Sums()
+            self.window = Window()
 
     def host_state(self) -> dict:
         return {"window": self.window.host_state()}
 
     def restore_host_state(self, values: dict) -> None:
-        self.window = Sums(values.get("window"))
+        self.window = Window(values.get("window"))
 
     def data_changed(self, splits: set[str]) -> None:
         if "train" in splits:
-            self.window = Sums()
+            self.window = Window()
 
 
 class StopRequest(Hook):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from absl import logging
 
-from .base import Hook, Status
-from .rates import Rates
+from .base import Hook, Rates, Status
 
 
 class InputBound(Hook):
@@ -31,7 +30,7 @@ class InputBound(Hook):
         if self._rates is None:
             self._rates = Rates()
             return
-        self._rates.count(status)
+        self._rates.add(status)
         if self._said or self._rates.seconds < self._window_seconds:
             return
         rates, self._rates = self._rates, Rates()

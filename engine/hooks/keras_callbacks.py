@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..holdings import Holdings
 from ..mesh.cuts import cut_of
 from ..metrics.means import Sums
-from .base import Status, Windowed
+from .base import Status, Window, Windowed
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
 
@@ -60,10 +60,9 @@ class KerasCallbacks(Windowed):
             status.stop = status.stop or "stop_training of a Keras callback"
 
     def _look(self, status: Status) -> None:
-        if status.sums is not None:
-            self.window.add(status.sums)
-            if self.every_steps:
-                self._batches.add(status.sums)
+        self.window.add(status)
+        if status.sums is not None and self.every_steps:
+            self._batches.add(status.sums)
         if self.is_due(status):
             self._tell("on_train_batch_end", (status.step - 1) % status.steps_per_epoch, self._batches.means())
             self._batches = Sums()
@@ -72,7 +71,7 @@ class KerasCallbacks(Windowed):
             self._tell("on_test_end", dict(status.evaluation))
         if status.step % status.steps_per_epoch == 0:
             evaluation = {f"val_{name}": value for name, value in (status.evaluation or {}).items()}
-            self._logs, self.window = {**self.window.means(), **evaluation}, Sums()
+            self._logs, self.window = {**self.window.means(), **evaluation}, Window()
             self._tell("on_epoch_end", status.epoch - 1, self._logs)
             if not (status.last or status.stop or self._model.stop_training):
                 self._tell("on_epoch_begin", status.epoch, {})

@@ -9,8 +9,8 @@ from absl import logging
 
 from ..holdings import Holdings
 from ..internals.errors import counted
-from ..metrics.means import Sums, names_of
-from .base import Periodic, Status
+from ..metrics.means import names_of
+from .base import Periodic, Status, Window
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}
@@ -65,7 +65,7 @@ class Monitor(Periodic):
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self.best_step: int | None = None
-        self.window = Sums()
+        self.window = Window()
         self._measured = False
 
     def is_due(self, status: Status) -> bool:
@@ -76,13 +76,13 @@ class Monitor(Periodic):
             if not self._measured:
                 check_measured(self.monitor, status.sums.names)
                 self._measured = True
-            self.window.add(status.sums)
+            self.window.add(status)
         super().__call__(status)
 
     def act(self, status: Status) -> None:
         found = status.evaluation if self.source == "eval" else self.window.means()
         self._measured = self._measured or self.metric in found
-        self.window = Sums()
+        self.window = Window()
         if not self._measured:
             raise _not_measured(self.monitor, self.source, found)
         value = found.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
@@ -110,12 +110,12 @@ class Monitor(Periodic):
     def restore_host_state(self, values: dict) -> None:
         if values.get("monitor") == self.monitor:  # another metric's best says nothing
             self.best, self.best_step = values["best"], values.get("best_step")
-            self.window = Sums(values["window"])
+            self.window = Window(values["window"])
 
     def data_changed(self, splits: set[str]) -> None:
         if self.source in splits:
             self.best = self.best_step = None
-            self.window = Sums()
+            self.window = Window()
 
 
 class Patient(Monitor):

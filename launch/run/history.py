@@ -13,7 +13,6 @@ from typing import Any
 from absl import logging
 
 from ...engine.hooks import Status, Windowed
-from ...engine.hooks.rates import Rates
 from ...engine.machine.files import open_regular, write_text
 from ..errors import UsageError
 
@@ -44,7 +43,7 @@ class History(Windowed):
     """Keeps `rows`, and appends each to `history.jsonl` and `history.csv`.
 
     A row is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec
-    of the window and what `Rates.input` has of it, `train_NAME` of each metric of the window that ends there and
+    of the window and what `Window.input` has of it, `train_NAME` of each metric of the window that ends there and
     `eval_NAME` of each metric of an evaluation made there. A resumed run first cuts off the rows past its checkpoint.
 
     Args:
@@ -60,7 +59,6 @@ class History(Windowed):
         self._directory = directory
         self._columns: list[str] = []
         self._seconds = 0.0
-        self._rates = Rates()
 
     def begin(self, status: Status) -> None:
         if self._directory is None:
@@ -74,19 +72,16 @@ class History(Windowed):
 
     def __call__(self, status: Status) -> None:
         self._seconds += status.seconds
-        self._rates.count(status)
         super().__call__(status)
 
     def act(self, status: Status) -> None:
-        means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
-        rates, self._rates = self._rates, Rates()
         row = {
             "step": status.step,
             "epoch": status.step / status.steps_per_epoch,
             "seconds": self._seconds,
-            "examples_per_sec": rates.speeds.get("examples_per_sec"),
-            **rates.input,
-            **{f"train_{name}": mean for name, mean in means.items()},
+            "examples_per_sec": self.window.speeds.get("examples_per_sec"),
+            **self.window.input,
+            **{f"train_{name}": mean for name, mean in self.window.steady_means().items()},
             **{f"eval_{name}": value for name, value in (status.evaluation or {}).items()},
         }
         self._add({name: value if _is_finite(value) else None for name, value in row.items()})

@@ -13,9 +13,9 @@ from ...engine import loop
 from ...engine.checkpoints import Manifest
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
+from ...engine.hooks.base import Rates
 from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured
-from ...engine.hooks.rates import Rates
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.stragglers import Stragglers
 from ...engine.hooks.sync_check import SyncCheck
@@ -44,20 +44,18 @@ class TrainMetrics(Windowed):
     def __init__(self, every_steps: int):
         super().__init__(every_steps, at_end=True)
         self.means: dict[str, float] = {}
-        self._first, self._later = Rates(), Rates()  # the first call compiles
+        self._run = Rates(leaves_out_first=True)
 
     def __call__(self, status: Status) -> None:
         super().__call__(status)
-        (self._later if self._first.calls else self._first).count(status)
+        self._run.add(status)
 
     def act(self, status: Status) -> None:
-        # The gradients' norm is measured only where something is due, so its mean would depend on what else is due.
-        self.means = {name: mean for name, mean in self.window.means().items() if name != "gradient_norm"}
+        self.means = self.window.steady_means()
 
     def rates(self) -> dict[str, float | None]:
         """Returns the run's rates after the first call; of the first if it was all, None without a step."""
-        rates = self._later if self._later.seconds else self._first
-        return {"steps_per_sec": None, "examples_per_sec": None, **rates.speeds, **rates.input}
+        return {"steps_per_sec": None, "examples_per_sec": None, **self._run.speeds, **self._run.input}
 
     def host_state(self) -> dict:
         return {**super().host_state(), "means": self.means}

@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from ...engine.hooks import Hook, Status
+from ...engine.hooks.base import Hook, Rates, Status, Window
 from ...engine.mesh import cuts
-from ...engine.metrics.means import Sums
 from .. import terminal
 
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
 _LEAST_BAR = 1  # columns
+_RECENT_SECONDS = 3.0  # of the rate that is shown
 _SUMMARY_COLUMNS = 100
 _ENDS = dict(zip("┳╇┃│┼┴", "┓┩┃│┤┘", strict=True))  # of a table's inner borders
 
@@ -48,8 +48,8 @@ class Progress(Hook):
         self._seconds_between = redraw_seconds if self.mode == "bar" else line_seconds
         self._clock = clock
         self._bar: Bar | None = None
-        self._window = Sums()
-        self._speed = _Speed()
+        self._window = Window()
+        self._recent = Rates(leaves_out_first=True, memory_seconds=_RECENT_SECONDS)
         self._shown_at = 0.0
         self._shown_step: int | None = None
 
@@ -62,8 +62,8 @@ class Progress(Hook):
     def __call__(self, status: Status) -> None:
         if self.mode == "off":
             return
-        self._window.add(status.sums)
-        self._speed.add(status)
+        self._window.add(status)
+        self._recent.add(status)
         now = self._clock()
         if status.evaluation is not None or status.last or status.stop or now - self._shown_at >= self._seconds_between:
             self._shown_at = now
@@ -84,11 +84,12 @@ class Progress(Hook):
             atexit.unregister(self.close)
 
     def _show(self, status: Status) -> None:
-        metrics, self._window = _metrics(self._window.means()), Sums()
+        metrics, self._window = _metrics(self._window.means()), Window()
         epoch = f"epoch {status.step / status.steps_per_epoch:.3g}"
-        speed = f"{self._speed.examples_per_second():,.0f} examples/s"
-        seconds = self._speed.seconds_left(status.until_step - status.step)
-        left = "" if seconds is None else f"{duration(seconds)} left"
+        speed = f"{self._recent.speeds.get('examples_per_sec', 0):,.0f} examples/s"
+        steps, rate = status.until_step - status.step, self._recent.speeds.get("steps_per_sec")
+        # From a first call alone, which compiles, no time is estimated.
+        left = f"{duration(steps / rate)} left" if rate and (self._recent.calls > 1 or not steps) else ""
         self._shown_step = status.step
         if self._bar is None:
             self._say("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))
@@ -192,38 +193,6 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
             print(f"{what}: {text()}", file=to, flush=True)
 
     return watched
-
-
-class _Speed:
-    """The recent rates of steps and examples: older calls count for less.
-
-    The first call, which compiles, counts for nothing once there is another; from it alone no time is estimated.
-    """
-
-    _MEMORY_SECONDS = 3.0
-
-    def __init__(self):
-        self._steps = self._examples = self._seconds = 0.0
-        self._calls = 0
-
-    def add(self, status: Status) -> None:
-        fade = 1.0 if self._calls > 1 else 0.0
-        if self._seconds > self._MEMORY_SECONDS:
-            fade *= max(0.0, 1.0 - status.seconds / self._MEMORY_SECONDS)
-        self._steps = self._steps * fade + status.steps
-        self._examples = self._examples * fade + status.examples
-        self._seconds = self._seconds * fade + status.seconds
-        self._calls += 1
-
-    def examples_per_second(self) -> float:
-        """Returns the recent rate of examples."""
-        return self._examples / max(self._seconds, 1e-9)
-
-    def seconds_left(self, steps: int) -> float | None:
-        """Estimates the seconds that `steps` take; None after a first call alone."""
-        if self._calls < 2 and steps:
-            return None
-        return steps * self._seconds / max(self._steps, 1e-9)
 
 
 def as_shown(mode: str, file) -> str:

@@ -12,11 +12,9 @@ from ...holdings import Holdings
 from ...internals.errors import reason
 from ...internals.variables import path_of
 from ...mesh.cuts import cut_of
-from ...metrics.means import Sums
 from ...step import batches
 from ...strategies.workers import WorkerWindow
-from .. import Status, Windowed
-from ..rates import Rates
+from ..base import Status, Window, Windowed
 from . import event_values
 from .event_files import EventFiles
 from .probe import Probe
@@ -29,7 +27,7 @@ class TensorBoard(Windowed):
     """Writes scalars every so many steps and at the last one, and evaluations where there are any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
-    examples_per_sec, what `Rates.input` has, of tables that give rows to ids `tables/...`, and of each of several
+    examples_per_sec, what `Window.input` has, of tables that give rows to ids `tables/...`, and of each of several
     workers `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`, of what is cut over a
     mesh its first part's; once, the model's graph and, if they look like images, some inputs, and the configuration as
     a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to show beside them, the
@@ -87,7 +85,6 @@ class TensorBoard(Windowed):
         return histograms if due is None else min(due, histograms)
 
     def __call__(self, status: Status) -> None:
-        self._figures.count(status)
         if status.workers is not None:
             self._workers.add(status.workers)
         super().__call__(status)
@@ -99,10 +96,12 @@ class TensorBoard(Windowed):
 
     def act(self, status: Status) -> None:
         tables = {f"tables/{name}": value for name, value in Holdings(status.state.trainer).table_figures().items()}
-        window, rates = self.window, self._figures.take(status) | status.strategy.figures() | tables
+        figures = {**self._figures.read(), "epoch": status.step / status.steps_per_epoch}
+        figures |= {**self.window.speeds, **self.window.input, **status.strategy.figures(), **tables}
         workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.
-        self._files.put("train", status.step, lambda: _training_scalars(window, rates, workers))
+        window = self.window
+        self._files.put("train", status.step, lambda: _training_scalars(window, figures, workers))
 
     def settle(self, status: Status) -> None:
         self._files.flush()  # so that a run that is resumed from this checkpoint has no gap
@@ -160,10 +159,7 @@ class TensorBoard(Windowed):
 
 
 class _Figures:
-    """Figures of the run that are no metrics: learning rates, the loss scale, and rates since they were last taken."""
-
-    def __init__(self):
-        self._rates = Rates()
+    """Figures of the run that are no metrics: learning rates and the loss scale."""
 
     def build(self, trainer) -> None:
         """Finds the optimizers and the loss scale."""
@@ -171,21 +167,7 @@ class _Figures:
         self._optimizers = held.optimizers
         self._loss_scale = held.loss_scale and held.loss_scale.value
 
-    def count(self, status: Status) -> None:
-        """Adds one call of the inner loop."""
-        self._rates.count(status)
-
-    def take(self, status: Status) -> dict:
-        """Returns the figures by name, and begins anew."""
-        rates, self._rates = self._rates, Rates()
-        return {
-            **self._read_variables(),
-            "epoch": status.step / status.steps_per_epoch,
-            **rates.speeds,
-            **rates.input,
-        }
-
-    def _read_variables(self) -> dict:
+    def read(self) -> dict:
         """Returns `learning_rate` of the last update or the next; by optimizer, where there are several."""
         rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
@@ -197,13 +179,13 @@ class _Figures:
         return found
 
 
-def _training_scalars(window: Sums, rates: dict, workers: WorkerWindow) -> list:
+def _training_scalars(window: Window, figures_of_run: dict, workers: WorkerWindow) -> list:
     found = {
         f"workers/{worker}/{name}": value
         for worker, figures in enumerate(workers.take())
         for name, value in figures.items()
     }
-    found |= window.means() | rates
+    found |= window.means() | figures_of_run
     return event_values.scalars({name: float(value) for name, value in found.items()})
 
 

@@ -99,7 +99,7 @@ def test_window_that_was_kept_is_not_emptied_by_the_hook(mlp):
             kept.append(self.window)
 
     run(mlp(), [Keeps(2)], 4)
-    assert [window.values()["loss"][1] for window in kept] == [2 * BATCH, 2 * BATCH]
+    assert [window.host_state()["loss"][1] for window in kept] == [2 * BATCH, 2 * BATCH]
 
 
 def test_evaluates_when_due_and_at_the_last_step_once(mlp):
@@ -189,7 +189,7 @@ def test_resumed_run_has_its_state_and_that_of_hooks_with_one_name(mlp, tmp_path
     saved, hooks = hooks_of(resumed)
     manifest = saving.restore(saved, resumed.state, hooks)
     assert (manifest.step, resumed.state.step) == (4, 4)
-    assert [hook.window.values()["loss"][1] for hook in hooks[:2]] == [4 * BATCH] * 2
+    assert [hook.window.host_state()["loss"][1] for hook in hooks[:2]] == [4 * BATCH] * 2
     run(resumed, hooks, 9)
     for a, b in zip(resumed.arrays(), whole.arrays(), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, loop, mean
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.hooks import Hook, every_steps
+from crankshaft.engine.hooks.base import Rates
 from crankshaft.engine.hooks.input_bound import InputBound
-from crankshaft.engine.hooks.rates import Rates
 from crankshaft.engine.strategies.replicated import FeedOptions
 
 EXAMPLES, BATCH, WIDTH = 96, 8, 4
@@ -62,7 +62,7 @@ class Kept(Hook):
 
     def __call__(self, status):
         if self.moments:
-            self.rates.count(status)
+            self.rates.add(status)
         self.moments.append(status)
 
 
