@@ -140,9 +140,9 @@ class _Shard:
         except RuntimeError as error:
             raise InputError(f"{path} can't be read ({_first_line(error)}); restore the file") from None
         if not is_whole:
-            raise InputError(f"{path} is no whole ArrayRecord file; restore it, or write it anew")
+            raise InputError(f"{path} is no whole ArrayRecord file; restore it, or write it again")
         if not self.records:
-            raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it anew")
+            raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it again")
         found = re.search(r"group_size:(\d+)", options)
         self.group = int(found[1]) if found else 1
         self._lock = threading.Lock()  # a reader has one position

@@ -139,7 +139,7 @@ class TFRecords(ExampleSource):
             path = where.partition(": record")[0]
             raise SourceError(
                 f"{where} has {int(heads['length'][row]):,} bytes, and its index says {int(lengths[row]):,}: it is the "
-                f"index of another file; delete {path}{record_index.SUFFIX}: it is made anew"
+                f"index of another file; delete {path}{record_index.SUFFIX}: it is made again"
             )
         raise self._bad(int(indices[row]), "the checksum of its length differs, so some bit of it is flipped")
 

@@ -4,7 +4,7 @@ The order of writing makes a kill at any moment harmless: TensorFlow's files, on
 own; a list of them; the files, moved into their place; then the list, renamed to the manifest. The oldest are removed
 before that as far as two others stay, so that from `keep=3` on the disk holds no more than `keep`, and the system
 writes into the memory of the files just removed; the rest are removed after it. The manifests alone decide what exists,
-and what may be removed: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written anew from them
+and what may be removed: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written again from them
 at each save and not read here.
 
 Saving is asynchronous, by a snapshot and a thread. TensorFlow's way,

@@ -202,7 +202,7 @@ class NanGuard(Hook):
                 raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
-        # Sums say how many of a call's steps were skipped, not which: a call with one good step starts the count anew.
+        # Sums say how many of a call's steps were skipped, not which: a call with one good step starts the count again.
         self.skipped += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + skipped if skipped == last - first + 1 else 0
         if self.skipped_in_a_row >= self.max_skipped:

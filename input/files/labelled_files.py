@@ -133,7 +133,7 @@ def _listed(path: str) -> list[tuple[str, str]]:
     try:
         lines = files.read(0).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}); write it anew") from None
+        raise InputError(f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}); write it again") from None
     folder, found = os.path.dirname(path), []
     for number, line in enumerate(lines, 1):
         if not (line := line.strip()):

@@ -53,8 +53,8 @@ class ExampleSource(Source):
             index = int(indices[error.index])
             raise BadRecordError(
                 index,
-                f"{self.where(index)} {error}; say in features.json what records hold, write the record anew, or leave "
-                "such ones out by --max_bad_records",
+                f"{self.where(index)} {error}; say in features.json what records hold, write the record again, or "
+                "leave such ones out by --max_bad_records",
             ) from None
 
 

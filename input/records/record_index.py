@@ -114,7 +114,7 @@ def open_index(paths: list[str], say: Callable[[str], None] | None = None) -> In
         elif shard.length < 0 and in_memory + 8 * shard.records <= _IN_MEMORY_BYTES:
             shard = dataclasses.replace(shard, offsets=_read_offsets(path, shard.records))
         if not shard.records:
-            raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it anew")
+            raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it again")
         in_memory += 0 if shard.offsets is None else shard.offsets.nbytes
         shards.append(shard)
     return Index(files, shards)
@@ -157,9 +157,9 @@ def _read(files: Files, number: int) -> ShardIndex | None:
         if magic == _MAGIC and version == _VERSION and fits and _checksum(head) == checksums.crc32c(head[:-4]):
             if shard_bytes == files.sizes[number] and ends == _ends_of(files, number):
                 return ShardIndex(records, length, ends)
-            logging.warning("%s is the index of another file than the one beside it: made anew", path)
+            logging.warning("%s is the index of another file than the one beside it: made again", path)
             return None
-    logging.warning("%s is no whole index: made anew", path)
+    logging.warning("%s is no whole index: made again", path)
     return None
 
 
@@ -175,7 +175,7 @@ def _read_offsets(path: str, records: int) -> np.ndarray:
     index = Files([path + SUFFIX])
     stored = index.pread(0, 0, _OFFSETS_AT + 8 * (records + 1))
     if checksums.crc32c(stored[_OFFSETS_AT:]) != _HEADER.unpack_from(stored)[-1]:
-        raise InputError(f"{path}{SUFFIX} is damaged (its checksum differs); delete it: it is made anew")
+        raise InputError(f"{path}{SUFFIX} is damaged (its checksum differs); delete it: it is made again")
     return np.frombuffer(stored, "<i8", offset=_OFFSETS_AT).astype(np.int64)
 
 
@@ -190,7 +190,7 @@ def _make(files: Files, number: int, say: Callable[[str], None]) -> tuple[ShardI
         write(path, files.sizes[number], ends, lengths)
     except OSError as error:
         why = error.strerror or str(error)
-        say(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and made anew at each start")
+        say(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and made again at each start")
         return known, False
     return known, True
 

@@ -33,7 +33,7 @@ _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 _LOCK = ".lock"  # in a run_dir
 _OWNER = ".lock.owner"  # in its place where the file system has no `flock`, as Lustre and FUSE may have none
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
-_TAKE_OVER_SECONDS = 1.0  # in which the file of an owner that has ended is taken over
+_TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0

@@ -153,7 +153,7 @@ def restored(session: Session, prefix: str) -> tf.keras.Model:
 
 
 def _copied(session: Session) -> Trainer:
-    """Makes the session's trainer anew, on this process's device, with its weights and their averages."""
+    """Makes the session's trainer again, on this process's device, with its weights and their averages."""
     trainer = _copy(session)
     try:
         for to, theirs in zip(_weights(trainer), _weights(session.trainer), strict=True):
@@ -175,7 +175,7 @@ def _weights(trainer: Trainer) -> list:
 
 
 def _copy(session: Session) -> Trainer:
-    """Makes the session's trainer anew, on this process's device."""
+    """Makes the session's trainer again, on this process's device."""
     if getattr(session.trainer, "model", None) is None:
         found = type(session.trainer).__name__
         raise UsageError(f"{found} has no model; name the Keras model to hand out self.model")

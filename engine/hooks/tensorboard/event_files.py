@@ -154,7 +154,7 @@ class EventFiles:
 def cut_back(folder: str, step: int) -> None:
     """Removes the events of later steps from a folder's event files, and a record that a kill cut short.
 
-    Each file is written anew and renamed into place. With `step` below 0 the files are removed.
+    Each file is written again and renamed into place. With `step` below 0 the files are removed.
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
