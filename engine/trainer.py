@@ -5,7 +5,6 @@ The methods up to `build` are host code, run once in the strategy's scope; the s
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -13,11 +12,11 @@ import tensorflow as tf
 from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .holdings import Holdings
-from .internals import graphs, keras
+from .internals import keras
 from .metrics.means import Mean, as_loss, checked, folded
 from .optimizers import schedules
 from .reduction import Reduction
-from .step import batches
+from .step import batches, example_counts
 from .step.context import step_context
 from .step.gradients import Gradients, Update, check_reached
 from .step.options import Given
@@ -175,16 +174,10 @@ class Trainer(tf.Module):
 
     def _loss_of(self, outputs, batch, training: bool) -> Mean:
         """Returns the loss, weighed by the examples' weights, once it is found to be over examples, not their pairs."""
+        compute, where = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with batches.labels_as_numbers(batch, self):
-            compute = functools.partial(
-                self.training_loss if training else self.loss, outputs, batches.without_weights(batch)
-            )
-            loss = compute()
-        where, weights = f"{type(self).__name__}.loss", batches.fields(batch).weights
-        batches.check_pairs(loss, where, outputs, batch)
-        if self.given.options.debug:  # a `tf.function` around a loss hides what it summed
-            batches.check_pairs(graphs.in_place(compute), where, outputs, batch)
-        return as_loss(loss, where, weights, check_values=self.given.options.debug)
+            loss = example_counts.checked(compute, where, outputs, batches.without_weights(batch))
+        return as_loss(loss, where, batches.fields(batch).weights, check_values=self.given.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""
@@ -201,9 +194,8 @@ class Trainer(tf.Module):
         return Mean(loss.total + loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added]), loss.count)
 
     def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
-        found, where = self.metrics(outputs, batches.without_weights(batch)), f"{type(self).__name__}.metrics"
-        for name, pair in found.items() if isinstance(found, dict) else ():
-            batches.check_pairs(pair, f"{where}[{name!r}]", outputs, batch)
+        where = f"{type(self).__name__}.metrics"
+        found = example_counts.checked(self.metrics, where, outputs, batches.without_weights(batch))
         losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
         return {**losses, **checked(found, where, batches.fields(batch).weights)}
 

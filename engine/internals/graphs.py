@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -24,22 +22,6 @@ STATEFUL_RANDOM = {
     "RandomUniformInt",
     "TruncatedNormal",
 }
-
-
-def in_place(function: Callable[[], Any]) -> Any:
-    """Returns what a function returns where each `tf.function` that it calls is traced in place, in a graph of its own.
-
-    None where it can't be traced so: Python that AutoGraph would have converted, for example.
-    """
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        with tf.__internal__.FuncGraph("in_place").as_default():
-            return function()
-    except Exception:  # what is wrong with it shows where it is traced for good
-        return None
-    finally:
-        tf.config.run_functions_eagerly(before)
 
 
 def called(op: tf.Operation, name: str) -> tf.Graph:

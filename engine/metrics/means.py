@@ -26,12 +26,10 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
       weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where the
         examples' values are not known.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
-      shape: of the values that `mean` summed; None of others.
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
-    shape: tf.TensorShape | None = None
 
     def mistake(self) -> str | None:
         """Returns what is wrong with what was summed, if it makes the value wrong. Host code."""
@@ -138,8 +136,7 @@ def mean(values, weights=None) -> Mean:
     them: each example's values count by its weight.
 
     Args:
-      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel). A step whose
-        entries are pairs of examples, as [n] and [n, 1] make them, is refused where it is traced.
+      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel).
       weights: None, or a tensor that broadcasts to `values`; an entry of weight 0 does not count.
 
     Returns:
@@ -160,11 +157,11 @@ def mean(values, weights=None) -> Mean:
         if values.shape.rank == 0:
             logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
         pair = Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
-        return weighable(pair, weigh, shape=values.shape)
+        return weighable(pair, weigh)
     given = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # An entry without weight may be anything, NaN too: padding often is.
     pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, given)), tf.reduce_sum(given))
-    return weighable(pair, weigh, has_weights=True, shape=values.shape)
+    return weighable(pair, weigh, has_weights=True)
 
 
 def root_mean_square(values, weights=None) -> RootMean:
@@ -188,7 +185,7 @@ def exp_mean(values, weights=None) -> ExpMean:
 
 
 def _of_kind(kind: type[Mean], pair: Mean):
-    return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights, pair.shape)
+    return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
 
 
 def auc(labels, logits, weights=None) -> Auc:
@@ -232,12 +229,12 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     def weigh(examples):
         return Mean(pair.weigh(factors * examples).total, pair.weigh(examples).count)
 
-    return weighable(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights, pair.shape)
+    return weighable(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights)
 
 
-def weighable(pair, weigh, has_weights: bool = False, shape: tf.TensorShape | None = None):
-    """Sets how the pair is made again with weights, and of what, see `Pair`, and returns it."""
-    pair.weigh, pair.has_weights, pair.shape = weigh, has_weights, shape
+def weighable(pair, weigh, has_weights: bool = False):
+    """Sets how the pair is made again with weights, see `Pair`, and returns it."""
+    pair.weigh, pair.has_weights = weigh, has_weights
     return pair
 
 

@@ -174,47 +174,6 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
     return metrics
 
 
-def check_pairs(pair, where: str, outputs, batch) -> None:
-    """Checks, by shapes alone, that `mean` has summed values of examples and not of pairs of them. Replica code.
-
-    Labels [n] and outputs [n, 1] broadcast to [n, n], a mistake that trains something else without any error.
-
-    A second axis as long as the batch is the examples' own, such as tokens, where labels or outputs have it too.
-
-    Args:
-      pair: what `where`, a loss or a metric, returned.
-      where: for the message.
-      outputs: what it was given.
-      batch: likewise.
-
-    Raises:
-      ValueError: the values are of pairs of examples; says the shapes.
-    """
-    shape, size = getattr(pair, "shape", None), tf.nest.flatten(batch)[0].shape[0]
-    if shape is None or (shape.rank or 0) < 2 or not shape[0] == shape[1] == size:
-        return
-    labels = fields(batch).labels
-    at_hand = [getattr(x, "shape", None) for x in tf.nest.flatten((outputs, () if labels is None else labels))]
-    if any(each is None or each.rank is None or (each.rank > 1 and each[1] == size) for each in at_hand):
-        return
-    shapes = f"outputs are {_shapes(outputs, size)}, labels {_shapes(() if labels is None else labels, size)}"
-    raise ValueError(
-        f"{where}: crankshaft.mean was given {_as_written(shape, size)} values for n examples, one for each pair of "
-        f"them ({shapes}); make the shapes alike, by outputs[:, 0] or labels[:, None], or say "
-        "crankshaft.Mean(total, count) if pairs are meant"
-    )
-
-
-def _shapes(nest, size: int | None):
-    """Returns the shape of each tensor of a nest, with n for the examples."""
-    shapes = tf.nest.map_structure(lambda x: _as_written(x.shape, size), nest)
-    return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")
-
-
-def _as_written(shape: tf.TensorShape, size: int | None) -> str:
-    return f"[{', '.join('n' if axis == size else str(axis) for axis in shape)}]"
-
-
 def rounded(trainer, features) -> dict[str, int]:
     """Returns each feature's largest value that the model casts from integers to floats inexactly. Host code.
 

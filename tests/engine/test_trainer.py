@@ -9,7 +9,6 @@ from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_c
 from crankshaft.engine.build import prepare
 from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.layers.embeddings import Embedding
-from crankshaft.engine.metrics.means import root_mean_square
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -131,48 +130,51 @@ def test_an_evaluation_shows_the_loss_with_penalties_too(bench):
     assert found["loss_with_penalties"] == pytest.approx(found["loss"] + 0.1 * 3 * 0.25 + 0.3)
 
 
+def absolute(outputs, labels):
+    return tf.abs(outputs - labels)
+
+
+FORMS = {
+    "as they are": lambda outputs, labels: mean(tf.square(outputs - labels)),
+    "of a mean over one axis": lambda outputs, labels: mean(tf.reduce_mean(tf.square(outputs - labels), -1)),
+    "compared": lambda outputs, labels: mean(tf.where(2.0 * outputs > labels, tf.ones_like(outputs), 0.0)),
+    "in a tf.function": lambda outputs, labels: mean(tf.reduce_mean(tf.function(absolute)(outputs, labels), -1)),
+    "in a branch": lambda outputs, labels: mean(
+        tf.cond(tf.reduce_sum(labels) < 1e9, lambda: absolute(outputs, labels), lambda: outputs)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", ["loss", "metrics"])
-def test_values_of_pairs_of_examples_are_refused_by_shape(bench, where):
+def test_pairs_of_examples_are_refused_in_whatever_form(bench, form, where):
     """Labels [n] and outputs [n, 1]; a batch's size is not known in the stream of an open one."""
 
     class Pairs(Linear):
         def loss(self, outputs, batch):
-            return mean(tf.square(outputs - batch[1] if where == "loss" else outputs[:, 0] - batch[1]))
+            used = FORMS[form] if where == "loss" else lambda outputs, labels: mean(outputs[:, 0] - labels)
+            return used(outputs, batch[1])
 
         def metrics(self, outputs, batch):
-            return {"error": root_mean_square(outputs - batch[1])}
+            return {"error": FORMS[form](outputs, batch[1])}
 
     arrays = np.ones((6, 3), np.float32), np.zeros(6, np.float32)
-    message = r"Pairs\.(loss|metrics\['error'\]): crankshaft.mean was given \[n, n\] .*outputs are \[n, 1\]"
     for source in (arrays, tf.data.Dataset.from_tensor_slices(arrays)):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=rf"Pairs\.{where}: values \[n, 1\] and \[n\] .*outputs are \[n, 1\]"):
             bench(Pairs(), source, 4).train(1)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_debug_sees_pairs_of_examples_in_a_compiled_loss(bench, replicas):
-    class Pairs(Linear):
-        @tf.function
+def test_pairs_of_examples_that_are_meant_are_taken(bench):
+    """By a new axis, or by as many numbers as there are examples that are not the examples'."""
+
+    class Ranks(Linear):
         def loss(self, outputs, batch):
-            return mean(tf.square(outputs - batch[1]))
+            scores, labels = outputs[:, 0], batch[1]
+            wrong = tf.nn.softplus(scores[:, None] - scores) * tf.cast(labels[:, None] < labels, tf.float32)
+            above = outputs - tf.constant([0.1, 0.2, 0.3, 0.4])
+            return mean(tf.reduce_sum(wrong, 1) + tf.reduce_sum(tf.abs(outputs - labels[None, :]) + above, 1))
 
-    arrays = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
-    bench(Pairs(), arrays, 4 * replicas, replicas).train(1)
-    with pytest.raises(ValueError, match=r"Pairs.loss: crankshaft.mean was given \[n, n\]"):
-        bench(Pairs(), arrays, 4 * replicas, replicas, debug=True).train(1)
-
-
-def test_debug_leaves_a_loss_alone_that_only_autograph_can_trace(bench):
-    class Branches(Linear):
-        @tf.function
-        def loss(self, outputs, batch):
-            if tf.reduce_sum(outputs) > 1e9:
-                outputs = 2 * outputs
-            return mean(tf.square(outputs[:, 0] - batch[1]))
-
-    arrays = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
-    curves = [bench(Branches(), arrays, 4, debug=debug).curve(3) for debug in (False, True)]
-    np.testing.assert_array_equal(*curves)
+    assert bench(Ranks(), (np.ones((4, 3), np.float32), np.arange(4, dtype=np.float32)), 4).train(1)["loss"][1] == 4
 
 
 def test_tokens_as_many_as_examples_are_no_pairs_of_them(bench):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import UsageError, load_model
 from crankshaft.engine import mean, step_context
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import largest_divisor
@@ -277,6 +278,8 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(inside, tmp_
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == found
     outcome = inside("--mode=eval", f"--run_dir={tmp_path}", trainer=Line, data=data)
     assert f"--run_dir={tmp_path} has no whole checkpoint (latest); {written.name}: expected" in outcome.error
+    with pytest.raises(UsageError, match=f"{tmp_path} has no whole checkpoint latest; {written.name}: expected"):
+        load_model(tmp_path)
     for path in (tmp_path / "checkpoints").glob("*.manifest.json"):
         path.unlink()  # as a copy without JSON files leaves it out
     shutil.rmtree(tmp_path / "best")
@@ -321,7 +324,7 @@ def test_labels_that_make_pairs_with_the_outputs_are_refused_with_both_shapes(in
 
     outcome = inside(*RUN, trainer=Broadcast, data=lambda: ((FEATURES, LABELS),) * 2)
     assert outcome.code == 2
-    assert "Broadcast.loss: crankshaft.mean was given [n, n] values for n examples" in outcome.error
+    assert "Broadcast.loss: values [n, 1] and [n] of n examples broadcast to [n, n]" in outcome.error
     assert "(outputs are [n, 1], labels [n])" in outcome.error
 
 
