@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 _FIRST = 64  # values that are tried before all of a block
 _BEYOND = "beyond"  # integers of which some are not int64
 _LEADING_ZERO = r"^\s*[+-]?0([0-9]+|[xX].*)\s*$"  # or hexadecimal, which `pyarrow` would read
@@ -75,13 +73,12 @@ class Converter:
         try:
             if self._kind == "int" and pc.any(pc.match_substring(fields, "x", ignore_case=True)).as_py():
                 raise self._pa.ArrowInvalid("hexadecimal")
-            values = fields.cast(self.type)
+            return fields.cast(self.type)
         except self._pa.ArrowInvalid:
             parsed = [
                 None if field is None else self._parsed(row, field) for row, field in enumerate(fields.to_pylist())
             ]
-            values = self._pa.array(parsed, self.type)
-        return self._finite(fields, values) if self._kind == "float" else values
+            return self._pa.array(parsed, self.type)
 
     def _parsed(self, row: int, field: str) -> Any:
         try:
@@ -90,17 +87,6 @@ class Converter:
             return self._pa.array([field]).cast(self.type)[0].as_py()
         except (ValueError, self._pa.ArrowInvalid):
             raise Unfit(row, field) from None
-
-    def _finite(self, fields, values) -> Any:
-        """Makes 1e400, which is not infinity, a value that is as far beyond float32, so that it is found as such."""
-        array = values.to_numpy(zero_copy_only=False)
-        beyond = np.flatnonzero(np.isinf(array)).tolist()
-        beyond = [row for row in beyond if "n" not in fields[row].as_py().lower()]
-        if not beyond:
-            return values
-        array = array.copy()
-        array[beyond] = np.copysign(np.finfo(np.float64).max, array[beyond])
-        return self._pa.array(array, self.type, mask=values.is_null().to_numpy(zero_copy_only=False))
 
 
 class Finder:

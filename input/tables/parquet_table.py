@@ -303,7 +303,7 @@ class ParquetTable:
 def _as_float32(
     values: np.ndarray, missing: np.ndarray | None, wrong: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
-    """Converts floats: NaN counts as missing, with 0 in its place; a finite value that would be infinite is wrong."""
+    """Converts floats: NaN counts as missing, with 0 in its place; a value that is infinite, or would be, is wrong."""
     with np.errstate(over="ignore"):
         converted = values.astype(np.float32, copy=False)
     if np.isfinite(converted).all():
@@ -311,7 +311,7 @@ def _as_float32(
     is_nan = np.isnan(values)
     if is_nan.any():
         missing = is_nan if missing is None else missing | is_nan
-    beyond = np.isinf(converted) & np.isfinite(values)
+    beyond = np.isinf(converted)
     rows = np.flatnonzero(beyond.reshape(len(values), -1).any(1)).tolist()
     says = {row: f"has {values[row][beyond[row]].flat[0]:g}, more than float32 can hold (3.4e38)" for row in rows}
     return np.where(is_nan | beyond, np.float32(0), converted), missing, {**says, **wrong}
