@@ -368,7 +368,7 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
 
     Raises:
-      UsageError: one of both is no object; `where` is what they were read from.
+      UsageError: one of both, or a model's or input's arguments, are no object; `where` is what they were read from.
     """
     for part in ("flags", "deciding"):
         if not isinstance(about.get(part), dict):
@@ -379,9 +379,11 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
     # value that it had; for one that did not exist, its default.
     deciding = {name: value for name, value in about["deciding"].items() if value or name in ABOUT}
     deciding = {**{name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
-    for name in registry.ENTRIES.keys() & deciding.keys():
-        if isinstance(own := deciding[name] or {}, dict):
-            deciding[name] = {**registry.ENTRIES[name].defaults, **own}
+    for name in ARGUMENTS & deciding.keys():
+        if not isinstance(own := deciding[name] or {}, dict):
+            raise UsageError(f"{where} has {name}={shown(own)}, which is no object; {_CURE}")
+        entry = registry.ENTRIES.get(name)
+        deciding[name] = {**entry.defaults, **own} if entry else own
     return {"flags": given, "deciding": deciding}
 
 

@@ -246,8 +246,10 @@ def _find(run_dir: str, which: str) -> Manifest:
     else:
         found = next(iter(checkpoints.all(lambda each: str(each.step) == which)), None)
     if found is None:
-        steps = ", ".join(str(each.step) for each in checkpoints.all()) or "none"
-        raise UsageError(f"{run_dir} has no whole checkpoint {which}; use latest, best, or a step of {steps}")
+        steps, problem = ", ".join(str(each.step) for each in checkpoints.all()), checkpoints.problem()
+        without = f"{problem}; mend it" if problem else "train first"
+        cure = f"use latest, best, or a step of {steps}" if steps else without
+        raise UsageError(f"{run_dir} has no whole checkpoint {which}; {cure}")
     if problem := found.problem():
         raise CheckpointError(problem)
     return found

@@ -92,6 +92,7 @@ def test_each_changed_value_of_a_configuration_is_one_line_or_harmless(run_dir):
         (b"3", "holds 3, which is no object"),
         (b'{"flags": []}', "has flags=[], which is no object"),
         (b'{"flags": {}}', "has no deciding"),
+        (b'{"flags": {}, "deciding": {"model_arg": [3]}}', "has model_arg=[3], which is no object"),
     ],
 )
 def test_what_is_no_configuration_is_told_without_advice_that_loses_the_run(run_dir, content, found):
