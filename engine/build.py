@@ -92,7 +92,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features)
     try:
         model(inputs)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # as the model's first layer has it
         if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
             names = ", ".join(name for name, _ in batches.fields((features,)).named())
             raise ValueError(

@@ -94,11 +94,16 @@ def test_what_is_no_model_is_named(inside):
     "several", [lambda x, y: {"image": x, "label": y}, lambda x, y: ((x, x), y)], ids=["named", "pair"]
 )
 def test_several_features_of_a_sequential_are_named(inside, several):
-    outcome = inside(*RUN, trainer=Line, data=lambda: (several(FEATURES, LABELS), None))
-    assert outcome.code == 2
-    assert "Line's model is a tf.keras.Sequential, which takes one array, and features are several: features[" in (
-        outcome.error
-    )
+    class Flat(Line):
+        def build_model(self):  # of several arrays Flatten raises a TypeError, Dense a ValueError
+            return tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
+
+    for trainer in (Line, Flat):
+        outcome = inside(*RUN, trainer=trainer, data=lambda: (several(FEATURES, LABELS), None))
+        assert outcome.code == 2
+        assert "model is a tf.keras.Sequential, which takes one array, and features are several: features[" in (
+            outcome.error
+        )
 
 
 @pytest.mark.parametrize(
