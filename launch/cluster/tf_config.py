@@ -418,7 +418,9 @@ def _patience(end: float) -> float:
 
 @contextlib.contextmanager
 def limited(timeout_seconds: float):
-    """Ends this process with exit code 1 and its stacks on standard error if the body takes over `timeout_seconds`.
+    """Ends this process with exit code 1 if the body takes over `timeout_seconds`, with its stacks on standard error.
+
+    Within `process.without_start_up_noise` a line stands in place of the stacks.
 
     For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
     lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.

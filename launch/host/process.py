@@ -42,6 +42,11 @@ _AT_ONCE = "; a second signal ends the process at once"
 # Exit codes after the run was saved.
 EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
+_OVER = re.compile(r"Timeout \(([0-9:]+)")  # faulthandler's, before the stacks with which it ends a process that hangs
+_NOT_JOINED = (
+    "error: TensorFlow has not joined the cluster within {} (hours:minutes:seconds), as where a task ends just after "
+    "all have come; see what the other tasks say, and start all of them again\n"
+)
 # What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
 _NOISE = re.compile(
     r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
@@ -186,13 +191,19 @@ def without_start_up_noise(quiet: bool = False):
 
 
 def _pass_on(reading: int) -> NoReturn:
-    """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process."""
+    """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process.
+
+    Of a start that takes too long, see `tf_config.limited`, a line in place of the stacks.
+    """
     try:
         for number in _EXIT_CODES:  # they are the other process's, which ends this one
             signal.signal(number, signal.SIG_IGN)
         with open(reading, "rb") as lines:
             for line in lines:
-                if line.strip() and not _NOISE.search(line.decode(errors="replace")):
+                if over := _OVER.match(line.decode(errors="replace")):
+                    os.write(2, _NOT_JOINED.format(over[1]).encode())
+                    lines.read()  # the stacks, which tell a user nothing
+                elif line.strip() and not _NOISE.search(line.decode(errors="replace")):
                     os.write(2, line)
     finally:
         os._exit(0)
