@@ -260,7 +260,8 @@ def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.
     def piece(indices):
         return reader.read(indices[tf.newaxis], tf.zeros([], tf.int64))
 
+    traced = piece.get_concrete_function(tf.TensorSpec([None], tf.int64))  # once, whatever a piece's size
     for start in range(first, stop, at_once):
         with unmasked(reader):
-            found = piece(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
+            found = traced(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
         yield tf.nest.map_structure(lambda part: part.numpy()[0], found)
