@@ -6,8 +6,8 @@ The first one that needs it imports it, and its notes on its start are left out;
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
     from .engine.build import make_optimizer
     from .engine.data.source import Source, Spec

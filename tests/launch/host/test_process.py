@@ -136,6 +136,11 @@ def test_what_is_used_before_tensorflow_starts_does_not_start_it():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_little_is_imported_before_the_program_answers_ctrl_c():
+    code = "import sys; from crankshaft.launch import command; sys.exit('typing' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_path):
     absl = tmp_path / "absl"
     absl.mkdir()
