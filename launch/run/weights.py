@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ...engine import StepOptions, Trainer
 from ...engine.build import prepare
@@ -26,6 +27,7 @@ from ...input.data import Data
 from ..command_line import config as configs
 from ..command_line import own_files, registry
 from ..command_line.config import KERAS_FILES
+from ..command_line.values import differences
 from ..errors import UsageError
 from ..host import isolation
 from ..host.files import write_of_run
@@ -237,7 +239,7 @@ def _of_trainer(trainer_class: type[Trainer] | None, manifest: Manifest, found: 
 
 def _find(run_dir: str, which: str) -> Manifest:
     """Finds the newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
-    if configs.read(run_dir) is None:
+    if (run := configs.read(run_dir)) is None:
         raise UsageError(f"{run_dir} holds no run (no {configs.FILE_NAME}); give the folder of a run")
     folder = os.path.join(run_dir, "best" if which == "best" else "checkpoints")
     checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
@@ -252,6 +254,9 @@ def _find(run_dir: str, which: str) -> Manifest:
         raise UsageError(f"{run_dir} has no whole checkpoint {which}; {cure}")
     if problem := found.problem():
         raise CheckpointError(problem)
+    where = f"{found.prefix}.manifest.json"
+    if changed := differences(configs.of_run(where, found.about)["deciding"], run["deciding"]):
+        logging.warning("%s is of another configuration than the run (%s)", where, "; ".join(changed))
     return found
 
 

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from crankshaft import load_model
 from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
@@ -132,7 +133,7 @@ def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
         weights.about(str(tmp_path))
 
 
-def test_another_runs_checkpoint_is_not_gone_on_with(inside, tmp_path):
+def test_another_runs_checkpoint_is_not_gone_on_with(inside, tmp_path, caplog):
     """Its manifest says which run it is of, as config.json does."""
     run = (*RUN, "--jit=off", "--progress=plain", "--mode=train")
     for seed in ("0", "5"):
@@ -147,6 +148,10 @@ def test_another_runs_checkpoint_is_not_gone_on_with(inside, tmp_path):
             outcome.error
         )
     inside(*own, "--allow_changed_config").ok()
+    load_model(tmp_path / "0")
+    assert f"{tmp_path}/0/checkpoints/ckpt-4.manifest.json is of another configuration than the run (seed: 5 -> 0)" in (
+        caplog.text
+    )
 
 
 @pytest.mark.parametrize(
