@@ -121,8 +121,10 @@ class Order:
         """
         if epochs := self._epochs_per_block:
             places = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
-            found = [self._shuffled(places, block * epochs + later) for later in range(epochs)]
-            return tf.reshape(tf.concat(found, 0), [epochs * self.whole_steps, self.batch_size])
+            # A loop, though a short one: as many copies of its body take longer to build than all else of a feed.
+            each = block * epochs + tf.range(tf.constant(epochs, tf.int64))
+            found = tf.map_fn(lambda epoch: self._shuffled(places, epoch), each)
+            return tf.reshape(found, [epochs * self.whole_steps, self.batch_size])
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
         start = in_epoch * steps * batch

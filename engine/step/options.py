@@ -225,7 +225,7 @@ def unknown(kind, found, known):
 def parameters(function):
     """Returns by name what `function` (or a class, with what its bases' constructors take) accepts by name."""
     functions = (
-        [vars(base)["__init__"] for base in reversed(function.__mro__) if "__init__" in vars(base)]
+        [vars(base)["__init__"] for base in reversed(function.__mro__[:-1]) if "__init__" in vars(base)]
         if inspect.isclass(function)
         else [function]
     )
