@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 
@@ -134,6 +135,32 @@ def bench(distribution):
         return Bench(strategy, state)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def _compiled():
+    return {}
+
+
+@pytest.fixture
+def compiled(_compiled):
+    """compiled(key, make): a `Bench` that the module has made by `make()` before, with the values that it had then.
+
+    A test that asks for one key several times gets as many of them.
+    """
+    given = collections.Counter()
+
+    def get(key, make) -> Bench:
+        place = key, given[key]
+        given[key] += 1
+        if place not in _compiled:
+            made = make()
+            _compiled[place] = made, made.state.copied()
+        made, put_back = _compiled[place]
+        put_back()
+        return made
+
+    return get
 
 
 @pytest.fixture(autouse=True)

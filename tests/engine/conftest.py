@@ -1,3 +1,3 @@
 """What tests here share stands in tests/bench.py."""
 
-from tests.bench import _float32_policy, bench, distribution  # noqa: F401
+from tests.bench import _compiled, _float32_policy, bench, compiled, distribution  # noqa: F401

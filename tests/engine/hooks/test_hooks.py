@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,6 +20,7 @@ from crankshaft.models.mlp import Model
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
 
 
+@functools.cache
 def data(scale: float = 1.0, seed: int = 0):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 3, EXAMPLES).astype("int32")
@@ -26,13 +29,17 @@ def data(scale: float = 1.0, seed: int = 0):
 
 
 @pytest.fixture
-def mlp(bench):
-    def make(source=None, replicas=1, dropout=0.0, **options):
-        trainer = Model(hidden_units=(8,), dropout=dropout)
+def mlp(bench, compiled):
+    def get(source=None, replicas=1, dropout=0.0, **options):
         source = data() if source is None else source
-        return bench(trainer, source, BATCH, replicas, num_classes=3, eval_source=data(seed=1), **options)
 
-    return make
+        def make():
+            trainer = Model(hidden_units=(8,), dropout=dropout)
+            return bench(trainer, source, BATCH, replicas, num_classes=3, eval_source=data(seed=1), **options)
+
+        return compiled((id(source), replicas, dropout, *options.items()), make)  # `data` keeps its sources
+
+    return get
 
 
 class Normed(Trainer):
@@ -200,8 +207,10 @@ def test_restoring_from_nothing_says_so(mlp, tmp_path):
     assert saving.restore(checkpoints(bench, tmp_path), bench.state, [NanGuard()]) is None
 
 
+@functools.cache
 def with_nan(at: int):
     features, labels = data()
+    features = features.copy()
     features[at] = np.nan
     return features, labels
 
@@ -274,6 +283,7 @@ def test_nan_that_relu_hides_from_the_loss_is_found_in_the_weights(mlp, hook, re
 @pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
 def test_evaluation_loss_that_is_not_finite_is_an_error_by_name(bench, on_nonfinite):
     features, labels = data(seed=1)
+    features = features.copy()
     features[3, 0, 0, 0] = np.inf
     made = bench(Model(hidden_units=(8,)), data(), BATCH, num_classes=3, eval_source=(features, labels))
     with pytest.raises(NonfiniteError, match=r"^evaluation at step 2: loss is nan; look in the eval"):

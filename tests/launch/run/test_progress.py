@@ -28,9 +28,9 @@ from crankshaft.launch.run.progress import Progress, duration, print_model_summa
 from crankshaft.models.mlp import Model
 
 
-@pytest.fixture
-def bound():
-    """(strategy, state) of a small model on one device."""
+@pytest.fixture(scope="module")
+def compiled():
+    """(strategy, state) of a small model on one device, and what puts its first values back."""
     rng = np.random.default_rng(0)
     source = rng.random((64, 4), dtype="float32"), rng.integers(0, 3, 64).astype("int32")
     strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=8)
@@ -40,6 +40,14 @@ def bound():
         state.build()
     state.jit = False
     strategy.bind(state, strategy.feed(source, 16, 0), strategy.feed(source, 16, None))
+    return strategy, state, state.copied()
+
+
+@pytest.fixture
+def bound(compiled):
+    """(strategy, state), at step 0."""
+    strategy, state, put_back = compiled
+    put_back()
     return strategy, state
 
 

@@ -9,9 +9,14 @@ from tests.engine.hooks.tensorboard.boards import BATCH, data
 
 
 @pytest.fixture
-def made(bench):
-    def make(trainer=None, replicas=1, **options):
-        trainer = trainer or Mlp(hidden_units=(8,), dropout=0.5)
+def made(bench, compiled):
+    def make(trainer, replicas, **options):
         return bench(trainer, data(), BATCH, replicas, num_classes=3, eval_source=data(1), **options)
 
-    return make
+    def get(trainer=None, replicas=1, **options):
+        if trainer is not None:
+            return make(trainer, replicas, **options)
+        own = (replicas, *options.items())
+        return compiled(own, lambda: make(Mlp(hidden_units=(8,), dropout=0.5), replicas, **options))
+
+    return get
