@@ -52,9 +52,8 @@ OPTIONS = {
 RUNS = [
     ("adamw", (2, 2)),
     ("adam", (2, 1)),
-    ("ftrl", (2, 1)),
     *(pytest.param(name, (2, 2), marks=pytest.mark.slow) for name in ("adam", "rmsprop")),
-    *(pytest.param(name, (2, 1), marks=pytest.mark.slow) for name in ("adamw", "momentum", "rmsprop")),
+    *(pytest.param(name, (2, 1), marks=pytest.mark.slow) for name in ("adamw", "ftrl", "momentum", "rmsprop")),
 ]
 
 
