@@ -41,5 +41,4 @@ def test_two_workers_go_on_where_each_was(start_workers, inside, tmp_path, files
         assert len(by["counts"]) == 2
         alone = (*RUN[:-1], f"--run_dir={tmp_path}/run", "--train_steps=55")
         outcome = inside(*alone, trainer=Model, data=lambda: reading.data(tmp_path / "files"))
-        assert outcome.code == 2
-        assert "divided its training data by files among 2 workers" in outcome.error
+        assert "divided its training data by files among 2 workers" in outcome.mistake

@@ -62,6 +62,12 @@ class Outcome:
         assert "Traceback" not in self.err
         return lines[0].removeprefix("error: ")
 
+    @property
+    def mistake(self) -> str:
+        """The one line, of a program that ended by a mistake of its user's."""
+        assert self.code == 2, f"exit code {self.code}\n{self.err}"
+        return self.error
+
     def ok(self) -> Outcome:
         """Itself, if the program ended well."""
         assert self.code == 0, f"exit code {self.code}\n{self.err}\n{self.out[-2000:]}"

@@ -1,4 +1,4 @@
-"""Runs on each kind of data, again and again, in one process; prints what each leaves: FOLDER RUNS [KIND ...]."""
+"""Runs on each kind of data, again and again, in one process; prints what each leaves: FOLDER RUNS."""
 
 import contextlib
 import gc
@@ -101,11 +101,11 @@ def left_open(before: tuple[int, int] | None) -> tuple[int, int]:
         time.sleep(0.1)
 
 
-def main(folder: pathlib.Path, runs: int, *names: str) -> None:
-    """Runs each kind so often, or those of these names; prints what is open after each run as JSON."""
+def main(folder: pathlib.Path, runs: int) -> None:
+    """Runs each kind so often; prints what is open after each run as JSON."""
     found: dict[str, list] = {}
     for name, arguments in kinds(folder).items():
-        for _ in range(runs if name in (names or [name]) else 0):
+        for _ in range(runs):
             run(**{**RUN, **arguments}, progress="off")
             counts = found.setdefault(name, [])
             counts.append(left_open(counts[0] if counts else None))
@@ -113,4 +113,4 @@ def main(folder: pathlib.Path, runs: int, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

@@ -46,8 +46,7 @@ def test_more_examples_to_train_on_are_refused_until_they_are_allowed(inside, da
     before = (tmp_path / "run" / "config.json").read_text()
     more = (*run, f"--data_dir={images(tmp_path / 'more', train_count=500)}", "--train_steps=8")
     outcome = inside(*more)
-    assert outcome.code == 2
-    assert f"--run_dir={tmp_path}/run is a run of other training data (examples: 200 -> 500); use" in outcome.error
+    assert f"--run_dir={tmp_path}/run is a run of other training data (examples: 200 -> 500); use" in outcome.mistake
     assert outcome.error.endswith("another --run_dir, the same data, or --allow_changed_config")
     assert runs.newest(tmp_path / "run") == 4
     assert (tmp_path / "run" / "config.json").read_text() == before
@@ -141,9 +140,8 @@ def test_ids_that_other_data_numbers_otherwise_are_not_evaluated(inside, ratings
     other.write_text("\n".join(lines[::-1]) + "\n")
     evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
     outcome = inside(*evaluating, f"--data_dir={other}")
-    assert outcome.code == 2
     assert f"--data_dir={other} numbers ids otherwise than the training data of --run_dir={tmp_path}/run did" in (
-        outcome.error
+        outcome.mistake
     )
     inside(*evaluating, f"--data_dir={other}", "--allow_changed_config").ok()
     # Other records, by which ids have the same numbers, may be evaluated on.
@@ -160,12 +158,10 @@ def test_a_file_of_ratings_that_grew_or_was_sorted_is_not_trained_on(inside, rat
     text = ratings.read_text()
     ratings.write_text("new,i0,1,0\n" + text)
     outcome = inside(*run, "--train_steps=8")
-    assert outcome.code == 2
-    assert "other training data (examples: 54 -> 55; ids are numbered otherwise); use another" in outcome.error
+    assert "other training data (examples: 54 -> 55; ids are numbered otherwise); use another" in outcome.mistake
     ratings.write_text("".join(f"{line}\n" for line in text.splitlines()[::-1]))
     outcome = inside(*run, "--train_steps=8")
-    assert outcome.code == 2
-    assert "is a run of other training data (ids are numbered otherwise); use another --run_dir" in outcome.error
+    assert "is a run of other training data (ids are numbered otherwise); use another --run_dir" in outcome.mistake
     ratings.write_text(text)
     assert not warnings(inside(*run, "--train_steps=8").ok())
 
@@ -198,9 +194,7 @@ def test_a_scripts_dataset_of_another_length_is_refused_and_none_is_read(inside,
 
     inside(*run, "--train_steps=2", trainer=Mean, data=data(40)).ok()
     seen.clear()
-    outcome = inside(*run, "--train_steps=4", trainer=Mean, data=data(48))
-    assert outcome.code == 2
-    assert "(examples: 40 -> 48)" in outcome.error
+    assert "(examples: 40 -> 48)" in inside(*run, "--train_steps=4", trainer=Mean, data=data(48)).mistake
     assert not seen
     inside(*run, "--train_steps=4", trainer=Mean, data=data(40)).ok()
 
@@ -221,5 +215,4 @@ def test_a_script_may_say_how_its_ids_are_numbered(inside, tmp_path):
     evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
     assert not warnings(inside(*evaluating, trainer=Mean, data=from_seed(1, 44, {"user": 5}, "a b c")).ok())
     outcome = inside(*evaluating, trainer=Mean, data=from_seed(0, 40, {"user": 5}, "b a c"))
-    assert outcome.code == 2
-    assert outcome.error.startswith("the training data numbers ids otherwise than")
+    assert outcome.mistake.startswith("the training data numbers ids otherwise than")

@@ -74,7 +74,10 @@ def test_one_array_of_numbers_is_for_any_model(inside, tmp_path, data):
     ("kind", "flags"),
     [
         ("csv", ("--model=wide_deep", "--model_arg=hidden_units=8")),
-        ("parquet", ("--model=wide_deep", "--model_arg=hidden_units=8", "--model_arg=hash_buckets=5000")),
+        pytest.param(
+            *("parquet", ("--model=wide_deep", "--model_arg=hidden_units=8", "--model_arg=hash_buckets=5000")),
+            marks=pytest.mark.slow,
+        ),
         ("parquet", ("--model=dlrm", "--input_arg=text=hash", "--model_arg=hash_buckets=5000")),
     ],
     ids=["words", "words hashed", "hashed"],
@@ -129,7 +132,10 @@ def of_days(times):
     [
         ({"missing": "mean"}, 6),
         ({"missing": "column", "text": "hash"}, 10),
-        ({"missing": "-1.5", "array": True, "features": ("user", "price", "day", "seen")}, None),
+        pytest.param(
+            *({"missing": "-1.5", "array": True, "features": ("user", "price", "day", "seen")}, None),
+            marks=pytest.mark.slow,
+        ),
         ({"missing": "column", "array": True, "features": ("user", "price", "day", "seen")}, None),
     ],
     ids=["words, means", "hashes, flags", "array", "array, flags"],

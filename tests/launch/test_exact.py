@@ -135,8 +135,11 @@ def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_
     assert said in other.err
 
 
-@pytest.mark.parametrize("place", [ONE, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("model", [MLP, pytest.param(CNN, marks=pytest.mark.slow)], ids=["mlp", "cnn"])
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [(MLP, TWO), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((MLP, ONE), (CNN, ONE), (CNN, TWO)))],
+    ids=["mlp two", "mlp one", "cnn one", "cnn two"],
+)
 def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_path, model, place):
     run = (*model, *place, *RUN, "--jit=off")
     inside(*run, f"--run_dir={tmp_path}/straight").ok()

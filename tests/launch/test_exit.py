@@ -83,7 +83,7 @@ def interrupted(status, metrics):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_run_that_is_kept_reads_no_further(replicas):
-    places = {} if replicas == 1 else {"strategy": "mirrored", "num_virtual_devices": 4}
+    places = {} if replicas == 1 else {"strategy": "mirrored", "num_virtual_devices": 2}
     kept = trained(**places)
     assert_nothing_is_open()
     assert kept.evaluate(Endless().dataset.take(640))["loss"] < 10

@@ -114,6 +114,7 @@ def test_page_runs(name, reader):
     assert eval(HOLDS.get(name, "True"), names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", RECIPES)
 def test_recipe_runs(title, reader, capfd):
     person, names = reader

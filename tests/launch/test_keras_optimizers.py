@@ -57,10 +57,9 @@ def trained(trainer, steps, run_dir=None, **where):
     return run(trainer, data=((POINTS, POINTS[:, 0]),), train_steps=steps, **how)
 
 
-@pytest.mark.parametrize("where", [{}, MIRRORED], ids=["one", "mirrored"])
-def test_it_is_resumed_to_the_bit(tmp_path, where):
-    trained(Tempered, 3, tmp_path, **where)
-    resumed, at_once = trained(Tempered, 6, tmp_path, **where), trained(Tempered, 6, **where)
+def test_it_is_resumed_to_the_bit(tmp_path):
+    trained(Tempered, 3, tmp_path, **MIRRORED)
+    resumed, at_once = trained(Tempered, 6, tmp_path, **MIRRORED), trained(Tempered, 6, **MIRRORED)
     assert resumed.result["train"] == at_once.result["train"]
     assert resumed.result["resumed_from"] == 3
 

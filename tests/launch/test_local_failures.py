@@ -78,8 +78,7 @@ time.sleep(900)
 """
     program = local(script, "--grace_seconds=0.3")
     outcome = program.wait()
-    assert outcome.code == 2
-    assert "worker 1 ended with exit code 2: a mistake in what was asked, so it is not restarted" in outcome.error
+    assert "worker 1 ended with exit code 2: a mistake in what was asked, so it is not restarted" in outcome.mistake
     assert outcome.err.endswith("\n    error: --model=cmm is unknown\n")
     assert "worker 0 has not ended in time; it is killed" in outcome.err
     until_dead(*pids(program))

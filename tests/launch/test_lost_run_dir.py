@@ -45,8 +45,7 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
             take_away(run_dir)
 
     outcome = inside(*RUN, *EVERY, f"--run_dir={run_dir}", hooks=[every_steps(10, act)])
-    assert outcome.code == 2
-    assert outcome.error.startswith(f"--run_dir={run_dir} was removed or replaced while its run went on")
+    assert outcome.mistake.startswith(f"--run_dir={run_dir} was removed or replaced while its run went on")
     assert steps == [10, 20, 30]
     left = sorted(os.listdir(run_dir)) if run_dir.exists() else []
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)

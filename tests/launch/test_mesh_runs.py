@@ -86,9 +86,7 @@ def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, m
     ],
 )
 def test_a_model_that_is_not_for_the_mesh_or_the_data_is_one_line(inside, flags, line):
-    outcome = inside(*flags, "--train_steps=1", "--jit=off")
-    assert outcome.code == 2
-    assert line in outcome.error
+    assert line in inside(*flags, "--train_steps=1", "--jit=off").mistake
 
 
 def test_a_run_in_python_hands_its_model_out_whole(text):

@@ -318,8 +318,7 @@ def test_an_own_train_step_is_taken(inside, tmp_path):
     assert "resumed" not in inside(*flags, trainer=Two, data=arrays).ok().out
 
 
-@pytest.mark.parametrize("regularizer", [None, "l2"])
-@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
+@pytest.mark.parametrize(("mode", "regularizer"), [("train", "l2"), ("train_and_eval", "l2"), ("train", None)])
 def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularizer):
     class Penalized(Regression):
         def build_model(self):

@@ -47,9 +47,7 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
     ],
 )
 def test_data_that_cannot_be_used_is_described(inside, splits, says):
-    outcome = inside(*RUN, trainer=Line, data=lambda: splits)
-    assert says in outcome.error
-    assert outcome.code == 2
+    assert says in inside(*RUN, trainer=Line, data=lambda: splits).mistake
 
 
 def test_an_empty_or_endless_dataset_is_refused(inside):
@@ -57,8 +55,7 @@ def test_an_empty_or_endless_dataset_is_refused(inside):
     outcome = inside(*RUN, trainer=Line, data=lambda: (whole.take(0), whole))
     assert "the train data is an empty dataset" in outcome.error
     outcome = inside(*RUN, trainer=Line, data=lambda: (whole.repeat(), whole))
-    assert outcome.code == 2
-    assert "never ends" in outcome.error
+    assert "never ends" in outcome.mistake
     assert "dataset.take" in outcome.error
 
 
@@ -85,9 +82,7 @@ def test_an_empty_or_endless_dataset_is_refused(inside):
 )
 def test_a_dataset_of_other_elements_is_described(inside, change, says):
     whole = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
-    outcome = inside(*RUN, trainer=Line, data=lambda: (change(whole), whole))
-    assert says in outcome.error
-    assert outcome.code == 2
+    assert says in inside(*RUN, trainer=Line, data=lambda: (change(whole), whole)).mistake
 
 
 @pytest.mark.parametrize("name", ["user id", "_id", "größe"])
@@ -106,8 +101,7 @@ def test_an_export_says_which_feature_it_cannot_name(inside, tmp_path, name):
 
     inside(*RUN, "--train_steps=1", f"--run_dir={tmp_path}", trainer=Named, data=named).ok()
     outcome = inside("--mode=export", f"--run_dir={tmp_path}", trainer=Named, data=named)
-    assert outcome.code == 2
-    assert f"a signature can't name a feature '{name}'; use a letter, then letters, digits and _" in outcome.error
+    assert f"a signature can't name a feature '{name}'; use a letter, then letters, digits and _" in outcome.mistake
 
 
 def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
@@ -124,8 +118,7 @@ def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
 
     inside(*RUN, "--mode=train", f"--run_dir={tmp_path}", trainer=Named, data=data).ok()
     outcome = inside("--mode=export", f"--run_dir={tmp_path}", trainer=Named, data=data)
-    assert outcome.code == 2
-    assert "--mode=export serves Named.model, and there is none" in outcome.error
+    assert "--mode=export serves Named.model, and there is none" in outcome.mistake
 
 
 @pytest.mark.parametrize(
@@ -151,8 +144,7 @@ def test_a_bug_in_the_data_function_names_its_file_and_line(inside):
         return np.load("no/such/file.npy")
 
     outcome = inside(*RUN, trainer=Line, data=broken)
-    assert outcome.code == 2
-    assert place_of(broken) in outcome.error
+    assert place_of(broken) in outcome.mistake
     assert "no/such/file.npy" in outcome.error
 
 
@@ -182,24 +174,21 @@ def test_a_default_that_is_no_json_is_kept_by_its_name(inside, tmp_path):
 
 def test_a_classifier_on_data_without_classes_says_so(inside):
     outcome = inside("--model=logistic", *RUN, data=data)
-    assert outcome.code == 2
-    assert "logistic needs num_classes, and the data has none: its labels are float32, -2.0 among them" in outcome.error
+    assert (
+        "logistic needs num_classes, and the data has none: its labels are float32, -2.0 among them" in outcome.mistake
+    )
     outcome = inside("--model=logistic", *RUN, data=lambda: (({"a": FEATURES, "b": FEATURES}, LABELS), None, 2))
-    assert outcome.code == 2
-    assert "logistic takes one array of features, and the data has several (a, b); give one array" in outcome.error
+    assert "logistic takes one array of features, and the data has several (a, b); give one array" in outcome.mistake
 
 
 def test_what_columns_of_a_table_lack_for_a_classifier_is_named(inside, tmp_path):
     run = ("--model=logistic", "--input=csv", f"--data_dir={tmp_path}/rows.csv", "--validation_split=0.5", *RUN)
     (tmp_path / "rows.csv").write_text("a,b,label\n" + "0.5,1.5,1\n0.1,0.2,0\n" * 8)
-    outcome = inside(*run)
-    assert outcome.code == 2
-    assert "the data has several (a, b); add --input_arg=array=true, which makes one" in outcome.error
+    assert "the data has several (a, b); add --input_arg=array=true, which makes one" in inside(*run).mistake
     for label in ("0.5", "1000000000000000000", "-3"):
         (tmp_path / "rows.csv").write_text(f"a,b,label\n0.5,1.5,{label}\n" + "0.5,1.5,1\n" * 8)
         outcome = inside(*run, "--input_arg=array=true")
-        assert outcome.code == 2
-        assert f"{label}" in outcome.error
+        assert f"{label}" in outcome.mistake
         assert "among them; give labels that are classes, numbered from 0" in outcome.error
 
 
@@ -213,42 +202,36 @@ def test_a_model_that_no_memory_has_room_for_is_named_and_not_the_batch(inside):
 def test_a_rank_that_makes_no_gradient_smaller_is_refused(inside):
     run = ("--strategy=mirrored", "--num_virtual_devices=2", "--powersgd_rank=999999", "--input=digits", *RUN)
     outcome = inside("--model=logistic", *run)
-    assert outcome.code == 2
-    assert "--powersgd_rank=999999: no gradient of logistic is smaller as two matrices of this rank" in outcome.error
+    assert "--powersgd_rank=999999: no gradient of logistic is smaller as two matrices of this rank" in outcome.mistake
 
 
 def test_a_monitor_that_is_not_measured_is_answered_with_those_that_are(inside):
     outcome = inside(*RUN, "--monitor=eval_acuracy", "--early_stopping=patience=1", trainer=Line, data=data)
-    assert outcome.code == 2
-    assert "--monitor=eval_acuracy is not measured in this run; use one of eval_loss" in outcome.error
+    assert "--monitor=eval_acuracy is not measured in this run; use one of eval_loss" in outcome.mistake
 
 
 def test_a_model_that_is_not_the_scripts_is_refused(inside):
     outcome = inside(*RUN, "--model=cnn", trainer=Line, data=data)
-    assert outcome.code == 2
-    assert "--model=cnn is given, but this script trains Line" in outcome.error
+    assert "--model=cnn is given, but this script trains Line" in outcome.mistake
 
 
 def test_mirrored_without_a_gpu_says_how_to_have_replicas(inside):
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
     outcome = inside(*RUN, "--strategy=mirrored", trainer=Line, data=data)
-    assert outcome.code == 2
-    assert "found no GPU; use --num_virtual_devices=N" in outcome.error
+    assert "found no GPU; use --num_virtual_devices=N" in outcome.mistake
 
 
 @pytest.mark.parametrize("address", [pytest.param("", marks=pytest.mark.slow), "grpc://127.0.0.1:1"])
 def test_tpu_without_a_tpu_says_so_and_waits_for_none(crank, address):
     outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu", f"--tpu_address={address}")
-    assert outcome.code == 2
-    assert f"--strategy=tpu found no TPU at {address or 'this host'}" in outcome.error
+    assert f"--strategy=tpu found no TPU at {address or 'this host'}" in outcome.mistake
 
 
 def test_a_layer_that_does_not_fit_is_said_in_plain_letters_with_its_place(inside):
     tiny = ("--input=synthetic", "--input_arg=shape=3,3,1", "--input_arg=examples=9")
     outcome = inside("--model=cnn", *tiny, *RUN)
-    assert outcome.code == 2
-    assert "output size would be zero or negative" in outcome.error
+    assert "output size would be zero or negative" in outcome.mistake
     assert "\x1b" not in outcome.error
 
 
@@ -270,8 +253,7 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(inside, tmp_
     os.truncate(written, 10)
     found = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     outcome = inside(*run, trainer=Line, data=data)
-    assert outcome.code == 2
-    assert f"no checkpoint in {tmp_path}/checkpoints can be read ({written.name}: expected" in outcome.error
+    assert f"no checkpoint in {tmp_path}/checkpoints can be read ({written.name}: expected" in outcome.mistake
     assert (
         f"begin in another --run_dir, anew or, with --init_from, from {tmp_path}/best or other weights" in outcome.error
     )
@@ -285,8 +267,7 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(inside, tmp_
     shutil.rmtree(tmp_path / "best")
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     outcome = inside(*run, trainer=Line, data=data)
-    assert outcome.code == 2
-    assert "holds checkpoint files that no manifest says this run has written" in outcome.error
+    assert "holds checkpoint files that no manifest says this run has written" in outcome.mistake
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == left
 
 

@@ -84,7 +84,7 @@ def test_train_mode_evaluates_nothing(inside, tmp_path):
     assert runs.steps(tmp_path, "best") == []
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [("1.1", 110), ("2.2", 220), ("1.101", 111), ("1e-05", 1), ("2", 200)])
+@pytest.mark.parametrize(("epochs", "steps"), [("1.1", 110), ("1.101", 111), ("1e-05", 1)])
 def test_parts_of_epochs_are_as_many_steps_as_they_are_written(inside, tmp_path, epochs, steps):
     data = ("--input=synthetic", "--input_arg=examples=100", "--global_batch_size=1", "--jit=off")
     inside("--model=logistic", *data, "--mode=train", f"--train_epochs={epochs}", f"--run_dir={tmp_path}").ok()
@@ -101,8 +101,7 @@ def test_a_checkpoint_without_replicas_of_their_own_is_refused_by_one_that_has_t
     run = (*run, f"--run_dir={tmp_path}")
     inside(*run, "--train_steps=2").ok()
     outcome = inside(*run, "--train_steps=4", "--sync_every_steps=2", "--allow_changed_config")
-    assert outcome.code == 2
-    assert "is of another model or optimizer" in outcome.error
+    assert "is of another model or optimizer" in outcome.mistake
     assert "iterations: [None] int64 here, [] int64 in the checkpoint" in outcome.err
 
 
@@ -134,8 +133,17 @@ def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path, 
     assert runs.result(tmp_path)["step"] < 9 * 23
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("model", ["mlp", "cnn", "logistic"])
+FAST = (("logistic", "float32"), ("cnn", "bfloat16"), ("mlp", "float16"))
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        pytest.param(model, precision, marks=[] if (model, precision) in FAST else pytest.mark.slow)
+        for model in ("mlp", "cnn", "logistic")
+        for precision in ("float32", "bfloat16", "float16")
+    ],
+)
 def test_every_model_learns_in_every_precision(inside, tmp_path, model, precision):
     small = [
         "--input=synthetic",
@@ -180,8 +188,7 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     path.write_text(json.dumps(manifest.sealed(record)))
     before = (tmp_path / "config.json").read_text()
     outcome = inside(*run, "--train_steps=4")
-    assert outcome.code == 2
-    assert f"{tmp_path} was begun by rules 1 of shuffling and updating, and these are {RULES}: its" in outcome.error
+    assert f"{tmp_path} was begun by rules 1 of shuffling and updating, and these are {RULES}: its" in outcome.mistake
     assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
     assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
     outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()

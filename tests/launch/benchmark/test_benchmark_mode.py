@@ -9,7 +9,7 @@ import pytest
 from tests.launch.conftest import MLP
 
 
-def test_benchmark_times_steps_and_leaves_the_run_alone(inside, tmp_path):
+def test_benchmark_times_steps_and_leaves_the_run_alone(inside, small_probe, tmp_path):
     outcome = inside(
         *MLP, "--mode=benchmark", "--benchmark_steps=60", f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json"
     ).ok()

@@ -66,9 +66,7 @@ def test_a_run_is_made_again_from_the_config_that_it_left(inside, tmp_path):
 )
 def test_a_file_that_is_wrong_is_one_line(inside, tmp_path, text, line):
     (tmp_path / "run.yaml").write_text(text)
-    outcome = inside(*MLP, f"--config={tmp_path}/run.yaml")
-    assert outcome.code == 2
-    assert line in outcome.error
+    assert line in inside(*MLP, f"--config={tmp_path}/run.yaml").mistake
 
 
 def test_a_mistake_beside_a_file_is_not_the_files(inside, tmp_path):

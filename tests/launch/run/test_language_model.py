@@ -50,9 +50,14 @@ def trained(tmp_path_factory):
     )
 
 
+@pytest.fixture(scope="module")
+def whole(trained):
+    """The model, compiled once for rows of any length."""
+    return tf.function(trained.model, input_signature=[tf.TensorSpec([1, None], tf.int32)])
+
+
 def without_cache(model, row, count, temperature):
-    """The tokens that follow, each told by all that the model looks at then, read anew."""
-    model = tf.function(model, input_signature=[tf.TensorSpec([1, None], tf.int32)])
+    """The tokens that follow, each told by all that the model looks at then, read again."""
     row, begin = list(row), max(0, len(row) - CONTEXT)
     for _ in range(count):
         if len(row) - begin > CONTEXT:
@@ -64,9 +69,9 @@ def without_cache(model, row, count, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_are_those_without_a_cache(trained, temperature):
+def test_tokens_are_those_without_a_cache(trained, whole, temperature):
     for row in ([SEPARATOR], [SEPARATOR, *PROMPT.encode()], [*range(97, 117)] * 2):
-        expected = without_cache(trained.model, row, 60, temperature)
+        expected = without_cache(whole, row, 60, temperature)
         assert trained.generate(row, tokens=60, temperature=temperature, top_k=0) == expected
         assert temperature == 0 or len(set(expected)) > 10
 
@@ -97,12 +102,12 @@ def test_an_exported_model_is_served_by_tensorflow_alone(trained, inside):
         assert "Signature `generate`: tokens [any, any] int32, num_tokens [] int32," in file.read()
 
 
-@pytest.mark.parametrize(("replicas", "mesh"), [(2, "data:1,model:2"), (4, "data:2,model:2")])
-def test_on_a_mesh_it_generates_what_one_device_does(trained, inside, replicas, mesh):
+def test_on_a_mesh_it_generates_what_one_device_does(trained, inside):
     run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--tokens=50")
-    cut = ("--strategy=mirrored", f"--num_virtual_devices={replicas}", f"--mesh={mesh}")
-    for how in ("--sampling=temperature=0", "--sampling=temperature=0.8"):
-        alone, together = inside(*run, how).ok(), inside(*run, how, *cut).ok()
+    for replicas, mesh, temperature in ((2, "data:1,model:2", 0.8), (4, "data:2,model:2", 0.0)):
+        sampling = f"--sampling=temperature={temperature}"
+        cut = ("--strategy=mirrored", f"--num_virtual_devices={replicas}", f"--mesh={mesh}")
+        alone, together = inside(*run, sampling).ok(), inside(*run, sampling, *cut).ok()
         assert together.out == alone.out
         assert f"; {replicas} replica" in together.err
 

@@ -203,7 +203,10 @@ def test_time_within_an_op_is_not_its_own():
     ]
 
 
-def test_probe_measures_products_memory_and_cache():
+@pytest.mark.parametrize("sizes", ["small", pytest.param("as they are", marks=pytest.mark.slow)])
+def test_probe_measures_products_memory_and_cache(sizes, request):
+    if sizes == "small":
+        request.getfixturevalue("small_probe")
     found = machine.probe("/device:CPU:0", ("float32", "bfloat16"))
     assert set(found["matmul_gflops"]) == {"float32", "bfloat16"}
     for name in ("float32", "bfloat16"):
