@@ -12,16 +12,16 @@ from crankshaft.engine.data.order import Order, SharedOrder, replica_part
 SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
 
 
-def batch(order, step):
-    """Examples of a step, found by its block alone."""
-    block, place, length = order.block_of(step)
-    indices = order.examples(tf.constant(block, tf.int64)).numpy()
-    assert place < length <= len(indices)
-    return indices[place]
-
-
 def batches(order, steps):
-    return [batch(order, step).tolist() for step in range(steps)]
+    """Examples of each step, found by its block alone."""
+    blocks, found = {}, []
+    for step in range(steps):
+        block, place, length = order.block_of(step)
+        if block not in blocks:
+            blocks[block] = order.examples(tf.constant(block, tf.int64)).numpy()
+        assert place < length <= len(blocks[block])
+        found.append(blocks[block][place].tolist())
+    return found
 
 
 @pytest.mark.parametrize("seed", [None, 0, 7])
@@ -31,8 +31,9 @@ def test_each_example_once_an_epoch(examples, batch_size, block_steps, seed):
     order = Order(examples, batch_size, block_steps, seed)
     steps = order.steps_per_epoch
     assert steps == -(-examples // batch_size)
+    of_epochs = batches(order, 3 * steps)
     for epoch in range(3):
-        epoch_batches = [batch(order, epoch * steps + step) for step in range(steps)]
+        epoch_batches = of_epochs[epoch * steps : (epoch + 1) * steps]
         assert [len(b) for b in epoch_batches[:-1]] == [batch_size] * (steps - 1)
         assert sorted(np.concatenate(epoch_batches).tolist()) == list(range(examples))
 
@@ -111,8 +112,9 @@ def test_a_shuffle_moves_examples_through_the_whole_epoch():
 def test_dropped_remainder_leaves_whole_batches_of_other_examples_each_epoch():
     order = Order(10, 4, 3, seed=0, drop_remainder=True)
     assert order.steps_per_epoch == 2
+    of_steps = batches(order, 10)
     for epoch in range(5):
-        seen = np.concatenate([batch(order, 2 * epoch), batch(order, 2 * epoch + 1)])
+        seen = np.concatenate(of_steps[2 * epoch : 2 * epoch + 2])
         assert len(set(seen.tolist())) == 8
     left_out = {
         frozenset(range(10)) - frozenset(np.concatenate(batches(order, 40)[i : i + 2])) for i in range(0, 40, 2)
@@ -212,7 +214,7 @@ def test_ten_thousand_epochs_and_seeds_have_no_period(examples, batch_size):
     """Up to 2^16 examples there are 2^24 keys: of 10,000, three pairs are expected to be the same by chance."""
     first_batches = epochs(examples, 10_000, batch_size=batch_size)
     assert len(np.unique(first_batches, axis=0)) > 9_990
-    seeds = [batch(Order(examples, batch_size, 1, seed), 0) for seed in (*range(40), *range(256, 296), 2**31 - 1)]
+    seeds = [batches(Order(examples, batch_size, 1, seed), 1)[0] for seed in (*range(40), *range(256, 296), 2**31 - 1)]
     assert len(np.unique(seeds, axis=0)) == len(seeds)
 
 

@@ -99,6 +99,19 @@ def test_sixteen_bit_precision_trains(bench, model, precision):
 LARGE = 40_000  # whose gradients' sum is far beyond float16's 65,504
 
 
+@pytest.fixture(scope="module")
+def large():
+    """Pictures whose activations float16 holds, and their labels."""
+    pictures, labels = images(LARGE)
+    return pictures / 4, labels
+
+
+@pytest.fixture(scope="module")
+def exact(bench, large):
+    """The losses of three steps in float32."""
+    return bench(Mlp((8,)), large, LARGE, num_classes=4).curve(3)
+
+
 @pytest.mark.parametrize(
     ("replicas", "reduction", "options"),
     [
@@ -111,14 +124,11 @@ LARGE = 40_000  # whose gradients' sum is far beyond float16's 65,504
     ],
     ids=["1", "2", "4", "micro-batches", "float16 on the wire", "PowerSGD"],
 )
-def test_one_scale_serves_any_number_of_replicas(bench, replicas, reduction, options):
-    pictures, labels = images(LARGE)
-    data = (pictures / 4, labels)
+def test_one_scale_serves_any_number_of_replicas(bench, large, exact, replicas, reduction, options):
     options = {"num_classes": 4, "precision": "float16", "reduction": reduction, **options}
-    made = bench(Mlp((8,)), data, LARGE, replicas, **options)
+    made = bench(Mlp((8,)), large, LARGE, replicas, **options)
     values = made.train(3)
     assert values["skipped"][0] == 0
-    exact = bench(Mlp((8,)), data, LARGE, num_classes=4).curve(3)
     assert values["loss"].value() == pytest.approx(np.mean(exact), rel=2e-3)  # float16 has 11 bits
 
 
