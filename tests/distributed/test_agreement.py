@@ -1,7 +1,5 @@
 """Workers that were started by hand, of which one was asked for something else: each says who differs in what."""
 
-import pytest
-
 from tests.distributed.conftest import ROOT
 
 SCRIPT = f"""
@@ -12,16 +10,12 @@ from crankshaft.launch import train
 from tests.launch.line import Line
 
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-what = sys.argv.pop()
-if what == "flags":
-    sys.argv += ["--seed=1", "--learning_rate=0.5", "--steps_per_loop=4"] if index else ["--learning_rate=0.001"]
-    sys.argv += [f"--result_json=result-{{index}}.json"]
+sys.argv += ["--seed=1", "--learning_rate=0.5", "--steps_per_loop=4"] if index else ["--learning_rate=0.001"]
+sys.argv += [f"--result_json=result-{{index}}.json"]
 
 
 def data():
-    x = np.random.default_rng(0).random((1300 if what == "examples" and index else 1000, 3), np.float32)
-    x = x.astype(np.int64) if what == "flags" and index else x
-    x = x[::-1] if what == "contents" and index else x
+    x = np.random.default_rng(0).random((1000, 3), np.float32).astype(np.int64 if index else np.float32)
     return (x, x[:, 0]), (x[:16], x[:16, 0])
 
 
@@ -30,36 +24,16 @@ train.main(Line, data=data)
 FLAGS = ("--strategy=multi_worker", "--train_steps=4", "--mode=train", "--progress=plain", "--global_batch_size=8")
 
 
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        (
-            "flags",
-            "--learning_rate 0.001 at worker 0, 0.5 at worker 1; --seed 0 at worker 0, 1 at worker 1; "
-            '--steps_per_loop 0 at worker 0, 4 at worker 1; the eval data ["float32 [3]", "float32 []"] at worker 0, '
-            '["int64 [3]", "int64 []"] at worker 1; the train data ["float32 [3]", "float32 []"] at worker 0, '
-            '["int64 [3]", "int64 []"] at worker 1; give all the same',
-        ),
-        pytest.param(
-            "examples",
-            "examples of the train data 1000 at worker 0, 1300 at worker 1; give all the same",
-            marks=pytest.mark.slow,  # tests/launch/run/test_agreement.py has it in one process
-        ),
-    ],
-)
-def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_path, what, says):
+def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    workers = start_workers(2, tmp_path / "script.py", *FLAGS, what)
+    workers = start_workers(2, tmp_path / "script.py", *FLAGS)
     assert workers.wait() == [2, 2]
     for worker in range(2):
         (line,) = (each for each in workers.output(worker).splitlines() if each.startswith("error: "))
-        assert line.startswith(f"error: workers were asked for different things: {says}")
-
-
-@pytest.mark.slow  # so has test_faulty_files.py
-def test_other_contents_of_as_many_examples_are_warned_of_once(start_workers, tmp_path):
-    """They may be another CPU's rounding."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    workers = start_workers(2, tmp_path / "script.py", *FLAGS, "contents").ok()
-    said = ["workers have as many examples, of other contents" in workers.output(worker) for worker in range(2)]
-    assert said == [True, False]
+        assert line.startswith(
+            "error: workers were asked for different things: --learning_rate 0.001 at worker 0, 0.5 at worker 1; "
+            "--seed 0 at worker 0, 1 at worker 1; --steps_per_loop 0 at worker 0, 4 at worker 1; "
+            'the eval data ["float32 [3]", "float32 []"] at worker 0, ["int64 [3]", "int64 []"] at worker 1; '
+            'the train data ["float32 [3]", "float32 []"] at worker 0, ["int64 [3]", "int64 []"] at worker 1; '
+            "give all the same"
+        )

@@ -199,7 +199,6 @@ train.main(Asleep)
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),  # tests/launch/host/test_process.py has it
         signal.SIGINT,
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
     ],
