@@ -229,12 +229,12 @@ class Leases:
     def _settle(self, lease: Lease, result: np.ndarray) -> Done:
         self._built.add(self._open.pop(lease.number).loop)
         returned = Returned.unpacked(np.asarray(result))
-        _, start, starts, steps = returned.row
-        self._free.append((lease.slot, lease.steps_before + steps, lease.starts_before + starts))
+        counted_steps = lease.steps if returned.starts else 0
+        self._free.append((lease.slot, lease.steps_before + counted_steps, lease.starts_before + returned.starts))
         self._moved = (self._moved[0], time.monotonic())  # what counts no updates moves as well
         self.ledger.done += 1
-        self.ledger.retried += max(0, starts - 1)
-        self.ledger.steps_unseen += start - lease.first
+        self.ledger.retried += max(0, returned.starts - 1)
+        self.ledger.steps_unseen += returned.first - lease.first
         return Done(lease, returned)
 
     def _recover(self, done: list[Done], failed: list) -> None:

@@ -51,23 +51,25 @@ class Returned(NamedTuple):
     Attributes:
       sums: [rows, 2], the metrics' sums over the steps that this run of it did, and the scores that it keeps.
       staleness: the sum over these steps, and the most, of the updates by others between a step's pull and its push.
-      row: the worker; the first of these steps; how often the lease was begun, and its steps, by the counters.
-      took: a `Took`, as [4] in the graph.
+      first: the first of these steps.
+      starts: how often the lease was begun, by the counters; 0 where they do not count it.
       seconds: the time that it took in all.
+      took: a `Took`, as [4] in the graph.
     """
 
     sums: Any
     staleness: Any
-    row: Any
-    took: Any = Took(0.0, 0.0, 0.0, 0.0)
-    seconds: Any = 0.0
+    first: Any
+    starts: Any
+    seconds: Any
+    took: Any
 
     @classmethod
     def unpacked(cls, vector: np.ndarray) -> Returned:
-        after = [2, 4, len(Took._fields), 1]
-        sums, staleness, row, took, seconds = np.split(vector, np.cumsum([len(vector) - sum(after), *after])[:-1])
-        staleness, row = (each.astype(np.int64).tolist() for each in (staleness, row))
-        return cls(sums.reshape(-1, 2), staleness, row, Took(*took.tolist()), float(seconds[0]))
+        sums, staleness, numbers, took = np.split(vector, [-9, -7, -4])
+        first, starts, seconds = numbers.tolist()
+        staleness = staleness.astype(np.int64).tolist()
+        return cls(sums.reshape(-1, 2), staleness, int(first), int(starts), seconds, Took(*took.tolist()))
 
 
 class Counters:
@@ -108,65 +110,49 @@ class Counters:
 
 
 class Pull:
-    """Reads Keras variables and the optimizers' progress from their servers.
+    """Reads float32 Keras variables and the optimizers' progress from their servers.
 
-    All that a server has travels as one vector, or as a few where one message can't hold it (`wire.Packs`), instead of
-    a tensor for each variable.
+    All that a server has travels as one vector, or as a few where one message can't hold it (`wire.Packs`). Variables
+    of other dtypes, and those that are on no server, are read where they are used.
 
     Args:
-      variables: Keras variables; those that are on no server are left out.
-      reduce_dtype: what float32 travels as.
+      variables: Keras variables.
+      reduce_dtype: what they travel as.
       optimizers: the engine's.
     """
 
     def __init__(
         self, variables: Sequence[tf.keras.Variable], reduce_dtype: tf.DType, optimizers: Sequence[Optimizer] = ()
     ):
-        self._groups: dict[tuple[str, tf.DType], list[tf.keras.Variable]] = {}
-        self._progressing: dict[tuple[str, tf.DType], list[Optimizer]] = {}
-        for each in variables:
-            variable = tf_variable(each)
-            if server := server_of(variable):
-                self._groups.setdefault((server, variable.dtype), []).append(each)
-        for optimizer in optimizers:
-            group = server_of(optimizer.iterations), tf.float32
-            self._groups.setdefault(group, [])
-            self._progressing.setdefault(group, []).append(optimizer)
-        self._layouts = {group: self._layout(group, reduce_dtype) for group in self._groups}
-
-    def _layout(self, group: tuple[str, tf.DType], reduce_dtype: tf.DType) -> Any:
-        shapes = [tf.TensorShape(variable.shape) for variable in self._groups[group]]
-        if group[1] == tf.float32:
-            return wire.Layout([PROGRESS] * len(self._progressing.get(group, ())), shapes, reduce_dtype)
-        return wire.Packs(shapes, [1] * len(shapes), group[1])
+        floats = [each for each in variables if tf_variable(each).dtype == tf.float32]
+        placed = [(server_of(tf_variable(each)), each) for each in floats]
+        progressing = [(server_of(optimizer.iterations), optimizer) for optimizer in optimizers]
+        self._servers = []  # each with its optimizers, its variables, and how they travel
+        for server in dict.fromkeys(server for server, _ in [*placed, *progressing] if server):
+            mine = [each for where, each in progressing if where == server]
+            held = [each for where, each in placed if where == server]
+            shapes = [tf.TensorShape(each.shape) for each in held]
+            self._servers.append((server, mine, held, wire.Layout([PROGRESS] * len(mine), shapes, reduce_dtype)))
 
     def packs(self) -> list[tf.Tensor]:
-        """Reads the variables as they are now: vectors for each server and dtype, with the progress of it."""
+        """Reads the variables as they are now: vectors of each server, with the progress there."""
         packs: list[tf.Tensor] = []
-        for group, variables in self._groups.items():
-            server, dtype = group
+        for server, optimizers, variables, layout in self._servers:
             with tf.device(server):
-                reads = [tf.raw_ops.ReadVariableOp(resource=tf_variable(v).handle, dtype=dtype) for v in variables]
-                if dtype == tf.float32:
-                    progress = [tf.bitcast(each.read_progress(), dtype) for each in self._progressing.get(group, ())]
-                    packs += self._layouts[group].pack(progress, reads)
-                else:
-                    packs += self._layouts[group].join([tf.reshape(read, [-1]) for read in reads])
+                handles = [tf_variable(each).handle for each in variables]
+                reads = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
+                packs += layout.pack([tf.bitcast(each.read_progress(), tf.float32) for each in optimizers], reads)
         return packs
 
     def values(self, packs: Sequence[tf.Tensor]) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
         """Returns the variables with their values in `packs`; gives optimizers their progress, for the next update."""
         pairs: list[tuple] = []
         packs = list(packs)
-        for group, variables in self._groups.items():
-            layout = self._layouts[group]
+        for _, optimizers, variables, layout in self._servers:
             here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
-            if group[1] == tf.float32:
-                progress_lanes, parts = layout.unpack(here)
-                for optimizer, lanes in zip(self._progressing.get(group, ()), progress_lanes, strict=True):
-                    optimizer.pulled_progress = tf.bitcast(lanes, tf.float64)
-            else:
-                parts = [tf.reshape(part, v.shape) for part, v in zip(layout.split(here), variables, strict=True)]
+            progress, parts = layout.unpack(here)
+            for optimizer, lanes in zip(optimizers, progress, strict=True):
+                optimizer.pulled_progress = tf.bitcast(lanes, tf.float64)
             pairs += zip(variables, parts, strict=True)
         return pairs
 
@@ -215,9 +201,9 @@ class LeaseLoop(InnerLoop):
             returned = returned._replace(seconds=tf.timestamp() - began)
         return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in returned], 0)
 
-    def _run_lease(self, operands, lease: Lease, worker):
-        pulled = self._pull.packs()
-        specs = self._feed.operand_specs
+    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> Returned:
+        """Returns what the lease comes back with, but the time that it took."""
+        pulled, specs = self._pull.packs(), self._feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
 
         def body(operands, step, sums):
@@ -225,8 +211,8 @@ class LeaseLoop(InnerLoop):
             return step + 1, self._added(sums, result)
 
         (_, sums), took = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
-        row = tf.stack([worker, lease.first, 0, 0])
-        return Returned(self._total(sums), tf.zeros([2], tf.int64), row, took)
+        nothing = tf.zeros([2], tf.int64)
+        return Returned(self._total(sums), nothing, lease.first, nothing[0], tf.zeros([]), took)
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
         """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
@@ -259,13 +245,12 @@ class UpdateLoop(LeaseLoop):
         super().__init__(strategy, step, feed, pull)
         self._counters = counters
 
-    def _run_lease(self, operands, lease: Lease, worker):
-        counters = self._counters
+    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> Returned:
+        counters, specs = self._counters, self._feed.operand_specs
         counts = counters.begin(lease, worker)
         first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
         starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
         pulled = _on_worker(self._pull.packs())
-        specs = self._feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
         a_step = counters.ones_at(0, counters.steps_at(lease.slot))
 
@@ -283,8 +268,7 @@ class UpdateLoop(LeaseLoop):
         (last, sums, staleness, _, pulled_at), took = self._run_steps(operands, lease.stop, body, start)
         counts = counters.add(a_step * tf.cast(last > first, tf.int64))
         staleness = _with_step(staleness, last > first, counts, pulled_at)
-        row = tf.stack([worker, first, starts, lease.stop - lease.first])
-        return Returned(self._total(sums), staleness, row, took)
+        return Returned(self._total(sums), staleness, first, starts, tf.zeros([]), took)
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
         return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)

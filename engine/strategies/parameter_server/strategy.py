@@ -303,7 +303,7 @@ class ParameterServer(Measured):
             if done and (all_done or time.monotonic() - began >= _CALL_SECONDS):
                 break
         for lease, returned in done:
-            self._updates += lease.stop - returned.row[1]
+            self._updates += lease.stop - returned.first
             self._staleness += returned.staleness[0]
             self._most_stale = max(self._most_stale, returned.staleness[1])
             if lease.steps == self._pace.steps:  # of the newest length

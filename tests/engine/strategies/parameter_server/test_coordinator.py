@@ -49,7 +49,7 @@ def leases(monkeypatch):
 
             def fetch(back=may_return[-1]):
                 back.wait()
-                return np.zeros(2 + 4 + 4 + 1)  # a `Returned` without metrics
+                return np.zeros(2 + 3 + 4)  # a `Returned` without metrics
 
             return types.SimpleNamespace(fetch=fetch)
 
