@@ -6,6 +6,7 @@ Host code. TensorFlow is imported only where a path is of another file system (`
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import io
 import os
@@ -15,7 +16,6 @@ import stat
 import threading
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -169,9 +169,8 @@ class Files:
         states = [state_of(path) for path in paths]
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
-        self._open: OrderedDict[int, _Local | _Remote] = OrderedDict()  # the one used last at the end
-        self._check_at: dict[int, float] = {}  # of open files
-        self._lock = threading.Lock()
+        # Of lists, and not of this object: then a file is closed as the last thread that reads it is done.
+        self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_opened, self.paths, self.sizes))
 
     def pread(self, number: int, offset: int, length: int) -> bytes:
         """Returns `length` bytes of a file from `offset` on.
@@ -183,11 +182,15 @@ class Files:
 
     def pread_each(self, number: int, offsets: list[int], lengths: list[int]) -> list[bytes]:
         """Returns so many bytes from each of some offsets on; raises as `pread` does."""
-        if time.monotonic() >= self._check_at.get(number, 0.0):
-            self.check(number)
         try:
-            found = self._file(number).pread_each(offsets, lengths)
+            file = self._file(number)
+            if time.monotonic() >= file.check_at:
+                self.check(number)
+                every = _REMOTE_CHECK_EVERY_SECONDS if isinstance(file, _Remote) else _CHECK_EVERY_SECONDS
+                file.check_at = time.monotonic() + every
+            found = file.pread_each(offsets, lengths)
         except OSError as error:
+            self.check(number)  # which has more to say of one that is gone
             raise self._unreadable(number, error) from None
         if [*map(len, found)] == lengths:
             return found
@@ -215,7 +218,7 @@ class Files:
         path, nbytes = self.paths[number], self.sizes[number]
         self.check(number)
         try:
-            found = (_Remote(path, nbytes) if is_remote(path) else _Local(path)).pread(0, nbytes)
+            found = _opened(self.paths, self.sizes, number).pread(0, nbytes)
         except OSError as error:
             raise self._unreadable(number, error) from None
         if len(found) < nbytes:
@@ -235,23 +238,13 @@ class Files:
             raise SourceError(f"{path} has {found.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {cure}")
         if found.written_ns != was.written_ns:
             raise SourceError(f"{path} was written to or replaced since the run began; {cure}")
-        every = _REMOTE_CHECK_EVERY_SECONDS if is_remote(path) else _CHECK_EVERY_SECONDS
-        if number in self._open:
-            self._check_at[number] = time.monotonic() + every
 
     def _unreadable(self, number: int, error: OSError) -> SourceError:
         return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")
 
-    def _file(self, number: int) -> _Local | _Remote:
-        with self._lock:
-            if number not in self._open:
-                path = self.paths[number]
-                self._open[number] = _Remote(path, self.sizes[number]) if is_remote(path) else _Local(path)
-                if len(self._open) > _OPEN_FILES:
-                    closed, _ = self._open.popitem(last=False)  # when the last thread that reads it is done
-                    self._check_at.pop(closed, None)
-            self._open.move_to_end(number)
-            return self._open[number]
+
+def _opened(paths: list[str], sizes: list[int], number: int) -> _Local | _Remote:
+    return _Remote(paths[number], sizes[number]) if is_remote(paths[number]) else _Local(paths[number])
 
 
 class _Stream(io.RawIOBase):
@@ -307,6 +300,8 @@ def state_of(path: str) -> State:
 
 
 class _Local:
+    check_at = 0.0  # when it is to be looked at again
+
     def __init__(self, path: str):
         # A FIFO that has come in the file's place must not be waited for.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -335,11 +330,12 @@ class _Local:
 class _Remote:
     """Reads in aligned blocks and keeps the last few: a single read through `tf.io.gfile` costs 160 us and more."""
 
+    check_at = 0.0
+
     def __init__(self, path: str, size: int):
-        self._path, self._size = path, size
-        self._file: Any = _gfile().GFile(path, "rb")
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._size = size
+        self._block = functools.lru_cache(_REMOTE_BLOCKS)(functools.partial(_block, _gfile().GFile(path, "rb")))
+        self._lock = threading.Lock()  # a file has one position
 
     def pread(self, offset: int, length: int) -> bytes:
         stop = min(offset + length, self._size)
@@ -352,17 +348,13 @@ class _Remote:
     def pread_each(self, offsets: list[int], lengths: list[int]) -> list[bytes]:
         return [self.pread(offset, length) for offset, length in zip(offsets, lengths, strict=True)]
 
-    def _block(self, number: int) -> bytes:
-        if number not in self._blocks:
-            try:
-                self._file.seek(number * _REMOTE_BLOCK_BYTES)
-                self._blocks[number] = self._file.read(_REMOTE_BLOCK_BYTES)
-            except Exception as error:  # of TensorFlow
-                raise OSError(_why(error)) from None
-            if len(self._blocks) > _REMOTE_BLOCKS:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(number)
-        return self._blocks[number]
+
+def _block(file: Any, number: int) -> bytes:
+    try:
+        file.seek(number * _REMOTE_BLOCK_BYTES)
+        return file.read(_REMOTE_BLOCK_BYTES)
+    except Exception as error:  # of TensorFlow
+        raise OSError(_why(error)) from None
 
 
 def _why(error: Exception) -> str:

@@ -6,13 +6,12 @@ Host code.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -457,8 +456,7 @@ class Columns(Source):
                 Spec(column.shape, column.kind) if is_number else Spec((), np.float32 if classes is None else np.int64)
             )
             self.element_spec = (specs, label)
-        self._kept: OrderedDict[int, Future] = OrderedDict()  # groups, the one used last at the end
-        self._lock = threading.Lock()
+        self._kept = functools.lru_cache(_KEPT_GROUPS)(_no_group_yet)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -492,22 +490,11 @@ class Columns(Source):
         return f"{self._names} {self._choice.missing} of {self._table.identity}"
 
     def _group(self, number: int) -> _Converted:
-        with self._lock:
-            future = self._kept.get(number)
-            mine = future is None
-            if future is None:
-                future = self._kept[number] = Future()
-            self._kept.move_to_end(number)
-            if len(self._kept) > _KEPT_GROUPS:
-                self._kept.popitem(last=False)
-        if mine:
-            try:
-                future.set_result(self._converted(self._table.read(number, self._names)))
-            except BaseException as error:
-                with self._lock:
-                    self._kept.pop(number, None)
-                future.set_exception(error)
-        return future.result()
+        lock, group = self._kept(number)
+        with lock:  # one thread reads a group, the others wait for it
+            if not group:
+                group.append(self._converted(self._table.read(number, self._names)))
+        return group[0]
 
     def _converted(self, group: Group) -> _Converted:
         arrays: dict[str | None, np.ndarray] = {}
@@ -551,6 +538,11 @@ class Columns(Source):
             if problem := group.problems.get(row):
                 where = self._table.describe_row(number, row)
                 raise BadRecordError(int(self._starts[number]) + row, f"{where}: {problem}")
+
+
+def _no_group_yet(number: int) -> tuple[threading.Lock, list[_Converted]]:
+    """Returns where a group will be kept, and the lock for who puts it there."""
+    return threading.Lock(), []
 
 
 def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_flag: bool) -> None:
