@@ -162,8 +162,8 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
         start = _stored_children(stored, start).get(name) if start is not None else None
     matched: set[str] = set()
     fitting, missing, reshaped = {}, {}, {}
-    together = _walk_together(root, stored, start)
-    for path, node in walk(root):
+    together, walked = _walk_together(root, stored, start), [*walk(root)]
+    for path, node in walked:
         if not is_variable(node):
             continue
         path, stored_id = together.get(id(node), (path, None))
@@ -183,9 +183,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
     left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(prefix_of(at)))
     extra = {key: f"{_readable_key(key)} {_form(*forms[key])}" for key in left}
     comparison = Comparison(fitting, missing, extra, reshaped, forms)
-    optional = tuple(
-        prefix_of(at + path) for path, node in walk(root) if getattr(node, "optional_in_checkpoint", False)
-    )
+    optional = tuple(prefix_of(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
     needed = comparison.of(lambda key: not key.startswith(optional))
     return dataclasses.replace(comparison, missing=needed.missing, extra=needed.extra)
 

@@ -101,14 +101,14 @@ def publish(manifest: Manifest, folder: str) -> None:
     """
     directory = os.path.dirname(manifest.prefix)
     for name in manifest.files:
-        _fsync(os.path.join(folder, name))
+        files.sync(os.path.join(folder, name))
         if os.path.lexists(os.path.join(directory, name)) and not os.path.exists(manifest.prefix + SUFFIX):
             raise CheckpointError(f"{name} is there, and this run is not known to have written it")
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
     text = json.dumps(sealed(record), indent=1, sort_keys=True)
     files.write_text(manifest.prefix + SUFFIX + _WRITING, text)
-    _fsync(directory)
+    files.sync(directory)
     for name in manifest.files:
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
     _seal(manifest)
@@ -121,9 +121,9 @@ def _seal(manifest: Manifest) -> None:
         with contextlib.suppress(CheckpointError):
             for name in read(path).files.keys() - manifest.files.keys():
                 remove(os.path.join(directory, name))
-    _fsync(directory)
+    files.sync(directory)
     os.replace(path + _WRITING, path)
-    _fsync(directory)
+    files.sync(directory)
 
 
 def settle(directory: str) -> list[str]:
@@ -296,11 +296,3 @@ def sha256(path: str) -> str:
         while piece := file.read(_READ_BYTES):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _fsync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

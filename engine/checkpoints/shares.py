@@ -43,7 +43,7 @@ def give(folder: str, process: int, names: Iterable[str]) -> None:
     names = [os.path.basename(name) for name in names]
     for file in os.listdir(folder):
         if file.split(".")[0] in names:
-            _fsync(os.path.join(folder, file))
+            files.sync(os.path.join(folder, file))
     files.write_text(_note(folder, process), json.dumps({"names": names}))
 
 
@@ -103,11 +103,3 @@ def _sizes(folder: str) -> dict[str, int]:
             except OSError:
                 continue  # it was renamed in between
     return found
-
-
-def _fsync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

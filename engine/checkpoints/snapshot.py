@@ -41,11 +41,11 @@ def take(state) -> Snapshot:
     holder is in this process; one that is summed on read, its sum; one that differs by replica, a row for each replica:
     where replicas live in several processes, all have to take their snapshots.
     """
-    objects = [node for _, node in graph.walk(state)]
-    found = {graph.key_of(path): node for path, node in graph.walk(state) if graph.is_variable(node)}
+    walked = [*graph.walk(state)]
+    found = {graph.key_of(path): node for path, node in walked if graph.is_variable(node)}
     differing = [node for node in found.values() if per_replica.differs(node)]
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
-    live = _too_large_to_copy(objects)
+    live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
         own = {graph.KEY: tf.constant(graph.serialized(state)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
     entries, variables = [slices.of_value(value, key) for key, value in own.items()], {}

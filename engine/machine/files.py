@@ -71,6 +71,15 @@ def write_text(path: str | os.PathLike, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def sync(path: str | os.PathLike) -> None:
+    """Waits until a file, or the names in a folder, are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | None = None) -> Iterator[str]:
     """Yields the path of a new file beside `path`, which replaces it if the body succeeds, and is removed if not.

@@ -158,8 +158,8 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
     """
     with files.replacing(path, files.make_file) as temporary:
         lengths = (_write_tfrecord if kind == "tfrecord" else _write_array_record)(temporary, records)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
+        files.sync(temporary)
+        with open(temporary, "rb") as file:
             found = {"examples": len(lengths), **checked(temporary)}
             ends = record_index.checksum_of_ends(_reader(file), found["bytes"])
         with contextlib.suppress(FileNotFoundError):

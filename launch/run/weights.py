@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,11 +90,7 @@ def start(session: Session) -> None:
     if source.endswith(KERAS_FILES):
         taken = _load_keras_file(session, source)
     else:
-        taken = 0
-        for name, layer in held.layers.items():
-            taken += len(load_weights(source, layer, f"trainer.{name}")) if layer.variables else 0
-        for name, table in held.tables.items():
-            taken += len(load_weights(source, table, f"trainer.{name}"))
+        taken = _load(source, {**held.layers, **held.tables})
     for optimizer in held.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
@@ -188,11 +185,14 @@ def _copy(session: Session) -> Trainer:
     return trainer
 
 
+def _load(source: str, parts: Mapping[str, Any]) -> int:
+    """Loads a checkpoint's weights into parts of a trainer, by their paths in it; returns how many there are."""
+    return sum(len(load_weights(source, part, f"trainer.{path}")) for path, part in parts.items() if part.variables)
+
+
 def _take(trainer: Trainer, prefix: str) -> None:
     held = Holdings(trainer)
-    for path, layer in held.layers.items():
-        if layer.variables:
-            load_weights(prefix, layer, f"trainer.{path}")
+    _load(prefix, held.layers)
     for path, optimizer in held.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
