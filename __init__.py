@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long 
 if TYPE_CHECKING:
     from .engine.build import make_optimizer
     from .engine.data.source import Source, Spec
+    from .engine.keras_trainer import KerasTrainer
     from .engine.metrics.keras_metrics import KerasMetric
     from .engine.metrics.means import Mean, auc, mean, root_mean_square
     from .engine.step.batches import weighed
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from .input.data import Data
     from .launch.api import Run, load_model, run
     from .launch.errors import RunError, UsageError
+    from .launch.fit import fit
     from .launch.train import main
 
 _HOMES = {
     "Data": "crankshaft.input.data",
     "KerasMetric": "crankshaft.engine",
+    "KerasTrainer": "crankshaft.engine",
     "Mean": "crankshaft.engine",
     "Run": "crankshaft.launch.api",
     "RunError": "crankshaft.launch.errors",
@@ -34,6 +37,7 @@ _HOMES = {
     "Update": "crankshaft.engine",
     "UsageError": "crankshaft.launch.errors",
     "auc": "crankshaft.engine",
+    "fit": "crankshaft.launch.fit",
     "load_model": "crankshaft.launch.api",
     "main": "crankshaft.launch.train",
     "make_optimizer": "crankshaft.engine",
@@ -49,6 +53,7 @@ _WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.input.data",
 __all__ = [
     "Data",
     "KerasMetric",
+    "KerasTrainer",
     "Mean",
     "Run",
     "RunError",
@@ -58,6 +63,7 @@ __all__ = [
     "Update",
     "UsageError",
     "auc",
+    "fit",
     "load_model",
     "main",
     "make_optimizer",

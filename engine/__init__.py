@@ -38,6 +38,7 @@ if _keras is not None and _keras.backend() != "tensorflow":
 _HOMES = {
     "Embedding": "crankshaft.engine.layers.embeddings",
     "KerasMetric": "crankshaft.engine.metrics.keras_metrics",
+    "KerasTrainer": "crankshaft.engine.keras_trainer",
     "Mean": "crankshaft.engine.metrics.means",
     "StepOptions": "crankshaft.engine.step.options",
     "Trainer": "crankshaft.engine.trainer",
@@ -55,6 +56,7 @@ _HOMES = {
 __all__ = [
     "Embedding",
     "KerasMetric",
+    "KerasTrainer",
     "Mean",
     "StepOptions",
     "Trainer",

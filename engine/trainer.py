@@ -169,7 +169,7 @@ class Trainer(tf.Module):
         outputs = self.forward(features, training)
         batches.check_looked_up(features, self)
         return tf.nest.map_structure(
-            lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in _HALVES else x, outputs
+            lambda x: keras.in_float32(x) if getattr(x, "dtype", None) in _HALVES else x, outputs
         )
 
     def _loss_of(self, outputs, batch, training: bool) -> Mean:

@@ -25,6 +25,7 @@ from .run.history import Rows
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from ..engine import Trainer
     from .run.names import Names
 
 _NAME = "crankshaft.run"  # in place of a program's path
@@ -100,6 +101,11 @@ class Run:
         metrics = self.result.get("eval") or self.result.get("train") or {}
         shown = "".join(f", {name}={value:.6g}" for name, value in sorted(metrics.items()) if value is not None)
         return f"Run(step={self.result['step']}{shown}, run_dir={self.run_dir!r})"
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the run."""
+        return self._session.trainer
 
     @property
     def model(self) -> tf.keras.Model:

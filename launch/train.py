@@ -286,7 +286,7 @@ def _work(session, hooks, held: process.LockedRunDir | None) -> Done:
     if mode in ("train", "train_and_eval"):
         history = modes.make_history(session)
         holding = [modes.Holding(held.check)] if held else []
-        result, code = modes.train(session, [*holding, *user_hooks.checked(hooks, session.config)], history)
+        result, code = modes.train(session, [*holding, *user_hooks.checked(hooks)], history)
         return Done(code, result, session, history.rows)
     if mode == "benchmark":
         result, code = benchmark_mode.benchmark(session, os.environ)

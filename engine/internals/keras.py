@@ -14,8 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
+
+from .variables import assign_local, read_local, tf_variable
 
 # A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
@@ -156,6 +159,14 @@ def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
 
 
+def in_float32(outputs: tf.Tensor) -> tf.Tensor:
+    """Returns a layer's outputs in float32, with the mask that Keras has put to them."""
+    found = tf.cast(outputs, tf.float32)
+    if (mask := backend.get_keras_mask(outputs)) is not None:
+        backend.set_keras_mask(found, mask)
+    return found
+
+
 def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
     """Returns layers and all layers in them, at any depth."""
     return [inner for layer in layers for inner in layers_in(layer)]
@@ -212,7 +223,27 @@ def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:
 def update(optimizer: tf.keras.optimizers.Optimizer, gradients: list, variables: list, rates: list) -> None:
     """Applies an optimizer's rule, each variable at its own rate, and counts the step. Replica code."""
     optimizer._backend_update_step(gradients, variables, rates)
+    if optimizer.use_ema:
+        _average(optimizer)
     tf.raw_ops.AssignAddVariableOp(resource=optimizer._iterations.value.handle, value=tf.ones([], tf.int64))
+
+
+def _average(optimizer: tf.keras.optimizers.Optimizer) -> None:
+    """Moves the averages of the weights, and puts them into the weights where that is due, as Keras does. Replica code.
+
+    Their first values are the weights' after the first update.
+    """
+    done = read_local(optimizer._iterations.value)
+    momentum = tf.where(done > 0, optimizer.ema_momentum, 0.0)
+    every = optimizer.ema_overwrite_frequency
+    is_due = every and (done + 1) % every == 0
+    averages = optimizer._model_variables_moving_average
+    for variable, shadow in zip(map(tf_variable, optimizer._trainable_variables), averages, strict=True):
+        value, share = read_local(variable), tf.cast(momentum, variable.dtype)
+        average = share * read_local(shadow.value) + (1 - share) * value
+        assign_local(shadow.value, average)
+        if every:
+            assign_local(variable, tf.where(is_due, average, value))
 
 
 class _LocalUpdates(tf.keras.optimizers.Optimizer):

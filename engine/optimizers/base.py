@@ -20,6 +20,7 @@ from ..mesh.cuts import Cut, cut_of
 from ..mesh.mesh import current_mesh
 from ..reduction import wire
 from ..step.gradients import Gradients, sum_duplicate_rows
+from .schedules import Constant
 
 
 class Optimizer(tf.Module):
@@ -116,6 +117,21 @@ class Optimizer(tf.Module):
     def current_learning_rate(self):
         """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
+
+    def set_learning_rate(self, value):
+        """Sets the rate of the updates to come. Host code.
+
+        Raises:
+          ValueError: a schedule gives the rate.
+        """
+        rate = self._learning_rate
+        constant = rate.learning_rate if isinstance(rate, Constant) else rate
+        if callable(constant) or not constant:
+            raise ValueError(
+                f"the learning rate of {self.name} is given by a schedule, or 0, so it can't be set to {value:g}; use "
+                "`learning_rate_schedule`=constant with a rate above 0"
+            )
+        self.learning_rate_scale.assign(value / constant)
 
     def _rate(self, iterations, scale):
         """Returns the rate after so many updates, float32 scalar."""

@@ -18,6 +18,7 @@ _THE_ENGINES_OWN = {
     "gradient_accumulation_steps": "use the engine's accumulate_steps",
     "loss_scale_factor": "use the engine's precision",
 }
+_OF_COMPILE = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema")
 
 
 class KerasOptimizer(Optimizer):
@@ -30,11 +31,14 @@ class KerasOptimizer(Optimizer):
         without arguments that makes one, which `build` calls.
       learning_rate: None leaves the object its own rate or schedule.
       weight_decay: None leaves the object its own decay and exclusions.
+      as_compiled: whether the trainer has taken its clipping as the engine's, and its average of the weights is to be
+        kept as Keras's `fit` does: evaluations do not use it.
       **arguments: Optimizer's others.
     """
 
-    def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, **arguments):
+    def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
+        self._refused = _THE_ENGINES_OWN.keys() - (_OF_COMPILE if as_compiled else ())
         made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
         if not made and not callable(optimizer):
             raise TypeError(f"{optimizer!r} is no optimizer; {_KINDS}")
@@ -48,13 +52,25 @@ class KerasOptimizer(Optimizer):
         rate = keras.learning_rate(self.keras_optimizer, self.slots_since)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
+    def set_learning_rate(self, value):
+        if self._learning_rate is not None:
+            super().set_learning_rate(value)
+            return
+        try:
+            self.keras_optimizer.learning_rate = value / self.learning_rate_scale.numpy()
+        except TypeError as error:  # Keras's, of a schedule
+            raise ValueError(
+                f"the learning rate of {self.keras_optimizer.name} is given by a schedule, so it can't be set; give it "
+                "a number"
+            ) from error
+
     def _build_slots(self, targets):
         optimizer = self._make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
             raise TypeError(f"{optimizer!r} was made where an optimizer was to be; {_KINDS}")
         for option, cure in _THE_ENGINES_OWN.items():
             value = getattr(optimizer, option, None)
-            if value:
+            if value and option in self._refused:
                 raise ValueError(
                     f"Keras optimizer {optimizer.name} has {option}={value}, which is the engine's "
                     f"to do; leave it out and {cure}"

@@ -178,7 +178,11 @@ class Flags:
     )
     max_bad_records: int = _input(_integer, 0, "Examples in files that can't be read and are left out.", lower=0)
     shuffle_buffer: int = _input(
-        _integer, 10_000, "Examples in the shuffle buffer of a tf.data.Dataset.", lower=1, decides=True
+        _integer,
+        10_000,
+        "Examples in the shuffle buffer of a tf.data.Dataset; 0 leaves data of any kind in its own order.",
+        lower=0,
+        decides=True,
     )
     auto_shard_policy: str = _input(
         _enum,

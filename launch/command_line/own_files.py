@@ -14,7 +14,7 @@ from . import paths
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
 _CURES = {
-    "model": "write class Model(crankshaft.Trainer)",
+    "model": "write class Model(crankshaft.Trainer), or def model() that returns a compiled Keras model",
     "input": "write def load(data_dir, seed), which returns (train, eval)",
 }
 

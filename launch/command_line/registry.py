@@ -93,9 +93,11 @@ def find(kind: str, name: str | None) -> Entry:
 
 
 def _model(module, path: str | None) -> Entry:
-    from ...engine import Trainer
+    from ...engine import KerasTrainer, Trainer
 
     model = getattr(module, "Model", None)
+    if model is None and callable(compiled := getattr(module, "model", None)):
+        model = KerasTrainer.of(compiled)
     if model is None:
         raise own_files.lacking("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):

@@ -20,7 +20,17 @@ _FIRST = ("step", "epoch")
 
 
 class Rows(list):
-    """The rows of a history, dictionaries, in their order."""
+    """The rows of a history, dictionaries, in their order.
+
+    Attributes:
+      history: of `crankshaft.fit`, as Keras's History has it: the values of each epoch by name.
+      epoch: likewise, the epochs' numbers.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
+        super().__init__(rows)
+        self.history: dict[str, list[Any]] = {}
+        self.epoch: list[int] = []
 
     def column(self, name: str) -> list[Any]:
         """Returns a column's values, of `eval_loss` for example, from the rows that have one."""

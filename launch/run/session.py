@@ -161,7 +161,8 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
     known_input = _known_input(config, strategy)
-    train_feed = strategy.feed(train, config.global_batch_size, config.seed, **known_input("train"))
+    seed = config.seed if config.shuffle_buffer else None
+    train_feed = strategy.feed(train, config.global_batch_size, seed, **known_input("train"))
     eval_feed = None
     if evaluation is not None:
         eval_feed = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
@@ -315,6 +316,9 @@ def choose_jit(session: Session) -> str:
     if config.jit != "auto":
         state.jit = config.jit == "on"
         return f"XLA {config.jit}, as asked"
+    if state.jit is None and getattr(session.trainer, "asks_for_jit", False):
+        state.jit = True
+        return "XLA on, as the model is compiled"
     if state.jit is not None:
         return f"XLA {'on' if state.jit else 'off'}, as this run began"
     session.say("timing steps with XLA and without: seconds, more where the machine is busy")

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine.data import host_arrays
+from ...engine.data.py_dataset import OfBatches
 from ...engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
 from ...engine.data.split import draws, example_bytes, num_examples, spec_of
 from ...engine.data.streamed import Stream, is_stream
@@ -137,6 +138,8 @@ def checked(name: str, split, said: list[str]):
     """Returns a split in its form, see `prepare`; adds lines to print to `said`."""
     if isinstance(split, tf.data.Dataset):
         return _checked_dataset(name, split, said)
+    if isinstance(split, tf.keras.utils.PyDataset):
+        split = OfBatches(split)
     if isinstance(split, Stream):
         _check_elements(name, split.element_spec)
         _check_shapes(name, split.element_spec)

@@ -45,6 +45,7 @@ def write(session: Session, run_dir: str) -> None:
     model = getattr(session.trainer, "model", None)
     try:
         architecture = json.loads(model.to_json()) if model is not None else None
+        (architecture or {}).pop("compile_config", None)  # weights are loaded, and no optimizer's state
     except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
         architecture = None
     features = _described(batches.features(session.example))

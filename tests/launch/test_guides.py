@@ -34,6 +34,8 @@ HOLDS = {
     "docs/data.md": "done.result['eval']['loss'] < 1 and weighed.result['eval']['loss'] < 1"
     " and result_of('runs/rows')['eval']['loss'] < 0.1",
     # Sums in another order, twenty steps long: a few units in the last place.
+    "docs/keras.md": "run.history.epoch == [0, 1, 2, 3] and max(first.history.history['val_accuracy']) > 0.6"
+    " and halved.times == 4 and mine.optimizer.iterations == 125",
     "docs/mesh.md": "abs(cut.result['eval']['loss'] / one.result['eval']['loss'] - 1) < 1e-5"
     " and said.startswith('The Congress') and len(said) > 40",
     "docs/model.md": "done.result['eval']['loss'] < 0.01 and best.count_params() == 4"
@@ -47,7 +49,7 @@ HOLDS = {
     "The model afterwards": "np.allclose(tf.keras.models.load_model(served)(points), kept.predict(points), atol=1e-5)",
 }
 # Whole runs of minutes together, of several processes some of them.
-SLOW = {"data", "parameter_servers", "mesh", "model", "workers", "monitoring", "resume", "benchmark"}
+SLOW = {"data", "keras", "parameter_servers", "mesh", "model", "workers", "monitoring", "resume", "benchmark"}
 PAGES = [pytest.param(n, marks=pytest.mark.slow) if RUNNING[n].stem in SLOW else n for n in RUNNING]
 RECIPES = dict.fromkeys(block.section for block in blocks(COOKBOOK) if block.section and block.language == "python")
 

@@ -1,0 +1,241 @@
+"""What `compile` has set on a Keras model, by Keras's own reading of it: losses by output, metrics by name.
+
+With `keras.py` the only code that calls Keras's private functions. Host code reads it; replica code calls `Losses`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from keras.src import backend
+from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
+from keras.src.saving.serialization_lib import SafeModeScope
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+
+_NAME = "{}_loss"  # of an output's loss in logs
+# (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
+_running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar("losses")
+
+
+def arguments(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns what `compile` was called with."""
+    return dict(model._compile_config.config)
+
+
+def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> None:
+    """Gives a compiled model another optimizer, which a checkpoint does not find there a second time."""
+    del model.optimizer  # and with it TensorFlow's tracking
+    vars(model)["optimizer"] = optimizer
+
+
+def kept_metrics(model: tf.keras.Model) -> list[str]:
+    """Returns the paths of layers, the model too, that keep metrics of their own beside those of `compile`."""
+    return [layer.path for layer in model._flatten_layers() if layer._metrics]
+
+
+def copied(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a new model with the same layers, not compiled, whose weights are not the model's.
+
+    What Keras raises, where a class has no configuration, goes on.
+    """
+    compiled, model.compiled = model.compiled, False  # else Keras would make the optimizer's variables as well
+    try:
+        with SafeModeScope(False):  # what it makes again is at hand, not read from a file
+            if isinstance(model, tf.keras.Sequential) or hasattr(model, "_run_through_graph"):
+                return tf.keras.models.clone_model(model, clone_function=_copied_layer, recursive=True)
+            return _made_again(model)
+    finally:
+        model.compiled = compiled
+
+
+def _copied_layer(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    return layer if isinstance(layer, tf.keras.layers.Lambda) else _made_again(layer)  # a function loses its globals
+
+
+def _made_again(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    return type(layer).from_config(layer.get_config())
+
+
+def copy_state(source: tf.keras.Model, copy: tf.keras.Model) -> None:
+    """Gives the layers of a model that `copied` has made the weights of its own, and the words that they look up."""
+    for theirs, mine in zip(source._flatten_layers(), copy._flatten_layers(), strict=True):
+        store: dict[str, Any] = {}
+        theirs.save_own_variables(store)
+        if store:
+            mine.load_own_variables(store)
+        if hasattr(theirs, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                theirs.save_assets(folder)
+                mine.load_assets(folder)
+
+
+def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
+    """Returns a new optimizer of the same class, rate, settings and exclusions, with nothing updated yet."""
+    rate = optimizer._learning_rate
+    if callable(rate):  # a schedule has no state, so it is not made again, and need not have a configuration
+        try:
+            vars(optimizer)["_learning_rate"] = None
+            config = {**optimizer.get_config(), "learning_rate": rate}
+        finally:
+            vars(optimizer)["_learning_rate"] = rate
+    else:
+        config = optimizer.get_config()
+    made = type(optimizer).from_config(config)
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(made, name, getattr(optimizer, name))
+    return made
+
+
+class Whole(NamedTuple):
+    """A loss of one output over a batch, before it is divided.
+
+    Attributes:
+      total: a scalar.
+      count: what it is divided by, a scalar float32; None where it stays a sum.
+      is_even: whether each example adds as much to `count`, so that the examples tell it on all replicas.
+    """
+
+    total: tf.Tensor
+    count: tf.Tensor | None
+    is_even: bool = True
+
+
+class Losses(CompileLoss):
+    """The losses of `compile`, found for each output by Keras, and divided by whoever calls `total`."""
+
+    _flat_losses: list | None
+
+    def build(self, y_true, y_pred):
+        with tf.init_scope():  # Keras makes means of its own, which are not used
+            super().build(y_true, y_pred)
+        self._flat_losses = [
+            self.Loss(path, functools.partial(_noted, _NAME.format(name), loss), weight, name)
+            for path, loss, weight, name in self._flat_losses
+        ]
+
+    @property
+    def metrics(self):
+        return [None] * len(self._flat_losses or ())  # Keras's own means of each loss
+
+    def total(self, y_true, y_pred, weights, divide: Callable[[Whole], tf.Tensor]) -> tuple[tf.Tensor, dict]:
+        """Returns (the sum of what `divide` makes of each loss, times its weight; each by name, where there are two).
+
+        Args:
+          y_true: labels, in any structure that Keras's `fit` takes.
+          y_pred: the model's outputs.
+          weights: one number an example; None is 1.
+          divide: makes a scalar of a loss.
+        """
+        by_name: dict[str, tf.Tensor] = {}
+        token = _running.set((divide, by_name))
+        try:
+            total = self(y_true, y_pred, weights)
+        finally:
+            _running.reset(token)
+        return total, by_name if len(self._flat_losses) > 1 else {}
+
+
+def _noted(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
+    divide, by_name = _running.get()
+    by_name[name] = value = divide(_whole(loss, y_true, y_pred, weights))
+    return value
+
+
+def _whole(loss, y_true, y_pred, weights) -> Whole:
+    """Computes what Keras's `Loss.__call__` does, up to the division."""
+    if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
+        return Whole(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0))  # which divides by itself
+    masks = [backend.get_keras_mask(y_pred)]
+    y_pred, y_true = (
+        tf.keras.tree.map_structure(lambda x: backend.convert_to_tensor(x, dtype=loss.dtype), y)
+        for y in (y_pred, y_true)
+    )
+    values = loss.call(y_true, y_pred)
+    masks = [mask for mask in (*masks, backend.get_keras_mask(values)) if mask is not None]
+    mask = functools.reduce(tf.logical_and, masks) if masks else None
+    values = backend.convert_to_tensor(values, dtype=loss.dtype)
+    weights = None if weights is None else _of_rank(tf.cast(weights, values.dtype), values.shape.rank)
+    weights = apply_mask(weights, mask, dtype=values.dtype, reduction="sum")
+    if weights is not None:
+        values, weights = squeeze_or_expand_to_same_rank(values, weights)
+        values *= weights
+    if values.shape.rank == 0:
+        return Whole(values, tf.constant(1.0))
+    if loss.reduction == "sum":
+        return Whole(tf.reduce_sum(values), None, is_even=False)
+    if loss.reduction in (None, "none"):
+        raise ValueError(
+            f"loss {loss.name} has reduction=None, so there is no one number to minimize; leave the reduction out"
+        )
+    size = tf.cast(tf.size(values), tf.float32)
+    if loss.reduction == "mean_with_sample_weight":
+        return Whole(tf.reduce_sum(values), *((size,) if weights is None else (tf.reduce_sum(weights), False)))
+    if mask is None:
+        return Whole(tf.reduce_sum(values), size)
+    share = tf.reduce_mean(tf.cast(mask, tf.float32))  # of the entries that count
+    return Whole(tf.reduce_sum(values), size * share, is_even=False)
+
+
+def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """Returns the examples' weights [n] in a shape that Keras's metrics multiply by the mask of these outputs."""
+    mask = backend.get_keras_mask(y_pred)
+    return weights if mask is None else _of_rank(weights, mask.shape.rank)
+
+
+def _of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
+    return tf.reshape(weights, [-1] + [1] * (rank - 1)) if rank else weights
+
+
+class Metric(NamedTuple):
+    """A metric of `compile`, of one output.
+
+    Attributes:
+      metric: Keras's object.
+      output: the number of the output.
+      is_weighted: whether it is one of `weighted_metrics`.
+    """
+
+    metric: tf.keras.metrics.Metric
+    output: int
+    is_weighted: bool
+
+    @property
+    def name(self) -> str:
+        return self.metric.name
+
+    def result(self) -> Metric:
+        """Returns itself: Keras asks for each metric's result by the name that logs have for it."""
+        return self
+
+
+class Metrics:
+    """The metrics of `compile`, by the names that Keras's logs have.
+
+    Args:
+      model: compiled.
+      y_true, y_pred: specifications of labels and outputs.
+
+    Attributes:
+      by_name: each metric.
+    """
+
+    def __init__(self, model: tf.keras.Model, y_true, y_pred):
+        given, names = arguments(model), getattr(model, "output_names", None)
+        self._found = CompileMetrics(given["metrics"], given["weighted_metrics"], output_names=names)
+        for each in (self._found, model._compile_metrics):  # callbacks ask the model's own
+            each.build(y_true, y_pred)
+        for is_weighted, of_outputs in ((False, self._found._flat_metrics), (True, self._found._flat_weighted_metrics)):
+            for output, several in enumerate(of_outputs):
+                if several:
+                    several.metrics = [Metric(metric, output, is_weighted) for metric in several.metrics]
+        self.by_name: dict[str, Metric] = self._found.result()
+
+    def flat(self, y) -> Sequence:
+        """Returns labels or outputs as a list by the outputs' numbers."""
+        return self._found._flatten_y(y)

@@ -1,0 +1,302 @@
+"""A compiled Keras model as a `Trainer`: what `compile` was given, trained by the engine's loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from .build import build_layers, make_optimizer
+from .internals import keras_compile
+from .metrics.keras_metrics import KerasMetric
+from .metrics.means import Mean, Pair, weighable
+from .optimizers import KerasOptimizer
+from .optimizers.loss_scale import DynamicLossScale
+from .step import batches
+from .step.options import CLIPS, StepOptions
+from .trainer import Trainer
+
+# Methods of a Keras model by which its own loop is changed, and the method of Trainer that does the same.
+_INSTEAD = {
+    "train_step": "train_step",
+    "test_step": "eval_step",
+    "compute_loss": "loss",
+    "compute_metrics": "metrics",
+    "make_train_function": "train_step",
+    "make_test_function": "eval_step",
+}
+# What `compile` says of the update, and the options of a run that would say it a second time.
+_OF_COMPILE = {
+    **dict.fromkeys(("optimizer", "optimizer_args", "weight_decay"), "optimizer"),
+    **dict.fromkeys(("learning_rate", "schedule", "schedule_args", "warmup_steps"), "optimizer's learning_rate"),
+    "clip_norm": "optimizer's global_clipnorm",
+    "clip_variable_norm": "optimizer's clipnorm",
+    "clip_value": "optimizer's clipvalue",
+}
+_COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NAMES_OF_FLAGS = {
+    "optimizer_args": "optimizer_arg",
+    "schedule": "learning_rate_schedule",
+    "schedule_args": "learning_rate_schedule_arg",
+}
+
+
+class KerasTrainer(Trainer):
+    """Trains a compiled Keras model: `KerasTrainer.of(model)` is its class, which a run takes as any other's.
+
+    Optimizer, losses by output with their weights, metrics and weighted metrics are those of `compile`. What is
+    minimized is what Keras's `fit` minimizes on one device, on any number of replicas: each loss is divided by the
+    count over the global batch, weights count as in Keras (a weighted sum over the batch's size), masks as well.
+    Metrics are Keras's over all examples. The optimizer's clipping is applied to the sum over replicas, and a
+    `LossScaleOptimizer` becomes the engine's loss scale. A `loss` that a function has reduced to one number is averaged
+    over replicas by their examples.
+
+    Args:
+      **arguments: the keywords of the function that makes the model.
+
+    Attributes:
+      asks_for_jit: whether it is compiled with `jit_compile`.
+
+    Raises:
+      TypeError: what was given is no Keras model.
+      ValueError: it can't be trained as it is; says which method of `Trainer` is for what it does.
+
+    Example:
+      >>> def line(units=1):
+      ...     model = tf.keras.Sequential([tf.keras.layers.Dense(units)])
+      ...     model.compile("sgd", "mse")
+      ...     return model
+      >>> issubclass(KerasTrainer.of(line), Trainer)  # crankshaft.run(KerasTrainer.of(line), data=...)
+      True
+    """
+
+    make: Callable[..., tf.keras.Model]
+    is_given = False
+
+    def __init__(self, **arguments):
+        super().__init__()
+        self._arguments = arguments
+
+    @classmethod
+    def of(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
+        """Returns the class that trains a compiled model, or one that a function returns.
+
+        A model is copied, with its weights and its optimizer's state, to where the strategy has its variables: of a
+        class that Keras can't make again from its configuration give the function. The function's keywords are the
+        trainer's `model_arg`s.
+        """
+        is_given = isinstance(model, tf.keras.layers.Layer)
+        if is_given:
+            check(model)
+        elif not callable(model):
+            raise TypeError(f"{model!r:.60} is not a Keras model; give a compiled one, or a function that makes it")
+        make = (lambda: model) if is_given else model
+        name = type(model).__name__ if is_given else getattr(model, "__name__", cls.__name__)
+        doc = inspect.getdoc(type(model) if is_given else model)
+
+        def __init__(self, **arguments):
+            cls.__init__(self, **arguments)
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        named = [each for each in inspect.signature(make).parameters.values() if each.kind not in _COLLECTS]
+        parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in named]
+        __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_given": is_given}
+        return type(name, (cls,), content)
+
+    def build(self) -> None:
+        source = type(self).make(**self._arguments)
+        check(source)
+        self.given = dataclasses.replace(self.given, options=_options(self.given.options, source, self.is_given))
+        self.model = self._copied(source) if self.is_given else source
+        build_layers(self, self.model)
+        if self.model is not source and source.built:
+            keras_compile.copy_state(source, self.model)
+        self.asks_for_jit = bool(source.jit_compile)
+        self._build_optimizer(source)
+        self._build_losses()
+
+    def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
+        try:
+            model = keras_compile.copied(source)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"Keras can't make {type(source).__name__} again from its configuration "
+                f"({' '.join(str(error).split())[:120]}); give get_config to it, or a function that returns the "
+                "compiled model in the place of the model"
+            ) from error
+        model.compile(**keras_compile.arguments(source))
+        return model
+
+    def _build_optimizer(self, source: tf.keras.Model) -> None:
+        scaled = source.optimizer
+        inner = getattr(scaled, "inner_optimizer", scaled)
+        if inner is not scaled and not hasattr(self, "loss_scale"):
+            self.loss_scale = DynamicLossScale(scaled.initial_scale, scaled.dynamic_growth_steps)
+            self.loss_scale.build()
+        made = keras_compile.copied_optimizer(inner)
+        self.optimizer = make_optimizer(self, self.trainable_variables, KerasOptimizer(made, as_compiled=True))
+        if inner.built and len(made.variables) == len(inner.variables):
+            for mine, theirs in zip(made.variables, inner.variables, strict=True):
+                mine.assign(theirs)  # so that it goes on, as a second call of `fit` does
+        keras_compile.set_optimizer(self.model, made)
+
+    def _build_losses(self) -> None:
+        def spec(x):
+            return tf.TensorSpec([None, *x.shape[1:]], tf.as_dtype(x.dtype))
+
+        def symbols(specs):
+            return tf.nest.map_structure(lambda x: tf.keras.KerasTensor(x.shape, x.dtype.name), specs)
+
+        def trace(features, labels=None):
+            outputs = self.forward(features, training=False)
+            if self._losses is not None:  # so that Keras finds them here, and not in a step
+                self._losses.total(labels, outputs, None, lambda whole: whole.total)
+            return outputs
+
+        given, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
+        features, labels = batches.fields(self.given.example)[:2]
+        self._losses = self._metrics = None
+        if given["loss"] is not None:
+            if labels is None:
+                raise ValueError("the model is compiled with a loss, and the data has no labels; give them as y")
+            self._losses = keras_compile.Losses(given["loss"], given["loss_weights"], output_names=names)
+        specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
+        outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+        if (given["metrics"] or given["weighted_metrics"]) and labels is not None:
+            self._metrics = keras_compile.Metrics(self.model, symbols(specs[1]), symbols(outputs))
+            self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
+
+    def loss(self, outputs, batch) -> Mean:
+        def pair(weights=None):
+            total, _ = self._losses_of(outputs, batch, weights)
+            return weighable(Mean(total, _size(batch)), pair, weights is not None)
+
+        return pair()
+
+    def metrics(self, outputs, batch) -> dict[str, Mean]:
+        found: dict[str, Any] = {}
+        for name in self._losses_of(outputs, batch, None)[1]:
+
+            def pair(weights=None, name=name):
+                by_name = self._losses_of(outputs, batch, weights)[1]
+                return weighable(Mean(by_name[name], _size(batch)), pair, weights is not None)
+
+            found[name] = pair()
+        if self._metrics is None:
+            return found
+        labels, predictions = (self._metrics.flat(each) for each in (batches.fields(batch).labels, outputs))
+        for name, each in self._metrics.by_name.items():
+            found[name] = self._sum(name, each, labels[each.output], predictions[each.output])
+        return found
+
+    def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
+        """Returns what a batch adds to a metric of one output; only one of `weighted_metrics` can be weighed."""
+        given = () if weights is None else (keras_compile.beside_mask(weights, predictions),)
+        weigh = functools.partial(self._sum, name, metric, labels, predictions) if metric.is_weighted else None
+        return weighable(self._sums[name](labels, predictions, *given), weigh, weights is not None)
+
+    def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns the loss and each output's, times the examples of this replica's part of the batch.
+
+        The sum over replicas, divided by all examples, is then Keras's of the global batch.
+        """
+        if self._losses is None:
+            return tf.constant(0.0), {}
+        size = _size(batch)
+
+        def divided(loss: keras_compile.Whole) -> tf.Tensor:
+            examples, count = size, loss.count
+            if not loss.is_even:
+                if self.given.options.accumulate_steps > 1 and not self.reduction.alone():
+                    raise ValueError(
+                        "`accumulate_steps`: a loss with a mask, or with a reduction of its own, is divided by a "
+                        "count over all replicas, which can't be known for a part of a batch; use 1"
+                    )
+                examples, count = tf.unstack(
+                    self.reduction.sum_statistics(tf.stack([size, 0.0 if count is None else count]))
+                )
+            return loss.total * (examples if loss.count is None else tf.math.divide_no_nan(examples, count))
+
+        return self._losses.total(batches.fields(batch).labels, outputs, weights, divided)
+
+
+def check(model) -> None:
+    """Raises TypeError or ValueError, one line, for what can't be trained as `compile` says."""
+    if not isinstance(model, tf.keras.Model):
+        raise TypeError(
+            f"a {type(model).__name__} is no Keras model; give a compiled one, or a function that returns one"
+        )
+    name = type(model).__name__
+    if not model.compiled:
+        raise ValueError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
+    for method, instead in _INSTEAD.items():
+        own = getattr(model, method)
+        if getattr(own, "__func__", own) is not getattr(tf.keras.Model, method):
+            raise ValueError(
+                f"{name} has a {method} of its own, which Keras's loop alone would call; write a crankshaft.Trainer "
+                f"with build_model and {instead}"
+            )
+    if model.run_eagerly:
+        raise ValueError(f"{name} is compiled with run_eagerly=True, and steps are compiled here; leave it out")
+    if model.optimizer is None:
+        raise ValueError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
+    if paths := keras_compile.kept_metrics(model):
+        raise ValueError(
+            f"{name} keeps a metric in {paths[0]}, which Keras's loop alone would show; give it to compile(metrics=), "
+            "or write a crankshaft.Trainer with build_model, loss and metrics"
+        )
+
+
+def _options(given: StepOptions, model: tf.keras.Model, is_given: bool) -> StepOptions:
+    """Returns the run's options with what `compile` says in them. Raises ValueError where the run says it too."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    said = dataclasses.replace(
+        given,
+        precision=given.precision if optimizer is model.optimizer else "float16",
+        clip_norm=optimizer.global_clipnorm or 0.0,
+        clip_variable_norm=optimizer.clipnorm or 0.0,
+        clip_value=optimizer.clipvalue or 0.0,
+    )
+    for name, where in _OF_COMPILE.items():
+        if getattr(given, name) not in (getattr(StepOptions(), name), getattr(said, name) if name in CLIPS else None):
+            raise ValueError(
+                f"`{_NAMES_OF_FLAGS.get(name, name)}` is given, and the model is compiled with an optimizer; set the "
+                f"{where} in compile"
+            )
+    if is_given and given.precision not in ("float32", model.dtype_policy.compute_dtype):
+        raise ValueError(
+            f"`precision`={given.precision}: the model is made already, in {model.dtype_policy.name}; call "
+            f"keras.config.set_dtype_policy('mixed_{given.precision}') before that, or give a function that makes it"
+        )
+    return said
+
+
+def _size(batch) -> tf.Tensor:
+    """Returns how many examples a batch has, scalar float32."""
+    return tf.cast(tf.shape(tf.nest.flatten(batches.features(batch))[0])[0], tf.float32)
+
+
+def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model) -> None:
+    """Gives a model the weights of the one that was trained in its place, and its optimizer the state. Host code.
+
+    Args:
+      trainer: of the run.
+      trained: the run's model, with the weights that evaluations use.
+      model: what `KerasTrainer.of` was given; it is built if it was not.
+    """
+    if not model.built:
+        build_layers(trainer, model)
+    for theirs, mine in zip(model.weights, trained.weights, strict=True):
+        theirs.assign(mine)
+    mine, theirs = trainer.optimizer.keras_optimizer, model.optimizer
+    theirs = getattr(theirs, "inner_optimizer", theirs)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    for to, variable in zip(theirs.variables, mine.variables, strict=True):
+        to.assign(variable)
+    theirs.finalize_variable_values(model.trainable_variables)  # the weights' averages, where it keeps them

@@ -1,0 +1,177 @@
+"""`crankshaft.fit`: a compiled Keras model trained as by `model.fit`, by this loop. Host code.
+
+It says in a run's words what Keras's arguments say: data as splits, lengths as flags, callbacks as one hook.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..engine.data.split import num_examples
+from ..engine.hooks.keras_callbacks import KerasCallbacks
+from ..engine.keras_trainer import KerasTrainer, hand_over
+from ..input.data import Data
+from . import api, explanations
+from .errors import UsageError
+from .run import fit_data
+
+# Flags that an argument of `fit` says.
+_SAID_BY = {
+    "train_epochs": "epochs",
+    "train_steps": "epochs and steps_per_epoch",
+    "global_batch_size": "batch_size",
+    "eval_batch_size": "validation_batch_size",
+    "eval_every_steps": "validation_freq",
+    "progress": "verbose",
+    "input": "x",
+}
+_PROGRESS = {0: "off", 1: "auto", 2: "plain", "auto": "auto"}
+_OF_PROCESSES = ("multi_worker", "parameter_server")  # they have to be there before TensorFlow does anything
+
+
+def fit(
+    model: tf.keras.Model | Callable[..., tf.keras.Model],
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: int | str = "auto",
+    callbacks: Sequence[tf.keras.callbacks.Callback] | None = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int = 1,
+    *,
+    hooks: Sequence = (),
+    **flags: Any,
+) -> api.Run:
+    """Trains a compiled Keras model as its own `fit` does, whose names and defaults these are, and returns the run.
+
+    The model has the trained weights afterwards, its optimizer its state, so that a second call goes on from there, and
+    `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line.
+
+    Args:
+      model: compiled; or a function that makes it, for strategies that have to be there before: of several processes.
+      x: array, dictionary or list of arrays, data frame, `tf.data.Dataset` or `PyDataset` of batches, `Source`, an
+        input's name, or a function without arguments that returns x or (x, y). A dataset's order is left as it is.
+      y: labels, in the structure of the model's outputs; None of data that comes with them.
+      batch_size: examples a step, over all replicas; that of the batches that x comes in, or 32, if None.
+      epochs: where the run ends, counted from 0.
+      verbose: 0 is silent, 1 and "auto" a bar on a terminal, 2 lines.
+      callbacks: Keras's.
+      validation_split: the share of the examples, the last of them, that is evaluated on.
+      validation_data: (x, y), (x, y, weights), or what x may be.
+      shuffle: whether each epoch has an order of its own.
+      class_weight: weights by class; a class that is not in it weighs 1.
+      sample_weight: one number an example.
+      initial_epoch: the number of the first epoch.
+      steps_per_epoch: steps from one `on_epoch_end` to the next; the data once, if None.
+      validation_steps: batches that an evaluation takes; all, if None.
+      validation_batch_size: examples of a batch of an evaluation; `batch_size`, if None.
+      validation_freq: epochs from one evaluation to the next.
+      hooks: `engine.hooks`, beside the callbacks.
+      **flags: those of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.
+
+    Example:
+      >>> model = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
+      >>> model.compile("sgd", "mse")
+      >>> run = fit(model, tf.ones([8, 1]), tf.ones([8, 1]), epochs=3, verbose=0, jit="off")
+      >>> len(run.history.history["loss"])
+      3
+    """
+    return _train(types.SimpleNamespace(**locals()))
+
+
+def _train(asked: types.SimpleNamespace) -> api.Run:
+    """Runs what the arguments of `fit` ask for."""
+    is_model = isinstance(asked.model, tf.keras.layers.Layer)
+    with explanations.as_lines():
+        asked.run_epochs = asked.epochs - asked.initial_epoch
+        _check(asked.flags, asked.verbose, {"epochs": asked.run_epochs, "validation_freq": asked.validation_freq})
+        if is_model and (strategy := asked.flags.get("strategy")) in _OF_PROCESSES:
+            raise UsageError(
+                f"strategy={strategy} has to be there before a model is made; give fit a function that makes and "
+                "compiles the model, and one that returns the data if that is TensorFlow's"
+            )
+        trainer_class = KerasTrainer.of(asked.model)
+        hook = KerasCallbacks(
+            list(asked.callbacks or ()),
+            epoch_steps=asked.steps_per_epoch,
+            first_epoch=asked.initial_epoch,
+            batch_stride=asked.model.steps_per_execution if is_model else 1,
+            verbose=0 if asked.verbose == "auto" else int(asked.verbose),
+        )
+        asked.x = fit_data.given(asked.x)
+        asked.batch_size = asked.batch_size or fit_data.batch_size_of(asked.x)
+        length = _length(asked)
+    is_named = isinstance(asked.x, str)
+    own_order = {"shuffle_buffer": 0} if not asked.shuffle or isinstance(asked.x, tf.data.Dataset) else {}
+    said = {
+        "input": asked.x if is_named else None,
+        "global_batch_size": asked.batch_size,
+        "eval_batch_size": asked.validation_batch_size or asked.batch_size,
+        "validation_split": 0.0 if asked.validation_data is not None else asked.validation_split,
+        "progress": _PROGRESS[asked.verbose],
+        **own_order,
+        **length,
+        **asked.flags,
+    }
+    data = None if is_named else functools.partial(_data, asked)
+    run = api.run(trainer_class, data=data, hooks=[*asked.hooks, hook], **said)
+    run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
+    if is_model:
+        hand_over(run.trainer, run.model, asked.model)
+    return run
+
+
+def _data(asked: types.SimpleNamespace) -> Data:
+    most = asked.run_epochs * (asked.steps_per_epoch or 0) if fit_data.never_ends(asked.x) else None
+    whole = (asked.x, asked.y, asked.sample_weight)
+    train = fit_data.split_of("x", *whole, class_weight=asked.class_weight, most_batches=most)
+    if (given := asked.validation_data) is None:
+        return Data(train)
+    parts = given if isinstance(given, (tuple, list)) else (given,)
+    size = asked.validation_batch_size or asked.batch_size
+    most = asked.validation_steps
+    return Data(train, fit_data.split_of("validation_data", *parts, batch_size=size, most_batches=most))
+
+
+def _check(flags: Mapping[str, Any], verbose: Any, counts: Mapping[str, Any]) -> None:
+    for name in _SAID_BY.keys() & flags.keys():
+        raise UsageError(f"fit has no {name}; use {_SAID_BY[name]}")
+    if verbose not in _PROGRESS:
+        raise UsageError(f"verbose={verbose!r} is not known; use 'auto', 0, 1 or 2")
+    for name, value in counts.items():
+        if not isinstance(value, numbers.Integral) or value < 1:
+            less = ", less initial_epoch," if name == "epochs" else ""
+            raise UsageError(f"{name}{less} is {value!r}; give a whole number of 1 or more")
+
+
+def _length(asked: types.SimpleNamespace) -> dict[str, Any]:
+    """Returns the flags that say how long a run is, and when it evaluates, if not at the end of each pass."""
+    evaluates = asked.validation_data is not None or asked.validation_split > 0 or isinstance(asked.x, str)
+    epoch, often = asked.steps_per_epoch, asked.validation_freq
+    if not epoch and fit_data.never_ends(asked.x):
+        raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
+    length = {"train_steps": asked.run_epochs * epoch} if epoch else {"train_epochs": asked.run_epochs}
+    if not evaluates or (often == 1 and not epoch):
+        return length
+    if not epoch and (isinstance(asked.x, (str, tf.data.Dataset)) or callable(asked.x)):
+        raise UsageError("validation_freq counts epochs, and the length of the data is not known; give steps_per_epoch")
+    if not epoch:
+        examples = math.floor(num_examples(asked.x) * (1 - asked.validation_split))
+        epoch = -(-examples // asked.batch_size)
+    return {**length, "eval_every_steps": epoch * often}

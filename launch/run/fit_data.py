@@ -1,0 +1,178 @@
+"""Data as Keras's `fit` takes it, brought into the form of a split (`engine.step.batches`). Host code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...engine.data.py_dataset import OfBatches
+from ...engine.data.source import Source, SourceSlice, Spec, WrappedSource
+from ...engine.step.batches import fields
+from ..errors import UsageError
+
+_BATCH_SIZE = 32  # Keras's
+
+
+def given(x: Any) -> Any:
+    """Returns what is trained on, with a source in the place of a `PyDataset`."""
+    return OfBatches(x) if isinstance(x, tf.keras.utils.PyDataset) else x
+
+
+def never_ends(x: Any) -> bool:
+    """Returns whether x is a dataset without an end."""
+    return isinstance(x, tf.data.Dataset) and bool(x.cardinality() == tf.data.INFINITE_CARDINALITY)
+
+
+def batch_size_of(x: Any) -> int:
+    """Returns the size of the batches that x comes in; Keras's default where it does not."""
+    if isinstance(x, OfBatches):
+        return x.chunk_examples
+    if not isinstance(x, tf.data.Dataset):
+        return _BATCH_SIZE
+    sizes = {part.shape[0] if part.shape.rank else 0 for part in tf.nest.flatten(x.element_spec)}
+    if sizes == {None}:  # of .batch(), which may end in a smaller one
+        sizes = {int(tf.shape(part)[0]) for batch in x.take(1) for part in tf.nest.flatten(batch)}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    if not size:
+        raise UsageError("the dataset is empty, or its elements are not batches; call dataset.batch(32)")
+    return size
+
+
+def split_of(
+    name: str,
+    x: Any,
+    y: Any = None,
+    weights: Any = None,
+    *,
+    class_weight: Mapping[int, float] | None = None,
+    batch_size: int = _BATCH_SIZE,
+    most_batches: int | None = None,
+) -> Any:
+    """Returns a split of the run's data.
+
+    Args:
+      name: of x, for messages.
+      x: see `crankshaft.fit`.
+      y: labels, where x has none.
+      weights: of the examples, where x has none.
+      class_weight: see `crankshaft.fit`.
+      batch_size: of the batches that `most_batches` counts, where x does not come in batches.
+      most_batches: how many batches are taken; None is all.
+
+    Raises:
+      UsageError: it can't be trained on.
+    """
+    if callable(x) and not isinstance(x, tf.keras.utils.PyDataset):
+        x = x()
+        x, y, weights = (*x, None, None)[:3] if isinstance(x, tuple) and y is None else (x, y, weights)
+    x = given(x)
+    for what, value in (("y", y), ("sample_weight", weights)):
+        if isinstance(x, (tf.data.Dataset, Source)) and value is not None:
+            raise UsageError(f"{name} is a {type(x).__name__}, which comes with all of an example; leave {what} out")
+    if isinstance(x, tf.data.Dataset):
+        split = _of_known_shape(x if most_batches is None else x.take(most_batches))
+    elif isinstance(x, Source):
+        size = x.chunk_examples if isinstance(x, OfBatches) else batch_size
+        split = x if most_batches is None else SourceSlice(x, 0, min(len(x), most_batches * size))
+    else:
+        split = _of_arrays(name, x, y, weights, None if most_batches is None else most_batches * batch_size)
+    return split if class_weight is None else _weighed(split, class_weight)
+
+
+def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of batches as one of examples, all of the shape of the first where theirs is not known."""
+    split = dataset.unbatch()
+    if all(part.shape.is_fully_defined() for part in tf.nest.flatten(split.element_spec)):
+        return split
+    (shapes,) = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(1)]
+    if not isinstance(shapes, tuple):
+        return split.map(lambda x: tf.nest.map_structure(tf.ensure_shape, x, shapes))
+    return split.map(lambda *parts: tf.nest.map_structure(tf.ensure_shape, parts, shapes))
+
+
+def _of_arrays(name: str, x: Any, y: Any, weights: Any, most: int | None) -> tuple:
+    if x is None:
+        raise UsageError(f"{name} is not given; give an array, or a dictionary or list of arrays")
+    weights = None if weights is None else _arrays(weights)
+    if np.ndim(weights) == 2 and np.shape(weights)[1] == 1:
+        weights = weights[:, 0]
+    if isinstance(weights, (dict, tuple)) or np.ndim(weights) > 1:
+        raise UsageError(
+            "sample_weight has several numbers an example; give one for each, or write a crankshaft.Trainer, whose "
+            "loss weighs outputs or time steps by a feature"
+        )
+    x, y = (_arrays(part) for part in (x, y))
+    x = x[0] if isinstance(x, tuple) and len(x) == 1 else x
+    split = (
+        (x,) if y is None and weights is None else (x, () if y is None else y, weights)[: 2 if weights is None else 3]
+    )
+    if most is None:
+        return split
+    return tf.nest.map_structure(lambda array: array[:most], split)
+
+
+def _arrays(part: Any) -> Any:
+    """Returns a nest of arrays, with those of data frames and tuples for lists; a list of numbers is one array."""
+    if isinstance(part, dict):
+        return {name: _arrays(each) for name, each in part.items()}
+    if isinstance(part, (list, tuple)):
+        return tuple(map(_arrays, part)) if part and np.ndim(part[0]) else np.asarray(part)
+    return part.to_numpy() if hasattr(part, "to_numpy") else part
+
+
+def _weighed(split: Any, class_weight: Mapping[int, float]) -> Any:
+    """Returns a split with the weights of its examples' classes."""
+    if isinstance(split, tf.data.Dataset):
+        _check_labels(split.element_spec)
+        return split.map(lambda x, y: (x, y, _weights(tf.convert_to_tensor(y)[tf.newaxis], class_weight)[0]))
+    if isinstance(split, Source):
+        _check_labels(split.element_spec)
+        return _Weighed(split, class_weight)
+    _check_labels(split)
+    return (*split, _weights(tf.convert_to_tensor(split[1]), class_weight).numpy())
+
+
+def _check_labels(split: Any) -> None:
+    found = fields(split)
+    if found.weights is not None:
+        raise UsageError("class_weight and sample weights are both given; multiply them, and leave class_weight out")
+    if found.labels is None or isinstance(found.labels, (dict, tuple)):
+        raise UsageError("class_weight is for labels that are one array of classes; give sample_weight")
+
+
+def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
+    """Returns the weight of each label's class, float32 [n]; 1 of a class that has none. As Keras has it.
+
+    Args:
+      labels: [n] or [n, 1], or [n, classes], of which the largest counts.
+      class_weight: by class.
+    """
+    labels = labels[:, 0] if labels.shape.rank == 2 and labels.shape[1] == 1 else labels
+    labels = tf.argmax(labels, axis=-1) if labels.shape.rank == 2 else labels
+    if labels.shape.rank != 1:
+        raise UsageError(
+            f"class_weight: labels are of shape {labels.shape}, so an example has no class; give sample_weight"
+        )
+    classes = tf.cast(tf.round(tf.cast(labels, tf.float32)), tf.int64)
+    keys, values = (tf.constant([*part]) for part in (map(int, class_weight), map(float, class_weight.values())))
+    is_its = tf.cast(classes[:, tf.newaxis] == tf.cast(keys, tf.int64), tf.float32)
+    return tf.reduce_sum(is_its * values, 1) + 1.0 - tf.reduce_sum(is_its, 1)
+
+
+class _Weighed(WrappedSource):
+    """A source whose examples weigh what their classes do."""
+
+    def __init__(self, source: Source, class_weight: Mapping[int, float]):
+        super().__init__(source)
+        self._class_weight = class_weight
+        self.element_spec = (*source.element_spec, Spec((), np.float32))
+
+    def decode(self, stored: Any, seeds: Any) -> Any:
+        features, labels = super().decode(stored, seeds)
+        return features, labels, _weights(labels, self._class_weight)
+
+    def identity(self) -> str:
+        return f"{sorted(self._class_weight.items())} of {super().identity()}"

@@ -1,0 +1,426 @@
+"""`crankshaft.fit` beside Keras's own `fit` in this process: the same weights, history, metrics after 50 steps."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from tests.logical_cpus import make_four
+
+keras = tf.keras
+layers = keras.layers
+EXAMPLES, BATCH, EPOCHS = 70, 16, 10  # five steps an epoch, the last of six examples
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(EXAMPLES, *shape)).astype("float32")
+
+
+def classes(count, seed=1):
+    return np.random.default_rng(seed).integers(0, count, EXAMPLES)
+
+
+make_four()  # before anything touches the devices
+WEIGHTS = np.random.default_rng(2).uniform(size=EXAMPLES).astype("float32")
+
+
+def mlp(optimizer=None, **compiled):
+    model = keras.Sequential(
+        [keras.Input([8]), layers.Dense(16, "relu", kernel_regularizer="l2"), layers.Dense(3, "softmax")]
+    )
+    how = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+    model.compile(optimizer or "adam", **{**how, **compiled})
+    return model
+
+
+def mlp_data(**more):
+    return {"x": drawn(8), "y": classes(3), **more}
+
+
+def cnn():
+    model = keras.Sequential(
+        [keras.Input([8, 8, 1]), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten()]
+    )
+    model.add(layers.Dense(3))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["sparse_categorical_accuracy"])
+    return model
+
+
+def lstm():
+    """Its mask reaches the loss, whose count is then of the tokens that are not padding."""
+    model = keras.Sequential(
+        [
+            keras.Input([6], dtype="int32"),
+            layers.Embedding(12, 4, mask_zero=True),
+            layers.LSTM(5, return_sequences=True),
+        ]
+    )
+    model.add(layers.Dense(1))
+    model.compile(keras.optimizers.SGD(0.1, 0.9), "mse", metrics=["mae"], weighted_metrics=["mae"])
+    return model
+
+
+def lstm_data(**more):
+    tokens = np.random.default_rng(3).integers(0, 12, [EXAMPLES, 6])
+    return {"x": np.where(np.arange(6) < classes(6, 4)[:, None] + 1, tokens, 0), "y": drawn(6, 1), **more}
+
+
+def many():
+    one, other = keras.Input([4], name="one"), keras.Input([3], name="other")
+    both = layers.Concatenate()([one, other])
+    hidden = layers.Dense(8, "tanh", activity_regularizer=keras.regularizers.L2(0.01))(both)
+    heads = [layers.Dense(size, name=name)(hidden) for name, size in (("a", 1), ("b", 2), ("c", 3))]
+    model = keras.Model([one, other], heads)
+    model.compile(
+        keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
+        loss={"a": "mse", "b": keras.losses.Huber(), "c": keras.losses.CategoricalCrossentropy(from_logits=True)},
+        loss_weights={"a": 1.0, "b": 0.5, "c": 2.0},
+        metrics={"a": ["mae"], "c": ["accuracy", keras.metrics.TopKCategoricalAccuracy(2)]},
+        weighted_metrics={"b": ["mse"]},
+    )
+    return model
+
+
+def even(part):
+    """80 examples: Keras counts an uneven last batch as a whole one in the losses of outputs, and we its examples."""
+    return tf.nest.map_structure(lambda x: np.concatenate([x, x[:10]]), part)
+
+
+def many_data(**more):
+    y = {"a": drawn(1, seed=5), "b": drawn(2, seed=6), "c": np.eye(3, dtype="float32")[classes(3)]}
+    return even({"x": {"one": drawn(4), "other": drawn(3, seed=7)}, "y": y, **more})
+
+
+def many_in_lists():
+    data = many_data()
+    return {name: list(each.values()) for name, each in data.items()}
+
+
+def averaged():
+    rate = keras.optimizers.schedules.CosineDecay(0.05, 40)
+    return mlp(keras.optimizers.Nadam(rate, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=7, clipvalue=0.01))
+
+
+def summed():
+    return mlp(keras.optimizers.Adagrad(clipnorm=0.3), loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
+
+
+def of_the_weights():
+    return mlp(loss=keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight"))
+
+
+CASES = {
+    "mlp": (mlp, mlp_data),
+    "class weights": (mlp, lambda: mlp_data(class_weight={0: 0.5, 2: 3.0})),
+    "sample weights": (mlp, lambda: mlp_data(sample_weight=WEIGHTS)),
+    "average, schedule, clipped values": (averaged, mlp_data),
+    "sums, clipped norms": (summed, mlp_data),
+    "mean by weights": (of_the_weights, lambda: mlp_data(sample_weight=WEIGHTS)),
+    "cnn": (cnn, lambda: {"x": drawn(8, 8, 1), "y": classes(3)}),
+    "lstm with masks": (lstm, lstm_data),
+    "masks and weights": (lstm, lambda: lstm_data(sample_weight=WEIGHTS[:, None])),
+    "two inputs, three outputs": (many, many_data),
+    "lists, weighted": (many, lambda: {**many_in_lists(), "sample_weight": even(WEIGHTS)}),
+}
+
+
+def trained(fit, make, data, **more):
+    keras.utils.set_random_seed(1)
+    model = make()
+    evaluated = (data["x"], data["y"], *([data["sample_weight"]] if "sample_weight" in data else []))
+    how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0, "validation_data": evaluated}
+    return model, fit(model, **data, **how, **more)
+
+
+def by_us(model, **how):
+    return crankshaft.fit(model, jit="off", **how).history
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fit_trains_as_keras_does(case):
+    make, data = CASES[case]
+    theirs, expected = trained(keras.Model.fit, make, data())
+    ours, history = trained(by_us, make, data())
+    compare(theirs, expected, ours, history, 1e-6)
+    assert int(ours.optimizer.iterations) == 50
+
+
+def compare(theirs, expected, ours, history, tolerance):
+    assert history.epoch == expected.epoch
+    assert sorted(history.history) == sorted(expected.history)
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def steering():
+    """Callbacks that steer a run, and one of one's own that sees each batch."""
+
+    class Own(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def on_train_begin(self, logs=None):
+            self.seen.append((self.params["epochs"], self.params["steps"], self.model.count_params()))
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.seen.append(("begin", epoch))
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append((batch, sorted(logs)))
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen.append((epoch, sorted(logs), round(float(np.sum(self.model.get_weights()[0])), 4)))
+
+    def rate(epoch, rate):
+        return 0.02 if epoch < 3 else rate
+
+    return [
+        keras.callbacks.LearningRateScheduler(rate),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, factor=0.5, min_delta=0.02),
+        keras.callbacks.EarlyStopping(monitor="loss", mode="max", patience=5, restore_best_weights=True),
+        Own(),
+    ]
+
+
+def test_callbacks_steer_a_run_as_they_steer_keras(tmp_path):
+    found = []
+    for name, fit in (("theirs", keras.Model.fit), ("ours", by_us)):
+        steered = steering()
+        writing = [
+            keras.callbacks.CSVLogger(str(tmp_path / f"{name}.csv")),
+            keras.callbacks.ModelCheckpoint(str(tmp_path / f"{name}.keras"), save_best_only=True),
+            keras.callbacks.TensorBoard(str(tmp_path / name)),
+            keras.callbacks.LambdaCallback(on_train_end=lambda logs, of=steered[-1]: of.seen.append(sorted(logs))),
+        ]
+        model, history = trained(fit, mlp, mlp_data(), callbacks=[*steered, *writing])
+        found.append((model, history, steered[-1].seen, keras.models.load_model(tmp_path / f"{name}.keras")))
+    (theirs, expected, seen, kept), (ours, history, our_seen, our_kept) = found
+    assert len(expected.epoch) < EPOCHS  # it was stopped
+    compare(theirs, expected, ours, history, 1e-6)
+    assert our_seen == seen
+    compare(kept, expected, our_kept, history, 1e-6)
+    assert int(our_kept.optimizer.iterations) == int(kept.optimizer.iterations)
+    assert list((tmp_path / "ours").rglob("*.tfevents*"))
+    lines = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("theirs", "ours")]
+    assert lines[0][0] == lines[1][0]
+    assert len(lines[0]) == len(lines[1])
+
+
+class Counted(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.epochs = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+    def get_state(self):
+        return {"epochs": self.epochs}
+
+    def set_state(self, state):
+        self.epochs = state["epochs"]
+
+
+def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
+    class Forgetful(keras.callbacks.Callback):
+        pass
+
+    def run(folder, epochs):
+        keras.utils.set_random_seed(1)
+        counted, plateau = Counted(), keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1.0)
+        model, x, y = mlp(), drawn(8), classes(3)
+        done = crankshaft.fit(
+            *(model, x, y, BATCH, epochs, 0, [counted, plateau, Forgetful()]), run_dir=str(tmp_path / folder), jit="off"
+        )
+        return model, done.history, counted
+
+    at_once, expected, _ = run("whole", 4)
+    run("parts", 2)
+    model, history, counted = run("parts", 4)
+    assert counted.epochs == 4
+    assert "Keras callback Forgetful begins again" in caplog.text
+    compare(at_once, expected, model, history, 0.0)
+
+
+# -- forms of data
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return -(-EXAMPLES // BATCH)
+
+    def __getitem__(self, number):
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        return self.x[rows], self.y[rows]
+
+
+FORMS = {
+    "dataset": lambda x, y: {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)},
+    "PyDataset": lambda x, y: {"x": Batches(x, y)},
+    "frame": lambda x, y: {"x": pytest.importorskip("pandas").DataFrame(x), "y": list(y), "batch_size": BATCH},
+    "function": lambda x, y: {"x": lambda: (x, y), "batch_size": BATCH},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_data_train_alike(form):
+    x, y = drawn(8), classes(3)
+    how = {"epochs": 2, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 7}
+    histories = []
+    for data in ({"x": x, "y": y, "batch_size": BATCH}, FORMS[form](x, y)):
+        keras.utils.set_random_seed(1)
+        run = crankshaft.fit(mlp(), **data, **how, jit="off")
+        histories.append(run.history.history)
+    assert histories[0] == histories[1]
+    assert len(histories[0]["loss"]) == 2
+
+
+def test_evaluations_are_every_second_epoch_and_of_as_many_batches():
+    x, y = drawn(8), classes(3)
+    how = {"validation_data": (x, y), "validation_freq": 2, "validation_steps": 2, "initial_epoch": 3, "epochs": 7}
+    histories = []
+    for fit in (keras.Model.fit, by_us):
+        keras.utils.set_random_seed(1)
+        histories.append(fit(mlp(), x=x, y=y, batch_size=BATCH, shuffle=False, verbose=0, **how))
+    theirs, ours = histories
+    assert ours.epoch == theirs.epoch == [3, 4, 5, 6]
+    np.testing.assert_allclose(ours.history["loss"], theirs.history["loss"], rtol=1e-6)
+    # Keras counts the epochs of the model's life, and we those of the run: both evaluate twice.
+    assert len(ours.history["val_loss"]) == len(theirs.history["val_loss"]) == 2
+
+
+def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
+    run = crankshaft.fit(mlp, drawn(8), classes(3), epochs=1, verbose=0, jit="off", run_dir=str(tmp_path))
+    assert run.model.evaluate(drawn(8), classes(3), verbose=0, return_dict=True)["accuracy"] > 0
+    assert run.predict(drawn(8)).shape == (EXAMPLES, 3)
+    assert crankshaft.load_model(tmp_path).count_params() == 195
+
+
+# -- replicas
+
+
+@pytest.mark.parametrize("case", ["masks and weights", "sums, clipped norms", "lists, weighted"])
+def test_two_replicas_train_as_one_device(case):
+    make, data = CASES[case]
+    theirs, expected = trained(keras.Model.fit, make, data())
+    where = {"strategy": "mirrored", "num_virtual_devices": 2}
+    ours, history = trained(lambda model, **how: by_us(model, **where, **how), make, data())
+    compare(theirs, expected, ours, history, 1e-5)
+
+
+SCRIPT = """
+import json, sys
+import crankshaft
+import keras
+import numpy as np
+
+random = np.random.default_rng(0)
+x = random.normal(size=(70, 8)).astype("float32")
+y = x @ random.normal(size=(8, 1)).astype("float32")
+
+
+def model():
+    made = keras.Sequential([keras.Input([8]), keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"])
+    return made
+
+
+if __name__ == "__main__":
+    steering = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 0.05),
+        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
+    ]
+    strategy = sys.argv[1].partition("=")[2] if sys.argv[1:] else "one_device"
+    how = dict(batch_size=16, epochs=4, verbose=0, callbacks=steering, validation_data=(x, y), jit="off")
+    run = crankshaft.fit(model, x, y, strategy=strategy, **how)
+    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
+    print(json.dumps([run.result["step"], run.history.history, weights]))
+"""
+
+
+def printed(text: str) -> list:
+    return [json.loads(line[line.index("[", 2) :]) for line in text.splitlines() if '"loss"' in line]
+
+
+@pytest.mark.slow
+def test_processes_train_it_too(crank, tmp_path):
+    """Two workers to 1e-5, their callbacks on the chief; around two servers each step is counted once."""
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    (alone,) = [json.loads(crank(script=tmp_path / "fit.py").ok().out.splitlines()[-1])]
+    workers = printed(crank("--workers=2", "--", tmp_path / "fit.py", command="local").ok().out)
+    assert len(workers) == 2
+    for step, history, weights in workers:
+        assert step == alone[0]
+        for name, values in alone[1].items():
+            np.testing.assert_allclose(history.get(name, values), values, rtol=1e-5)
+        for one, other in zip(weights, alone[2], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+    ((step, history, _),) = printed(crank("--workers=2", "--ps=2", "--", tmp_path / "fit.py", command="local").ok().out)
+    assert step == 5 * len(history["loss"])
+    assert history["val_loss"][-1] < history["val_loss"][0]
+
+
+# -- mistakes
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Meter(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+
+    def call(self, x):
+        return x
+
+
+def compiled(model, **how):
+    model.compile("sgd", **{"loss": "mse", **how})
+    return model
+
+
+LINE = [keras.Input([8]), layers.Dense(1)]
+MISTAKES = {
+    "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
+    "has a train_step of its own": (lambda: compiled(OwnStep([*LINE])), {}),
+    "run_eagerly=True": (lambda: compiled(keras.Sequential([*LINE]), run_eagerly=True), {}),
+    "keeps a metric in": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
+    "epoch is unknown": (mlp, {"epoch": 3}),
+    "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),
+    "set the optimizer's learning_rate in compile": (mlp, {"learning_rate": 0.1}),
+    "mixed_bfloat16": (mlp, {"precision": "bfloat16"}),
+    "arrays of 70, 69 examples": (mlp, {"y": classes(3)[:69]}),
+    "x is not given": (mlp, {"x": None}),
+    "compiled with a loss, and the data has no labels": (mlp, {"y": None}),
+    "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
+    "give one for each": (mlp, {"sample_weight": {"a": WEIGHTS}}),
+    "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
+    "use --run_dir": (mlp, {"callbacks": [keras.callbacks.BackupAndRestore("backup")]}),
+    "epochs, less initial_epoch, is 0": (mlp, {"epochs": 0}),
+    "verbose=3 is not known": (mlp, {"verbose": 3}),
+    "is not a Keras model": (lambda: 3, {}),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line(line):
+    make, how = MISTAKES[line]
+    with pytest.raises(crankshaft.UsageError) as raised:
+        crankshaft.fit(make(), **{"x": drawn(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)

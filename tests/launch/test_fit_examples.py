@@ -1,0 +1,191 @@
+"""Ten kinds of example that Keras's pages have, written anew on made data: `fit` of each is one changed line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+
+keras = tf.keras
+layers = keras.layers
+RANDOM = np.random.default_rng(0)
+
+
+def images():
+    """Convolutions on images, with augmentation and dropout."""
+    y = RANDOM.integers(0, 3, 96)
+    x = np.eye(3)[y][:, :, None, None].repeat(4, 2).reshape(96, 12, 1, 1) + RANDOM.normal(size=(96, 12, 12, 1)) / 4
+    model = keras.Sequential(
+        [keras.Input([12, 12, 1]), layers.RandomTranslation(0.0, 0.1), layers.Conv2D(8, 3, activation="relu")]
+    )
+    for layer in (layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.2), layers.Dense(3, "softmax")):
+        model.add(layer)
+    model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+    return model, x, np.eye(3)[y]
+
+
+def text():
+    """Words looked up within the model, averaged."""
+    y = RANDOM.integers(0, 2, 96).astype("float32")
+    x = np.array([" ".join(RANDOM.choice([["bad", "dull"], ["good", "fine"]][int(each)], 4)) for each in y])
+    words = layers.TextVectorization(output_sequence_length=6)
+    words.adapt(x)
+    x = tf.constant(x)
+    inputs = keras.Input([], dtype="string")
+    hidden = layers.GlobalAveragePooling1D()(layers.Embedding(10, 4)(words(inputs)))
+    model = keras.Model(inputs, layers.Dense(1, "sigmoid")(hidden))
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
+    return model, x, y
+
+
+def structured():
+    """Columns of several kinds, normalised and looked up by adapted layers."""
+    x = {"age": RANDOM.normal(40, 10, 96).astype("float32"), "town": RANDOM.choice(["a", "b", "c"], 96)}
+    y = (x["age"] > 40) & (x["town"] != "b")
+    norm, towns = layers.Normalization(axis=None), layers.StringLookup(output_mode="one_hot")
+    norm.adapt(x["age"])
+    towns.adapt(x["town"])
+    inputs = {"age": keras.Input([1], name="age"), "town": keras.Input([1], dtype="string", name="town")}
+    both = layers.Concatenate()([norm(inputs["age"]), towns(inputs["town"])])
+    model = keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Dense(8, "relu")(both)))
+    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
+    return model, {name: tf.constant(each[:, None]) for name, each in x.items()}, y[:, None].astype("float32")
+
+
+def autoencoder():
+    x = RANDOM.normal(size=(96, 2)).astype("float32") @ RANDOM.normal(size=(2, 8)).astype("float32")
+    model = keras.Sequential([keras.Input([8]), layers.Dense(4, "relu"), layers.Dense(8)])
+    model.compile("rmsprop", "mse")
+    return model, x, x
+
+
+class Sampling(layers.Layer):
+    """Draws around a mean, and adds the divergence from a normal distribution to the loss."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        mean, log_variance = inputs
+        self.add_loss(0.01 * keras.ops.mean(keras.ops.square(mean) + keras.ops.exp(log_variance) - log_variance))
+        drawn = keras.random.normal(keras.ops.shape(mean), seed=self.seeds)
+        return mean + keras.ops.exp(0.5 * log_variance) * drawn
+
+
+def variational():
+    x = RANDOM.normal(size=(96, 1)).astype("float32") @ RANDOM.normal(size=(1, 6)).astype("float32")
+    inputs = keras.Input([6])
+    drawn = Sampling()(
+        [layers.Dense(2)(inputs), layers.Dense(2, bias_initializer=keras.initializers.Constant(-3))(inputs)]
+    )
+    model = keras.Model(inputs, layers.Dense(6)(drawn))
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    return model, x, x
+
+
+def contrastive(y_true, y_pred):
+    return y_true * tf.square(y_pred) + (1 - y_true) * tf.square(tf.maximum(1.0 - y_pred, 0.0))
+
+
+def siamese():
+    """One tower for two inputs, and a loss of one's own."""
+    tower = keras.Sequential([keras.Input([5]), layers.Dense(8, "tanh"), layers.Dense(2)], name="tower")
+    pair = [keras.Input([5]), keras.Input([5])]
+    away = layers.Subtract()([tower(each) for each in pair])
+    distance = layers.Lambda(lambda x: keras.ops.norm(x, axis=1, keepdims=True), output_shape=(1,))(away)
+    model = keras.Model(pair, distance)
+    model.compile(keras.optimizers.Adam(0.02), contrastive)
+    x = RANDOM.normal(size=(96, 5)).astype("float32")
+    same = RANDOM.integers(0, 2, [96, 1]).astype("float32")
+    other = np.where(same, x + 0.1 * RANDOM.normal(size=x.shape), RANDOM.normal(size=x.shape)).astype("float32")
+    return model, [x, other], same
+
+
+def timeseries():
+    """The next value of a wave, from windows that tf.data makes."""
+    wave = np.sin(np.arange(160) / 5).astype("float32")[:, None]
+    data = keras.utils.timeseries_dataset_from_array(wave[:-8], wave[8:], sequence_length=8, batch_size=16)
+    model = keras.Sequential([keras.Input([8, 1]), layers.GRU(6), layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.02), "huber", metrics=["mae"])
+    return model, data, None
+
+
+class Positions(layers.Layer):
+    def __init__(self, length, words, size):
+        super().__init__()
+        self.words, self.places = layers.Embedding(words, size), layers.Embedding(length, size)
+        self.config = {"length": length, "words": words, "size": size}
+
+    def call(self, x):
+        return self.words(x) + self.places(keras.ops.arange(self.config["length"]))
+
+    def get_config(self):
+        return self.config
+
+
+def transformer():
+    """Attention over tokens, with a layer of one's own that is registered nowhere."""
+    x = RANDOM.integers(0, 6, [96, 5])
+    inputs = keras.Input([5], dtype="int32")
+    hidden = Positions(5, 6, 8)(inputs)
+    hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 4)(hidden, hidden))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
+    model.compile(keras.optimizers.AdamW(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model, x, x[:, 0] // 3
+
+
+def segmentation():
+    """A class for each pixel, by convolutions down and up again."""
+    x = RANDOM.normal(size=(48, 8, 8, 1)).astype("float32")
+    inputs = keras.Input([8, 8, 1])
+    down = layers.BatchNormalization()(layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(inputs))
+    up = layers.Concatenate()([inputs, layers.Conv2DTranspose(4, 3, strides=2, padding="same")(down)])
+    model = keras.Model(inputs, layers.Conv2D(2, 1, activation="softmax")(up))
+    model.compile(
+        keras.optimizers.Adam(0.02),
+        "sparse_categorical_crossentropy",
+        metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False)],
+    )
+    return model, x, (x > 0).astype("int32")
+
+
+def transfer():
+    """A new head on frozen layers, which stay as they are."""
+    base = keras.Sequential([keras.Input([6]), layers.Dense(8, "relu"), layers.BatchNormalization()], name="base")
+    base.trainable = False
+    model = keras.Sequential([keras.Input([6]), base, layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05, nesterov=True, momentum=0.9), "mae")
+    x = RANDOM.normal(size=(96, 6)).astype("float32")
+    return model, x, x[:, :1]
+
+
+EXAMPLES = (
+    images,
+    text,
+    structured,
+    autoencoder,
+    variational,
+    siamese,
+    timeseries,
+    transformer,
+    segmentation,
+    transfer,
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[each.__name__ for each in EXAMPLES])
+def test_an_example_of_keras_learns_by_one_changed_line(example):
+    keras.utils.set_random_seed(3)
+    model, x, y = example()
+    frozen = [weight.numpy() for weight in model.non_trainable_weights] if example is transfer else []
+    run = crankshaft.fit(model, x, y, batch_size=16, epochs=6, verbose=0, jit="off")
+    losses = run.history.history["loss"]
+    assert losses[-1] < 0.9 * losses[0]
+    shown = model.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
+    assert shown["loss"] < losses[0]
+    assert set(run.history.history) <= {*shown, "val_loss"}
+    for before, after in zip(frozen, model.non_trainable_weights, strict=bool(frozen)):
+        np.testing.assert_array_equal(before, after)
