@@ -40,13 +40,16 @@ class KerasCallbacks(Windowed):
         if not status.strategy.is_chief:
             return
         self._model = _Model(status.state.trainer)
-        epochs = -(-status.until_step // status.steps_per_epoch)
+        epochs = None if status.until_step is None else -(-status.until_step // status.steps_per_epoch)
         for callback in self._callbacks:
             callback.set_params({"epochs": epochs, "steps": status.steps_per_epoch, "verbose": 0})
             callback.set_model(self._model)
         self._tell("on_train_begin", {})
         if not status.last:
             self._tell("on_epoch_begin", status.epoch, {})
+
+    def rewind(self, status: Status) -> None:
+        """Tells callbacks nothing: Keras's loop never goes back."""
 
     def next_due(self, step: int, status: Status) -> int | None:
         ends = (step // status.steps_per_epoch + 1) * status.steps_per_epoch
