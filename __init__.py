@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .engine.step.gradients import Update
     from .engine.trainer import Trainer
     from .input.data import Data
-    from .launch.api import Run, load_model, run
+    from .launch.api import Run, load_model, open_run, run
     from .launch.errors import RunError, UsageError
     from .launch.fit import fit
     from .launch.train import main
@@ -42,6 +42,7 @@ _HOMES = {
     "main": "crankshaft.launch.train",
     "make_optimizer": "crankshaft.engine",
     "mean": "crankshaft.engine",
+    "open_run": "crankshaft.launch.api",
     "root_mean_square": "crankshaft.engine",
     "run": "crankshaft.launch.api",
     "step_context": "crankshaft.engine",
@@ -68,6 +69,7 @@ __all__ = [
     "main",
     "make_optimizer",
     "mean",
+    "open_run",
     "root_mean_square",
     "run",
     "step_context",

@@ -17,7 +17,7 @@ import time
 from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import modes, session
+from crankshaft.launch.run import session, training
 
 from . import bare, turns
 
@@ -81,7 +81,7 @@ def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[st
 
 def measure_hooks(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:
     """With nothing around them, with a run's hooks, and with those and a checkpoint, in pieces, in turn."""
-    hooks = modes.compose_hooks(made, [], modes.TrainMetrics(500), StopRequest())[:-1]  # but for what saves
+    hooks = training.compose_hooks(made, [], training.TrainMetrics(500), StopRequest())[:-1]  # but for what saves
     watch = Pieces(made, steps, hooks)
     while len(made.checkpoints.all()) < made.config.keep_checkpoints:
         bare.rate(made, 1)

@@ -11,50 +11,96 @@ from .state import TrainState
 from .strategies.base import Strategy
 
 
+class Loop:
+    """The loop of one run: `begin`, then `train_to` a step as often as is wanted, then `end`.
+
+    Hooks cannot tell whether a run is trained in one call or in many: they begin once, see each call of the inner loop,
+    and end once.
+
+    Args:
+      strategy: bound to the state and the data.
+      state: what steps change.
+      hooks: called in this order.
+      until_step: where the run ends; None where only its caller knows.
+      clock: seconds, for tests.
+
+    Attributes:
+      status: where the run stands; its `stop` and `agreed_stop` say why a run ended early.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        state: TrainState,
+        hooks: Sequence[Hook],
+        until_step: int | None,
+        clock=time.perf_counter,
+    ):
+        self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
+        per_epoch = strategy.train_order.steps_per_epoch
+        self.status = Status(state.step, until_step, 0, 0, per_epoch, None, 0.0, 0.0, state, strategy)
+
+    def begin(self) -> None:
+        """Begins the hooks, any of which may stop the run."""
+        self.status = dataclasses.replace(self.status, step=self._state.step, stop=None, agreed_stop=None)
+        for hook in self._hooks:
+            hook.begin(self.status)
+        _agree_to_stop(self.status, together=True)
+
+    def train_to(self, step: int) -> Status:
+        """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop."""
+        strategy, state, order = self._strategy, self._state, self._strategy.train_order
+        feed = strategy.train_feed
+        bytes_before = feed.bytes_read if feed else None
+        before = self._clock()
+        while state.step < step and not (self.status.stop and strategy.in_step):
+            first, due = state.step, _next_due(self._hooks, self.status, state.step, step)
+            result = strategy.run_train_steps(due - first)
+            after = self._clock()
+            bytes_now = feed.bytes_read if feed else None
+            self.status = status = dataclasses.replace(
+                self.status,
+                step=state.step,
+                steps=result.steps,
+                examples=order.examples_before(first + result.steps) - order.examples_before(first),
+                sums=result.sums,
+                seconds=after - before,
+                input_seconds=result.input_seconds,
+                workers=result.workers,
+                input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
+                steps_ahead=feed.steps_ahead if feed else None,
+                evaluation=None,
+            )
+            bytes_before = bytes_now
+            for hook in self._hooks:
+                hook(status)
+            _agree_to_stop(status, together=state.step == due)
+            if status.stop:
+                strategy.wind_up()
+            before = self._clock()  # the time that hooks take is not counted as the steps'
+        return self.status
+
+    def rewind(self) -> None:
+        """Has the hooks go on from the state's step, which was restored together with theirs."""
+        self.status = dataclasses.replace(self.status, step=self._state.step, steps=0, stop=None, agreed_stop=None)
+        for hook in self._hooks:
+            hook.rewind(self.status)
+
+    def end(self) -> None:
+        """Ends the hooks. Not to be called after an exception."""
+        for hook in self._hooks:
+            hook.end(self.status)
+
+
 def train(
     strategy: Strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter
 ) -> Status:
-    """Trains up to `until_step`, calling each hook, in order, after each call of the inner loop.
-
-    Returns:
-      The last status; its `stop` and `agreed_stop` say why a run ended early.
-    """
-    feed_order = strategy.train_order
-    status = Status(state.step, until_step, 0, 0, feed_order.steps_per_epoch, None, 0.0, 0.0, state, strategy)
-    for hook in hooks:
-        hook.begin(status)
-    _agree_to_stop(status, together=True)
-    feed = strategy.train_feed
-    bytes_before = feed.bytes_read if feed else None
-    before = clock()
-    while state.step < until_step and not (status.stop and strategy.in_step):
-        first, due = state.step, _next_due(hooks, status, state.step, until_step)
-        result = strategy.run_train_steps(due - first)
-        after = clock()
-        bytes_now = feed.bytes_read if feed else None
-        status = dataclasses.replace(
-            status,
-            step=state.step,
-            steps=result.steps,
-            examples=feed_order.examples_before(first + result.steps) - feed_order.examples_before(first),
-            sums=result.sums,
-            seconds=after - before,
-            input_seconds=result.input_seconds,
-            workers=result.workers,
-            input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
-            steps_ahead=feed.steps_ahead if feed else None,
-            evaluation=None,
-        )
-        bytes_before = bytes_now
-        for hook in hooks:
-            hook(status)
-        _agree_to_stop(status, together=state.step == due)
-        if status.stop:
-            strategy.wind_up()
-        before = clock()  # the time that hooks take is not counted as the steps'
-    for hook in hooks:
-        hook.end(status)
-    return status
+    """Trains a run up to `until_step`, which is its end, and returns the last status."""
+    loop = Loop(strategy, state, hooks, until_step, clock)
+    loop.begin()
+    loop.train_to(until_step)
+    loop.end()
+    return loop.status
 
 
 def _agree_to_stop(status: Status, together: bool) -> None:

@@ -1,35 +1,34 @@
 """A search for a learning rate and a width by Optuna, whose pruner ends what does not look good: python search.py
 
-Each trial is a run of this process; nothing of one reaches the next. Needs `pip install crankshaft[examples]`.
+Each trial is a run of this process, which the program trains an epoch at a time; nothing of one reaches the next.
+Needs `pip install crankshaft[examples]`.
 """
 
 import optuna
 
-from crankshaft import run
-from crankshaft.engine.hooks import every_epoch
+from crankshaft import open_run
+
+EPOCHS = 6
 
 
 def objective(trial: optuna.Trial) -> float:
     """The accuracy of one trial on the evaluation split."""
-
-    def prune(status, metrics):
-        trial.report(status.evaluation["accuracy"], status.epoch)
-        if trial.should_prune():
-            status.stop = "pruned"
-
-    done = run(
+    with open_run(
         model="mlp",
         model_arg={"hidden_units": trial.suggest_categorical("hidden_units", [16, 64, 256])},
         input="digits",
         learning_rate=trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True),
-        train_epochs=6,
+        mode="train",
         jit="off",
         progress="off",
-        hooks=[every_epoch(prune)],
-    )
-    if done.result.get("stop") == "pruned":
-        raise optuna.TrialPruned
-    return done.result["eval"]["accuracy"]
+    ) as run:
+        for epoch in range(EPOCHS):
+            run.train(epochs=1)
+            accuracy = run.evaluate()["accuracy"]
+            trial.report(accuracy, epoch)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+    return accuracy
 
 
 def search(trials: int = 10) -> optuna.Study:

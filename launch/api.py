@@ -1,14 +1,15 @@
-"""Runs in Python: `crankshaft.run`, in a script, a search or a notebook. Host code.
+"""Runs in Python: `crankshaft.run` and `open_run`, in a script, a search or a notebook. Host code.
 
-A run's keywords are the flags, checked by the same rules. Nothing of one run reaches the next: flags get their values
-back, and so does whatever else a run sets for its process (`isolation`).
+A run's keywords are the flags, checked by the same rules. Nothing of one run reaches the next, nor the program between
+the calls of one: flags get their values back, and so does whatever else a run sets for its process (`isolation`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -19,14 +20,16 @@ from .benchmark.result import check_baseline
 from .command_line import checks, config, given, own_files
 from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
+from .held import Held, perform
 from .host import remote as remotes
 from .run.history import Rows
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from ..engine import Trainer
+    from ..engine.trainer import Trainer
     from .run.names import Names
+    from .run.training import Means
 
 _NAME = "crankshaft.run"  # in place of a program's path
 
@@ -62,57 +65,229 @@ def run(
       >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP
     """
     with explanations.as_lines(), flagsaver.flagsaver():
-        own_files.check_trainer(trainer_class)
-        for name in (name for names in our_flags.GROUPS.values() for name in names):
-            flags.FLAGS[name].unparse()
-        own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
-        asked = config.from_flags(
-            *(trainer_class, data is not None, os.environ, own),
-            owns_process=False,
-            remote=remotes.of(flags.FLAGS["run_dir"].value),
-        )
-        checks.check(asked)
-        check_baseline(asked)
-        done = train.perform(asked, data, hooks)
-    if done.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
-        signal.raise_signal(done.code - 128)
-    if done.session is None:  # a task that served a coordinator, until that one ended
-        raise SystemExit(done.code)
-    return Run(done)
+        held = perform(_asked(trainer_class, data, may_change, keywords), data, hooks)
+    if held.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
+        signal.raise_signal(held.code - 128)
+    return _run_of(held)
+
+
+def open_run(
+    trainer_class: type | None = None,
+    *,
+    data: Callable | Sequence | None = None,
+    hooks: Sequence = (),
+    may_change: Sequence[str] = (),
+    **keywords: Any,
+) -> Run:
+    """Opens a run whose loop is the program's own: it is put together once, and trains as often as it is asked.
+
+    With a run_dir it goes on from the latest checkpoint, if there is one. It has no end unless `train_steps` or
+    `train_epochs` gives one. As the context ends, by an exception of the program's own or by Ctrl-C too, the run is
+    saved and closed. A signal ends a call of `train` at a step, and then does what it would have done without a run;
+    SIGTERM and SIGHUP close the run before.
+
+    Args:
+      trainer_class: as `crankshaft.main` takes it.
+      data: as `crankshaft.main` takes it: what the run trains on, and the form of all that it is given later.
+      hooks: as `crankshaft.main` takes them.
+      may_change: as `crankshaft.main` takes it.
+      **keywords: as `crankshaft.run` takes them.
+
+    Raises:
+      UsageError: a mistake in what was asked.
+      RunError: the run could not be put together.
+
+    Example:
+      >>> with open_run(PlaneTrainer, data=data, learning_rate=0.1) as run:  # doctest: +SKIP
+      ...     for _ in range(10):
+      ...         print(run.step, run.train(steps=10)["loss"])
+    """
+    with explanations.as_lines(), flagsaver.flagsaver():
+        asked = _asked(trainer_class, data, may_change, keywords, may_be_endless=True)
+        if not asked.trains:
+            raise UsageError(f"open_run(mode={asked.mode!r}): an open run trains; use crankshaft.run for this mode")
+        held = Held(asked)
+        held.open(data, hooks)
+        if held.training:
+            with held.closing_after_errors(any_error=True), held.at_work():
+                held.training.restore_newest()
+                held.training.loop.begin()
+        own = {name: flags.FLAGS[name].value for name in keywords if name not in our_flags.ABOUT}
+    return _run_of(held, own)
+
+
+def _asked(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> config.Config:
+    """Sets flags by keywords, and returns the configuration that they ask for, checked. Raises `UsageError`."""
+    own_files.check_trainer(trainer_class)
+    for name in (name for names in our_flags.GROUPS.values() for name in names):
+        flags.FLAGS[name].unparse()
+    own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
+    asked = config.from_flags(
+        *(trainer_class, data is not None, os.environ, own),
+        owns_process=False,
+        remote=remotes.of(flags.FLAGS["run_dir"].value),
+        **how,
+    )
+    checks.check(asked)
+    check_baseline(asked)
+    return asked
+
+
+def _run_of(held: Held, own_flags: dict[str, Any] | None = None) -> Run:
+    if held.session is None:  # a task that served a coordinator, until that one ended
+        raise SystemExit(held.code)
+    return Run(held, own_flags)
 
 
 class Run:
-    """The outcome of a run.
+    """A run: what `crankshaft.run` has come to, or one that `open_run` has opened and that trains on.
 
     Attributes:
-      result: as `result.json` has it, plain JSON: step, train, eval, steps_per_sec, stop and more.
-      history: `Rows`, one for each window of training metrics or evaluation.
       run_dir: where its files are; None if there are none.
     """
 
-    def __init__(self, done: train.Done):
-        self.result = done.result
-        self.history = Rows(done.history)
-        self.run_dir: str | None = done.session.config.given_run_dir
-        self._session = done.session
-        self._forward: Callable | None = None
+    def __init__(self, held: Held, own_flags: dict[str, Any] | None = None):
+        self.run_dir: str | None = held.asked.given_run_dir
+        self._held = held
+        self._session = held.session
+        self._own_flags = own_flags or {}
+        self._forward: dict[str | None, Callable] = {}
+        self._is_whole = True  # whether the state is one that may be saved
 
     def __repr__(self) -> str:
-        metrics = self.result.get("eval") or self.result.get("train") or {}
+        result = self.result
+        metrics = result.get("eval") or result.get("train") or {}
         shown = "".join(f", {name}={value:.6g}" for name, value in sorted(metrics.items()) if value is not None)
-        return f"Run(step={self.result['step']}{shown}, run_dir={self.run_dir!r})"
+        return f"Run(step={self.step}{shown}, run_dir={self.run_dir!r})"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind, error, _) -> None:
+        self._end(error)
+
+    def close(self) -> None:
+        """Ends the run: saves it, writes its result, and frees what it holds. A run that is closed stays so."""
+        self._end(None)
+
+    def train(self, steps: int | None = None, epochs: float | None = None, data=None) -> Means:
+        """Trains for so many steps, or epochs, on from where the run is.
+
+        With neither, it trains to the end of a run that has one. It ends earlier where the run does, or a hook stops
+        it: `stop` then says why, and further calls are a mistake. On a GPU it returns before all is done.
+
+        Args:
+          steps: updates.
+          epochs: passes over the data; a part of one is rounded up to whole steps.
+          data: what to train on in place of the run's own data: of its form, and of any length, which costs no
+            compilation. Arrays and sources are shuffled, streams read in their order. Batches are of
+            `global_batch_size` examples, or of all there are. These steps count as the run's, and its own data goes on
+            with the batch of the step that they lead to.
+
+        Returns:
+          The means of the metrics over these steps, by name; read where they are looked at.
+
+        Raises:
+          UsageError: the run is closed or has stopped, the length is not one, or data is of another form.
+          RunError: training failed; `restore` can take the run back to a checkpoint.
+        """
+        with self._calling("train", steps=steps, epochs=epochs, data=data) as split:
+            training = self._training
+            try:
+                means = training.train(steps, epochs, split)
+            except UsageError:
+                raise
+            except BaseException:
+                self._is_whole = False
+                raise
+            signal_name = training.take_signal()
+        if signal_name:
+            if signal_name != "SIGINT":
+                self.close()
+            signal.raise_signal(signal.Signals[signal_name])
+        return means
+
+    def save(self, extra: dict[str, Any] | None = None) -> None:
+        """Writes a checkpoint of the run as it is, and waits until it is on the disk.
+
+        Args:
+          extra: sets `extra`, which each checkpoint from now on has with it.
+
+        Raises:
+          UsageError: the run is closed or has no run_dir, or `extra` is not JSON.
+        """
+        with self._calling("save"):
+            if not self._session.checkpoints:
+                raise UsageError("save(): the run has no folder to write to; give open_run a run_dir")
+            if extra is not None:
+                self.extra = extra
+            self._training.save()
+
+    def restore(self, which: str | int) -> None:
+        """Takes the run back to a checkpoint: weights, optimizer, step, place in the data, hooks and `extra`.
+
+        Args:
+          which: "best", by --monitor, "latest", or the step of a checkpoint that is kept.
+
+        Raises:
+          UsageError: the run is closed, or there is no such checkpoint.
+        """
+        with self._calling("restore", which=which):
+            if not self._session.checkpoints:
+                raise UsageError(f"restore({which!r}): the run has no checkpoints; give open_run a run_dir")
+            self._training.restore(which)
+            self._is_whole = True
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self._session.state.step
+
+    @property
+    def stop(self) -> str | None:
+        """Why the run trains no further: its end, or what a hook said; None while it does."""
+        return self._held.training.stop if self._held.training else None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What each checkpoint has with it of the program's own, plain JSON by name; of a resumed run what it had."""
+        return self._training.extra.values
+
+    @extra.setter
+    def extra(self, values: dict[str, Any]) -> None:
+        before, self._training.extra.values = self._training.extra.values, values
+        try:
+            self._training.extra.check()
+        except UsageError:
+            self._training.extra.values = before
+            raise
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """As `result.json` has it, plain JSON: step, train, eval, steps_per_sec, stop and more; {} of an open run."""
+        return self._held.result
+
+    @property
+    def history(self) -> Rows:
+        """The rows so far, one for each window of training metrics or evaluation."""
+        return self._held.training.history.rows if self._held.training else Rows()
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of the run."""
+        """The trainer, on which the run works."""
         return self._session.trainer
+
+    @property
+    def models(self) -> dict[str, tf.keras.Model]:
+        """The Keras models that the trainer holds, by the names of its attributes, as they are trained."""
+        return self._weights.models_of(self.trainer)
 
     @property
     def model(self) -> tf.keras.Model:
         """The trained Keras model, with the last weights; with their moving average, if there is one.
 
-        After training on one device it is the model that was trained; after replicas or servers, a copy on this
-        process's device.
+        After training on one device it is the model that is trained; on replicas or servers, a copy on this process's
+        device.
         """
         return self._weights.trained(self._session)
 
@@ -132,19 +307,21 @@ class Run:
         """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
         return self._session.names
 
-    def predict(self, features) -> Any:
+    def predict(self, features, name: str | None = None) -> Any:
         """Computes the outputs of `Trainer.forward` for a batch of any size as NumPy arrays, 16-bit ones as float32.
 
         Args:
           features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples; what was
             text before it was looked up for training may be text or ids. They are computed `eval_batch_size` at a
             time, with the weights that evaluations use.
+          name: of a model among `models`, which then takes the features in place of `Trainer.forward`.
         """
         from .run import predictions
 
-        if self._forward is None:
-            self._forward = predictions.forward(self._session)
-        return self._forward(features)
+        with explanations.as_lines(), self._held.at_work():
+            if name not in self._forward:
+                self._forward[name] = predictions.forward(self._session, name)
+            return self._forward[name](features)
 
     def generate(
         self,
@@ -173,14 +350,23 @@ class Run:
 
         drawn = {} if seed is None else {"seed": seed}
         how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **drawn}
-        with self._session.strategy.watch():
+        with self._calling("generate", while_open=False, prompt=prompt, **how):
             return generation.text_after(self._session, prompt, **how)
 
-    def evaluate(self, data) -> dict[str, float]:
-        """Computes the metrics' means over a split, (features, labels) or a `tf.data.Dataset` of single examples."""
+    def evaluate(self, data=None) -> dict[str, float]:
+        """Computes the metrics' means, with the weights that evaluations use, each example once.
+
+        Args:
+          data: a split of the form of the run's, of any length: arrays, a source or a stream; None is the run's own
+            evaluation data.
+
+        Raises:
+          UsageError: data is of another form, or the run has none to evaluate on.
+        """
         from .run import predictions
 
-        return predictions.evaluate(self._session, data)
+        with self._calling("evaluate", while_open=False, data=data) as split:
+            return predictions.evaluate(self._session, split)
 
     @property
     def _weights(self):
@@ -188,8 +374,62 @@ class Run:
 
         return weights
 
+    @property
+    def _training(self):
+        if not self._held.training:
+            raise UsageError(f"a run of mode={self._held.asked.mode} does not train; use crankshaft.open_run")
+        return self._held.training
 
-def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None):
+    @contextlib.contextmanager
+    def _calling(self, name: str, while_open: bool = True, data=None, **arguments) -> Iterator[Any]:
+        """Makes one call, the same in each process of the run; yields data that is given to it, checked.
+
+        Args:
+          name: of the method.
+          while_open: whether a run that is closed can't do it.
+          data: see `train`.
+          **arguments: as they were given, to compare.
+        """
+        held = self._held
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+        if while_open and not held.is_open:
+            raise UsageError(
+                f"{name}({given}): the run is closed; open it again, on the same run_dir if it is to go on"
+            )
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(explanations.as_lines())
+            if self._own_flags:
+                stack.enter_context(flagsaver.flagsaver(**self._own_flags))
+            stack.enter_context(held.closing_after_errors() if held.is_open else held.opened_again())
+            stack.enter_context(held.at_work())
+            split = None if data is None else self._checked(data)
+            held.agree(f"{name}({given})", split)
+            yield split
+
+    def _checked(self, data):
+        from .run import lent
+
+        return lent.checked(self._session, data)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Closes an open run; one that is whole is saved, by several processes only where none of them failed."""
+        held = self._held
+        if not held.is_open:
+            return
+        saves = self._is_whole and (error is None or self._session.strategy.num_hosts == 1)
+        with explanations.as_lines():
+            if not saves:
+                held.close(*((type(error), error, error.__traceback__) if error else ()))
+                return
+        with self._calling("close"), held:
+            with held.training.signals:
+                held.training.loop.end()
+            held.set_result(*held.training.outcome(evaluates=False))
+
+
+def load_model(
+    run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None, name: str = "model"
+):
     """Loads the Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
 
     Its attribute `names` says what its numbers stand for, as `Run.names`.
@@ -199,6 +439,7 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
       which: "latest", "best", or the step of a checkpoint that was kept.
       trainer_class: the run's own Trainer; needed for a model that Keras can't make from its configuration (one that
         is subclassed, or has layers that are not registered with `keras.saving.register_keras_serializable`).
+      name: of the model, where the trainer holds several: that of the attribute, such as "generator".
 
     Raises:
       UsageError: the folder holds no such checkpoint, or the model can't be made.
@@ -213,4 +454,4 @@ def load_model(run_dir: str | os.PathLike, which: str | int = "latest", trainer_
         if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
             raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
         remote = remotes.of(path)
-        return weights.load(remote.folder if remote else path, str(which), trainer_class)
+        return weights.load(remote.folder if remote else path, str(which), trainer_class, name)

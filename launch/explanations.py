@@ -158,6 +158,11 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
             "optimizer's apply does; give it to crankshaft.make_optimizer(self, variables, optimizer) in build, whose "
             "apply sums nothing"
         )
+    if isinstance(error, RuntimeError) and "must be configured at program startup" in str(error):
+        return EXIT_USAGE, (
+            "this process has used TensorFlow before its run could join the other workers; make tensors and datasets "
+            "in the data function, or once the run is open"
+        )
     if isinstance(error, tf.errors.InvalidArgumentError) and (label := _LABEL.search(str(error))):
         return EXIT_USAGE, (
             f"the loss was given a label of {label[1]} and takes labels from 0 to below {label[2]}, as many as the "

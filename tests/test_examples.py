@@ -1,8 +1,9 @@
-"""The examples run as they stand: the notebook in a Jupyter kernel, the search in a process of its own."""
+"""The examples run as they stand: the notebook in a Jupyter kernel, those that take long in processes of their own."""
 
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -58,12 +59,41 @@ def test_a_mistake_in_a_notebook_is_the_programs_line(ran):
     assert error["evalue"].startswith("--model=mpl is unknown; did you mean mlp?")
 
 
+def ran_as_a_script(name: str, folder) -> str:
+    """What an example prints, run in a process and a folder of its own."""
+    shutil.copy(EXAMPLES / name, folder)
+    done = subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_the_search_finds_and_prunes(tmp_path):
-    shutil.copy(EXAMPLES / "search.py", tmp_path)
-    done = subprocess.run([sys.executable, "search.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = re.search(r"best of 10 trials, (\d+) of them pruned: (0\.\d+) by", done.stdout)
-    assert found, done.stdout[-2000:]
+    out = ran_as_a_script("search.py", tmp_path)
+    found = re.search(r"best of 10 trials, (\d+) of them pruned: (0\.\d+) by", out)
+    assert found, out[-2000:]
     assert int(found[1]) >= 1
     assert float(found[2]) > 0.9  # a guess is right once in ten
+
+
+def example(name: str):
+    """An example as a module."""
+    return runpy.run_path(str(EXAMPLES / name))
+
+
+def test_active_learning_learns_from_few_labels():
+    accuracies = example("active_learning.py")["label"](rounds=4)
+    assert accuracies[-1] > 0.75  # of 80 labels; a guess is right once in ten
+
+
+def test_a_gan_is_seen_to_make_the_ring(capsys):
+    _, distance = example("gan.py")["train"](pictures=3, steps=500)
+    assert capsys.readouterr().out.count("step ") == 3
+    assert distance < 0.35  # noise is 1 away
+
+
+@pytest.mark.slow
+def test_policy_gradients_balance_the_pole(tmp_path):
+    pytest.importorskip("gymnasium")
+    out = ran_as_a_script("policy_gradient.py", tmp_path)
+    assert float(re.search(r"games last (\d+) steps$", out.strip())[1]) >= 475  # the most is 500

@@ -81,6 +81,10 @@ class Feed(abc.ABC):
         """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
         return {}
 
+    def traced(self, operands) -> Any:
+        """Returns what a loop is compiled for where it is given these operands: themselves, or specs of more."""
+        return operands
+
     @abc.abstractmethod
     def most_steps(self, operands) -> float:
         """Returns the largest number of steps of a call with operands of this shape."""

@@ -25,7 +25,7 @@ class Status:
 
     Attributes:
       step: global steps (updates) done.
-      until_step: where the run ends.
+      until_step: where the run ends; None where only its caller knows.
       steps: steps done by this call.
       examples: in the batches of this call; an epoch's last batch may be a smaller one.
       steps_per_epoch: of the training data.
@@ -49,7 +49,7 @@ class Status:
     """
 
     step: int
-    until_step: int
+    until_step: int | None
     steps: int
     examples: int
     steps_per_epoch: int
@@ -72,7 +72,7 @@ class Status:
 
     @property
     def last(self) -> bool:
-        return self.step >= self.until_step
+        return self.until_step is not None and self.step >= self.until_step
 
 
 class Hook:
@@ -95,6 +95,10 @@ class Hook:
 
     def begin(self, status: Status) -> None:
         """Called before the first step of this process."""
+
+    def rewind(self, status: Status) -> None:
+        """Called where the state, and the hook's own, were restored within the process; `begin` has been called."""
+        self.begin(status)
 
     def next_due(self, step: int, status: Status) -> int | None:
         """Returns the next step, after `step`, at which the loop has to stop for this hook; None is never."""

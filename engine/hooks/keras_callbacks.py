@@ -96,7 +96,8 @@ class KerasCallbacks(Windowed):
         self._model = _Model(status.state.trainer)
         if not status.strategy.is_chief:
             self._callbacks = [self.history]
-        epochs = self._first_epoch - (-status.until_step // self._steps)
+        endless = status.until_step is None
+        epochs = None if endless else self._first_epoch - (-status.until_step // self._steps)
         for callback in self._callbacks:
             callback.set_params({"epochs": epochs, "steps": self._steps, "verbose": self._verbose})
             callback.set_model(self._model)
@@ -113,6 +114,9 @@ class KerasCallbacks(Windowed):
         if not status.last:
             self._begin_epoch(status)
         self._share(status)
+
+    def rewind(self, status: Status) -> None:
+        """Tells callbacks nothing: Keras's loop never goes back."""
 
     def next_due(self, step: int, status: Status) -> int | None:
         ends = (step // self._steps + 1) * self._steps

@@ -172,6 +172,9 @@ class NanGuard(Hook):
         if before is not None:
             self._check(status, *before)
 
+    def rewind(self, status: Status) -> None:
+        self._unchecked = None
+
     def settle(self, status: Status) -> None:
         self._check_all(status)
 

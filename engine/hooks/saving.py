@@ -22,8 +22,10 @@ def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
     return named
 
 
-def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook]) -> None:
+def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again: bool = False) -> None:
     """Saves the state of `status` and of the hooks; returns when training may go on, before it is written.
+
+    A step that was saved last is not saved once more, unless `again`.
 
     Each hook's `settle` is called first, so a hook that finds the state bad raises and nothing is written.
     """
@@ -31,7 +33,7 @@ def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook]) -> Non
         hook.settle(status)
     status.state.input.take(status.step)
     state = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
-    checkpoints.save(status.step, {"state": status.state.host_state(), "hooks": state})
+    checkpoints.save(status.step, {"state": status.state.host_state(), "hooks": state}, force=again)
 
 
 def restore(

@@ -174,14 +174,13 @@ def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.laye
 
 def new_state() -> threading.local:
     """Gives Keras its state as a new process has it (names, policy, seed), and returns what it had."""
-    before = global_state.GLOBAL_STATE_TRACKER
-    global_state.GLOBAL_STATE_TRACKER = threading.local()  # as keras.backend.clear_session has it
+    return exchange_state(threading.local())  # as keras.backend.clear_session has it
+
+
+def exchange_state(state: threading.local) -> threading.local:
+    """Gives Keras a state that `new_state` or this has returned, and returns what it had."""
+    before, global_state.GLOBAL_STATE_TRACKER = global_state.GLOBAL_STATE_TRACKER, state
     return before
-
-
-def restore_state(state: threading.local) -> None:
-    """Restores what `new_state` has returned."""
-    global_state.GLOBAL_STATE_TRACKER = state
 
 
 @contextlib.contextmanager

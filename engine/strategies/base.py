@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from ..data.base import Feed
+from ..data.lent_feed import LentFeed
 from ..data.order import Order
 from ..data.source import WithoutBadRecords
 from ..internals.errors import free_frames
@@ -155,6 +156,16 @@ class Strategy(Processes, abc.ABC):
     @abc.abstractmethod
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
         """Sets what `run_train_steps` and `evaluate` work on. Nothing is compiled before their first call."""
+
+    # What a program hands to its run.
+
+    def lent_feed(self) -> LentFeed:
+        """Makes the feed of data that a program hands to its run, for `lent`."""
+        raise ValueError(f"`strategy`={self.name} works on the run's own data alone")
+
+    def lent(self, feed: LentFeed, trains: bool) -> contextlib.AbstractContextManager[None]:
+        """Has `run_train_steps`, or else `evaluate`, work on another feed within, by a loop that is compiled once."""
+        raise ValueError(f"`strategy`={self.name} works on the run's own data alone")
 
     # What the outer loop calls.
 

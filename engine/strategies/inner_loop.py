@@ -157,9 +157,10 @@ class InnerLoop:
 
     def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of these shapes: finding it is most of a `tf.function` call's time."""
-        shapes = tuple(x.shape for x in tf.nest.flatten(arguments[0], expand_composites=True))
+        operands = self._feed.traced(arguments[0])
+        shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
         if shapes not in self.programs:
-            self.programs[shapes] = self._compiled.get_concrete_function(*arguments)
+            self.programs[shapes] = self._compiled.get_concrete_function(operands, *arguments[1:])
         return self.programs[shapes]
 
     def reach(self, step: int, limit: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ from absl import logging
 from ..data.base import Feed
 from ..data.dataset_feed import DatasetFeed, DistributedFeed, divide, unwatched
 from ..data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
+from ..data.lent_feed import LentFeed
 from ..data.order import Order
 from ..data.reading import whole
 from ..data.residency import is_on_gpus, on_each_device
@@ -32,6 +34,7 @@ from .syncs import Syncs
 # sent each as a whole, and a call ends with it, so there it is to last: at 10 GB/s, PCIe's, 64 MiB travel for 7 ms.
 _BLOCK_BYTES = {"CPU": 8 << 20, "GPU": 64 << 20}
 _BLOCK_INDICES = 1 << 18  # of a resident block of small batches: 2 MiB, and half a second of the smallest steps
+_BOUND = ("train_feed", "_train_loop", "eval_feed", "_eval_loop", "_eval_steps", "_evaluations")  # see `lent`
 
 
 class Replicated(Measured):
@@ -124,6 +127,7 @@ class Replicated(Measured):
         state.input.follow(train_feed, self)
         self._evaluations = 0
         self._train_loop = None
+        self._lent_loops: dict[LentFeed, InnerLoop] = {}
         self._holdings = state.trainer.holdings
         self._runner = runner = StepRunner(state.trainer, self.mesh)
         reduction = state.trainer.reduction
@@ -139,6 +143,31 @@ class Replicated(Measured):
 
         self._eval_loop = None if eval_feed is None else self._loop(eval_feed, eval_step, jit=False)
         self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
+
+    def lent_feed(self) -> LentFeed:
+        if self._static_shapes:
+            raise ValueError(f"`strategy`={self.name} takes batches of one shape, and data that is handed in has any")
+        return LentFeed(self.num_replicas, self.mesh)
+
+    @contextlib.contextmanager
+    def lent(self, feed: LentFeed, trains: bool) -> Iterator[None]:
+        own = {name: getattr(self, name) for name in _BOUND}
+        loop = self._lent_loops.get(feed)
+        try:
+            if trains:
+                self.train_feed = feed
+                self._train_loop = loop = loop or self.train_loop(jit=False)
+            else:
+                self.eval_feed, self._eval_steps, self._evaluations = feed, feed.order.steps_per_epoch, 0
+                self._eval_loop = loop = loop or self._loop(feed, self._lent_eval_step, jit=False)
+            self._lent_loops[feed] = loop
+            yield
+        finally:
+            vars(self).update(own)
+
+    def _lent_eval_step(self, batch, step, observed):
+        # Each evaluation begins at step 0.
+        return self._runner.eval_step(batch, step, tf.identity(self._state.step_variable), observed)
 
     @property
     def why_no_jit(self) -> str | None:

@@ -58,6 +58,7 @@ class Config(Flags):
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
+      is_endless: whether only the run's caller knows its length.
     """
 
     own_class: type | None = None
@@ -65,6 +66,7 @@ class Config(Flags):
     script_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     owns_process: bool = True
     remote: RemoteFolder | None = None
+    is_endless: bool = False
 
     @property
     def values(self) -> dict[str, Any]:
@@ -222,6 +224,7 @@ def from_flags(
     script_flags: Collection[str] = (),
     owns_process: bool = True,
     remote: RemoteFolder | None = None,
+    may_be_endless: bool = False,
 ) -> Config:
     """Returns the configuration that the command line asks for; imports nothing that it names. Raises `UsageError`.
 
@@ -232,6 +235,7 @@ def from_flags(
       script_flags: names of the script's own flags that decide a run's numbers.
       owns_process: see `Config`.
       remote: see `Config`.
+      may_be_endless: whether a run without a length has no end; else it has the default one.
     """
     values = {name: flags.FLAGS[name].value for name in ABOUT}
     if remote:
@@ -259,20 +263,30 @@ def from_flags(
     if not has_data or values["input"]:
         registry.check_name("input", values["input"])
     values["optimizer"] = values["optimizer"].lower()
+    is_endless = may_be_endless and _is_endless(values)
     _settle_length(values, "train_steps", "train_epochs", 10.0)
     _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
-    for name in PERIODS:  # defaults give way to multiples of the sync period; what was asked for is checked against it
-        if values[name] and not flags.FLAGS[name].present:
-            values[name] = whole_periods(values[name], values["sync_every_steps"])
-    own = {name: flags.FLAGS[name].value for name in sorted(script_flags)}
+    _settle_periods(values)
     return Config(
         **values,
         own_class=trainer_class,
         cluster=cluster,
-        script_flags=own,
+        script_flags={name: flags.FLAGS[name].value for name in sorted(script_flags)},
         owns_process=owns_process,
         remote=remote,
+        is_endless=is_endless,
     )
+
+
+def _is_endless(values: dict[str, Any]) -> bool:
+    """Returns whether no length is given. Raises `UsageError` where the schedule needs one."""
+    is_endless = values["train_steps"] is values["train_epochs"] is None
+    if is_endless and (schedule := values["learning_rate_schedule"]) in _SCHEDULES_TO_THE_END:
+        raise UsageError(
+            f"--learning_rate_schedule={schedule} ends where the run does, and the run has no length; give train_steps "
+            "or train_epochs"
+        )
+    return is_endless
 
 
 def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
@@ -306,6 +320,13 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
         raise UsageError(f"--{steps} and --{other} are both given; use one of them")
     if values[steps] is None and values[other] is None:
         values[other] = default
+
+
+def _settle_periods(values: dict[str, Any]) -> None:
+    """Makes defaults multiples of the sync period; what was asked for is checked against it."""
+    for name in PERIODS:
+        if values[name] and not flags.FLAGS[name].present:
+            values[name] = whole_periods(values[name], values["sync_every_steps"])
 
 
 def whole_periods(steps: int, period_steps: int) -> int:

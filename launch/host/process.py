@@ -259,18 +259,22 @@ class Signals:
       request: called with the signal's name; must only take a note.
       ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt. In a thread that
         is not the main one, which gets no signals, nothing is done.
+      is_kept: whether this context is entered many times, until `close`: its thread then stays between.
     """
 
-    def __init__(self, request, ends_process: bool = True):
+    def __init__(self, request, ends_process: bool = True, is_kept: bool = False):
         self._request = request
         self._ends_process = ends_process
+        self._is_kept = is_kept
         self._requested = False
+        self._answers: _Answers | None = None
 
     def __enter__(self) -> Signals:
         self._stack = contextlib.ExitStack()
         if threading.current_thread() is not threading.main_thread():
             return self
-        self._stack.enter_context(_answering(self._ends_process))
+        self._answers = self._answers or _Answers(self._ends_process)
+        self._stack.enter_context(self._answers.listening())
         for number in _EXIT_CODES:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
@@ -279,6 +283,15 @@ class Signals:
 
     def __exit__(self, *_) -> None:
         self._stack.close()
+        if self._requested or not self._is_kept:
+            self.close()
+        self._requested = False
+
+    def close(self) -> None:
+        """Ends the thread that answers signals; entering the context again starts another."""
+        if self._answers is not None:
+            self._answers.close()
+            self._answers = None
 
     def _handle(self, number, frame) -> None:
         if not self._requested:
@@ -288,21 +301,28 @@ class Signals:
             signal.default_int_handler(number, frame)
 
 
-@contextlib.contextmanager
-def _answering(ends_process: bool):
-    """Answers signals received within: see `_answer`."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    answers = threading.Thread(target=_answer, args=(reading, ends_process), name="signals", daemon=True)
-    answers.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.write(writing, b"\0")  # ends the thread, though a child may have the file open too
-        answers.join()
-        os.close(writing)
+class _Answers:
+    """A thread that answers signals: see `_answer`."""
+
+    def __init__(self, ends_process: bool):
+        reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._thread = threading.Thread(target=_answer, args=(reading, ends_process), name="signals", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Has the thread answer signals that come within."""
+        before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+
+    def close(self) -> None:
+        os.write(self._writing, b"\0")  # ends the thread, though a child may have the file open too
+        self._thread.join()
+        os.close(self._writing)
 
 
 def _show_cursor() -> None:
@@ -445,9 +465,8 @@ def _take(lock: int, run_dir: str) -> bool:
         raise _no_lock(run_dir, error) from None
     if not is_ours:
         owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
-        raise UsageError(
-            f"--run_dir={run_dir} is in use by process {owner}; wait for it, end it, or use another --run_dir"
-        )
+        cure = ", which is this one; close its run" if owner == str(os.getpid()) else "; wait for it, end it"
+        raise UsageError(f"--run_dir={run_dir} is in use by process {owner}{cure}, or use another --run_dir")
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full

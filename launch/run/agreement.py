@@ -67,6 +67,14 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
             )
 
 
+def check_call(call: str, strategy) -> None:
+    """Raises `UsageError`, on all workers, where one of them makes another call of their run than the others."""
+    calls = strategy.exchange_text(call)
+    if len(set(calls)) > 1:
+        made = ", ".join(f"{each} by {worker}" for worker, each in zip(strategy.host_names, calls, strict=True))
+        raise UsageError(f"workers make different calls of their run: {made}; have all make the same, in one order")
+
+
 def _check(mine: Mapping[str, Any], strategy) -> None:
     if found := _differences(mine, strategy):
         with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer

@@ -65,15 +65,14 @@ class History(Windowed):
 
     def __init__(self, directory: str | None, every_steps: int):
         super().__init__(every_steps, at_end=True)
-        self.rows: list[dict[str, Any]] = []
+        self.rows = Rows()
         self._directory = directory
         self._columns: list[str] = []
         self._seconds = 0.0
 
     def begin(self, status: Status) -> None:
-        if self._directory is None:
-            return
-        self.rows = [row for row in _read(self._path("jsonl")) if row["step"] <= status.step]
+        rows = self.rows if self._directory is None else _read(self._path("jsonl"))
+        self.rows[:] = [row for row in rows if row["step"] <= status.step]
         self._write("jsonl", "".join(map(_json_line, self.rows)))
         self._write_table()
 

@@ -1,7 +1,8 @@
-"""Computes a finished run's outputs and metrics on new data, in the process that trained it. Host code."""
+"""Computes a run's outputs and metrics, in the process that trains it. Host code."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,25 +13,39 @@ from ...engine import Trainer
 from ...engine.data.source import Source
 from ...engine.data.split import spec_of
 from ...engine.data.streamed import is_stream
+from ...engine.holdings import Holdings
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals import keras
 from ...engine.step import batches
-from ...engine.strategies.base import closing_feeds
 from ..errors import UsageError
-from . import splits, weights
+from . import lent, splits, weights
 from .session import Session
 
 
-def forward(session: Session) -> Callable[[Any], Any]:
-    """Returns a function from features of any number of examples to NumPy outputs, with evaluation's weights."""
+def forward(session: Session, name: str | None = None) -> Callable[[Any], Any]:
+    """Returns a function from features of any number of examples to NumPy outputs, with evaluation's weights.
+
+    Args:
+      session: of the run.
+      name: of a Keras model that the trainer holds; None is `Trainer.forward`.
+    """
     trainer, size = weights.alone(session), session.config.eval_batch_size
-    taken = features_taken(trainer, session.example)
+    if name is None:
+        taken, run = features_taken(trainer, session.example), trainer.forward
+    else:
+        run = weights.named(trainer, name)
+        taken = (
+            _any_size(own)
+            if (own := keras.inputs_of(run)) is not None
+            else _any_size(batches.features(session.example))
+        )
+    has_average = any(each.weight_average is not None for each in Holdings(trainer).optimizers.values())
     wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
 
     @tf.function(input_signature=[taken], autograph=False)
     def compute(features):
-        outputs = trainer.forward(features, training=False)
+        outputs = run(features, training=False)
         return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
 
     def predict(features):
@@ -40,9 +55,9 @@ def forward(session: Session) -> Callable[[Any], Any]:
                 "np.stack([features for features, *_ in dataset]), of a Source what its read returns"
             )
         features = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(features)))
-        _check_like("features", wanted, spec_of(features))
+        lent.check_like("features", wanted, spec_of(features))
         count = len(tf.nest.flatten(features)[0])
-        with averaged_weights(trainer):
+        with averaged_weights(trainer) if has_average else contextlib.nullcontext():
             parts = [
                 compute(tf.nest.map_structure(lambda x, at=at: tf.constant(x[at : at + size]), features))
                 for at in range(0, max(count, 1), size)
@@ -57,11 +72,7 @@ def features_taken(trainer: Trainer, example) -> Any:
 
     They are the data's, or those of the model's own inputs where it takes no others, as of a GAN's noise.
     """
-
-    def specs(features):
-        return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), features)
-
-    of_data, own = specs(batches.features(example)), keras.inputs_of(trainer.model)
+    of_data, own = _any_size(batches.features(example)), keras.inputs_of(trainer.model)
     if own is None or type(trainer).forward is not Trainer.forward:
         return of_data
     shapes, own_shapes = ([tuple(each.shape) for each in tf.nest.flatten(x)] for x in (of_data, own))
@@ -70,37 +81,24 @@ def features_taken(trainer: Trainer, example) -> Any:
     try:
         tf.function(trainer.forward, autograph=False).get_concrete_function(of_data, training=False)
     except (TypeError, ValueError):  # as Keras has it of other features
-        return specs(own)
+        return _any_size(own)
     return of_data
 
 
-def evaluate(session: Session, split) -> dict[str, float]:
-    """Computes the metrics' means over a split. Training can't go on afterwards: the strategy is bound to this data."""
-    split = splits.checked("evaluate", split, [])
-    _check_like("data", *(batches.without_weights(spec_of(each)) for each in (session.example, split)))
-    strategy = session.strategy
-    with strategy.watch():
-        feed = strategy.feed(split, session.config.eval_batch_size, None)
-        strategy.bind(session.state, strategy.train_feed, feed)
-        with closing_feeds(strategy):
-            return evaluation.evaluate(strategy, session.state)
+def _any_size(features) -> Any:
+    """Returns specs of batches of any size."""
+    return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), features)
 
 
-def _check_like(name: str, wanted, found) -> None:
-    """Raises `UsageError` where one example, a nest of specs, is not what the run takes."""
+def evaluate(session: Session, split=None) -> dict[str, float]:
+    """Computes the metrics' means over a split; None is the run's own evaluation data.
 
-    def described(specs) -> str:
-        return str(tf.nest.map_structure(lambda x: f"{tf.as_dtype(x.dtype).name}{[*x.shape]}", specs))
-
-    def fits(x, y) -> bool:
-        return tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype) and tf.TensorShape(x.shape).is_compatible_with(y.shape)
-
-    try:
-        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, found)))
-    except (TypeError, ValueError):  # other structures
-        alike = False
-    if not alike:
-        line = f"{name} are {described(found)} an example; this run's are {described(wanted)}"
-        if isinstance(found, tuple) and not isinstance(wanted, (tuple, dict)):
-            line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
-        raise UsageError(line)
+    Raises:
+      UsageError: the split is not of the run's form, or the run has no evaluation data.
+    """
+    if split is None:
+        if not session.has_evaluation:
+            raise UsageError("evaluate(): the run has no evaluation data; give evaluate a split")
+        return evaluation.evaluate(session.strategy, session.state)
+    with lent.lending(session, split, trains=False):
+        return evaluation.evaluate(session.strategy, session.state)

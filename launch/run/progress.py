@@ -59,6 +59,9 @@ class Progress(Hook):
             self._bar = Bar(self._file, _step(status), status.until_step, status.step)
             atexit.register(self.close)  # after an exception, the terminal's cursor has to come back
 
+    def rewind(self, status: Status) -> None:
+        self._window, self._shown_step = Window(), None
+
     def __call__(self, status: Status) -> None:
         if self.mode == "off":
             return
@@ -87,9 +90,10 @@ class Progress(Hook):
         metrics, self._window = _metrics(self._window.means()), Window()
         epoch = f"epoch {status.step / status.steps_per_epoch:.3g}"
         speed = f"{self._recent.speeds.get('examples_per_sec', 0):,.0f} examples/s"
-        steps, rate = status.until_step - status.step, self._recent.speeds.get("steps_per_sec")
+        end, rate = status.until_step, self._recent.speeds.get("steps_per_sec")
         # From a first call alone, which compiles, no time is estimated.
-        left = f"{duration(steps / rate)} left" if rate and (self._recent.calls > 1 or not steps) else ""
+        known = end is not None and rate and (self._recent.calls > 1 or end == status.step)
+        left = f"{duration((end - status.step) / rate)} left" if known else ""
         self._shown_step = status.step
         if self._bar is None:
             self._say("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))
@@ -281,7 +285,7 @@ def duration(seconds: float) -> str:
 
 
 def _step(status: Status) -> str:
-    return f"step {status.step:,}/{status.until_step:,}"
+    return f"step {status.step:,}" if status.until_step is None else f"step {status.step:,}/{status.until_step:,}"
 
 
 def _metrics(means: dict[str, float]) -> list[str]:

@@ -30,6 +30,24 @@ def newest(session: Session, checkpoints: Checkpoints) -> Manifest | None:
     return manifest
 
 
+def found(session: Session, checkpoints: Checkpoints, which: str | int) -> Manifest:
+    """Returns, on every worker, the checkpoint that `Run.restore` names: best, latest, or that of a step.
+
+    Raises:
+      UsageError: there is no such checkpoint, or not a whole one.
+    """
+    if which in ("best", "latest"):
+        manifest = newest(session, checkpoints)
+    else:
+        manifest = next(iter(checkpoints.all(lambda each: each.step == which)), None)
+    if not all(session.strategy.exchange(int(manifest is not None))):
+        steps = ", ".join(str(each.step) for each in session.checkpoints.all()) or "none"
+        raise UsageError(
+            f"restore({which!r}): there is no such whole checkpoint; use latest, best, or a step of {steps}"
+        )
+    return manifest
+
+
 def restored(session: Session) -> Iterator[Manifest]:
     """Restores the checkpoints that were asked for, the oldest first, each when the caller is done with the one before.
 

@@ -20,6 +20,7 @@ from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Writer, manifest
 from ...engine.data.feeds import ResidentFeed
+from ...engine.data.lent_feed import LentFeed
 from ...engine.data.source import Source, Spec, WithoutBadRecords
 from ...engine.data.split import spec_of
 from ...engine.data.streamed import is_stream
@@ -65,7 +66,7 @@ class Session:
       config: what was asked.
       strategy: where steps run.
       state: what steps change.
-      train_steps: updates in all.
+      train_steps: updates in all; None where only the run's caller knows.
       example: a batch of one example, zeros, in the form of the data.
       has_evaluation: whether there is evaluation data.
       checkpoints: those of the run; None without a run_dir.
@@ -74,12 +75,13 @@ class Session:
       faster_input: what to change where steps wait for input, for people.
       bad_records: by split, the sources whose bad records are left out.
       files: paths of those that the training data is read from, as steps go, where a source names them.
+      lent_feeds: of what the program hands in, by whether it is trained on.
     """
 
     config: Config
     strategy: Strategy
     state: TrainState
-    train_steps: int
+    train_steps: int | None
     example: Any
     has_evaluation: bool
     checkpoints: Checkpoints | None
@@ -88,6 +90,7 @@ class Session:
     faster_input: str = ""
     bad_records: Mapping[str, WithoutBadRecords] = dataclasses.field(default_factory=dict)
     files: Sequence[str] = ()
+    lent_feeds: dict[bool, LentFeed] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def names(self) -> Names:
@@ -173,6 +176,7 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
     per_epoch = train_feed.order.steps_per_epoch
     # Epochs as written: 1.1 is 11/10.
     train_steps = config.train_steps or math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)
+    train_steps = None if config.is_endless else train_steps
     state = build_state(config, strategy, train_steps, (example, known.num_classes, known.vocabulary))
     if Holdings(state.trainer).tables:
         checks.check_tables(config, config.model_entry.name)
@@ -195,7 +199,7 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
 def build_state(
     config: Config,
     strategy: Strategy,
-    train_steps: int,
+    train_steps: int | None,
     given: tuple[Any, int | None, Any],
 ) -> TrainState:
     """Makes the trainer, where the strategy has its variables; `given` are the example, num_classes, vocabulary."""
@@ -353,9 +357,12 @@ def _step_timeout_seconds(config: Config) -> float:
     return watchdog.default_timeout_seconds() if asked is None else asked
 
 
-def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOptions:
+def _step_options(config: Config, train_steps: int | None, batch_parts: int) -> StepOptions:
     optimizer_args = config.given_arguments("optimizer_arg")
     clips = {ours: optimizer_args.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
+    # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
+    least_steps = config.warmup_steps + 1
+    has_length = config.trains and train_steps is not None
     return StepOptions(
         seed=config.seed,
         precision=config.precision,
@@ -365,8 +372,7 @@ def _step_options(config: Config, train_steps: int, batch_parts: int) -> StepOpt
         schedule=config.learning_rate_schedule,
         schedule_args=config.given_arguments("learning_rate_schedule_arg"),
         warmup_steps=config.warmup_steps,
-        # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
-        total_steps=train_steps if config.trains else max(train_steps, config.warmup_steps + 1),
+        total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
         weight_decay=config.weight_decay,
         weight_decay_exclude=config.weight_decay_exclude,
         clip_norm=config.clip_norm,

@@ -18,6 +18,7 @@ from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_w
 from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
+from ...engine.internals import variables
 from ...engine.machine.files import read_json
 from ...engine.mesh import cuts
 from ...engine.optimizers.averaging import WeightAverage
@@ -38,36 +39,65 @@ from .names import Names
 from .session import Session
 
 FILE_NAME = "model.json"
+_MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
 
 
 def write(session: Session, run_dir: str) -> None:
     """Writes what `load` makes the model from: Keras's own configuration of it, and what is known of the data."""
-    model = getattr(session.trainer, "model", None)
-    try:
-        architecture = json.loads(model.to_json()) if model is not None else None
-        (architecture or {}).pop("compile_config", None)  # weights are loaded, and no optimizer's state
-    except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
-        architecture = None
+    models = {name: _architecture(model) for name, model in models_of(session.trainer).items()}
+    model = models.pop(_MODEL, None)
     features = _described(batches.features(session.example))
-    write_of_run(run_dir, FILE_NAME, {"keras": architecture, "features": features, **known.as_json(session.known)})
+    found = {"keras": model, **({"models": models} if models else {}), "features": features}
+    write_of_run(run_dir, FILE_NAME, {**found, **known.as_json(session.known)})
 
 
-def load(run_dir: str, which: str, trainer_class: type[Trainer] | None) -> tf.keras.Model:
-    """Makes the Keras model of a run's checkpoint; see `crankshaft.load_model`."""
+def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
+    """Returns Keras's configuration of a model; None of a subclassed one that has none."""
+    try:
+        architecture = json.loads(model.to_json())
+    except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
+        return None
+    architecture.pop("compile_config", None)  # weights are loaded, and no optimizer's state
+    return architecture
+
+
+def models_of(trainer: Trainer) -> dict[str, tf.keras.Model]:
+    """Returns the Keras models among a trainer's attributes, by their names."""
+    return variables.held(trainer, tf.keras.Model)
+
+
+def named(trainer: Trainer, name: str) -> tf.keras.Model:
+    """Returns a trainer's Keras model by its name. Raises `UsageError` where there is none of that name."""
+    models = models_of(trainer)
+    if name not in models:
+        kind, there = type(trainer).__name__, ", ".join(models) or "none"
+        raise UsageError(f"name={name!r}: {kind} has no Keras model of that name; it has {there}")
+    return models[name]
+
+
+def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: str = _MODEL) -> tf.keras.Model:
+    """Makes a Keras model of a run's checkpoint; see `crankshaft.load_model`."""
     manifest, found = _find(run_dir, which), about(run_dir)
-    with isolation.isolated():
-        if trainer_class is None and found.architecture is not None:
-            model = _of_architecture(found.architecture, manifest)
+    architecture = found.architectures.get(name)
+    if trainer_class is None and name != _MODEL and (architecture is None or _averages(manifest)):
+        why = "an average of its weights" if architecture else f"{', '.join(found.architectures) or 'no model'} alone"
+        raise UsageError(
+            f"load_model(name={name!r}): {run_dir}/{FILE_NAME} has {why}; give load_model its trainer_class, which "
+            "says what the model is"
+        )
+    with isolation.Isolation():
+        if trainer_class is None and architecture is not None:
+            model = _of_architecture(architecture, manifest, name)
         else:
-            model = _of_trainer(trainer_class, manifest, found)
+            model = named(_trainer_of(trainer_class, manifest, found), name)
     model.names = Names(found.known)
     return model
 
 
 class About(NamedTuple):
-    """What `write` has written: Keras's configuration if there is one, features of one example, what data is known."""
+    """What `write` has written: Keras's configurations of models, by name; features of one example; what is known."""
 
-    architecture: dict[str, Any] | None
+    architectures: dict[str, dict[str, Any]]
     features: Any
     known: Data
 
@@ -76,9 +106,11 @@ def about(run_dir: str) -> About:
     """Reads what a run has written of its model. Raises `UsageError`."""
     try:
         found = read_json(os.path.join(run_dir, FILE_NAME))
-        if not isinstance(found["keras"], (dict, type(None))):
-            raise ValueError(f"keras is {found['keras']!r:.60}, which is no object")
-        return About(found["keras"], _zeros(found["features"]), known.of_json(found, FILE_NAME))
+        models = {**found.get("models", {}), _MODEL: found["keras"]}
+        if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
+            raise ValueError(f"keras is {wrong[0]!r:.60}, which is no object")
+        models = {name: each for name, each in models.items() if each is not None}
+        return About(models, _zeros(found["features"]), known.of_json(found, FILE_NAME))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
 
@@ -179,7 +211,7 @@ def _copy(session: Session) -> Trainer:
     if getattr(session.trainer, "model", None) is None:
         found = type(session.trainer).__name__
         raise UsageError(f"{found} has no model; name the Keras model to hand out self.model")
-    with isolation.isolated():
+    with isolation.Isolation():
         trainer = type(session.trainer)(**session.config.given_arguments("model_arg"))
         own = session.trainer.given
         prepare(trainer, own.options, Reduction(), session.example, own.num_classes, own.vocabulary, own.num_servers)
@@ -200,7 +232,11 @@ def _take(trainer: Trainer, prefix: str) -> None:
             optimizer.weight_average.hand_over()
 
 
-def _of_architecture(architecture: dict[str, Any], manifest: Manifest) -> tf.keras.Model:
+def _averages(manifest: Manifest) -> bool:
+    return bool(manifest.about.get("flags", {}).get("ema_decay"))
+
+
+def _of_architecture(architecture: dict[str, Any], manifest: Manifest, name: str) -> tf.keras.Model:
     from ...engine import layers  # noqa: F401 - so that Keras knows them by name
 
     try:
@@ -210,8 +246,8 @@ def _of_architecture(architecture: dict[str, Any], manifest: Manifest) -> tf.ker
             f"Keras can't make this run's model from its configuration ({' '.join(str(error).split())[:200]}); "
             "register its layers with keras.saving.register_keras_serializable, or give load_model(..., trainer_class=)"
         ) from None
-    load_weights(manifest.prefix, model, "trainer.model")
-    if manifest.about.get("flags", {}).get("ema_decay"):
+    load_weights(manifest.prefix, model, f"trainer.{name}")
+    if _averages(manifest):
         average = WeightAverage(0.0)
         average.build(model.trainable_variables)
         load_weights(manifest.prefix, average, "trainer.optimizer.weight_average")
@@ -219,7 +255,7 @@ def _of_architecture(architecture: dict[str, Any], manifest: Manifest) -> tf.ker
     return model
 
 
-def _of_trainer(trainer_class: type[Trainer] | None, manifest: Manifest, found: About) -> tf.keras.Model:
+def _trainer_of(trainer_class: type[Trainer] | None, manifest: Manifest, found: About) -> Trainer:
     where = f"{manifest.prefix}.manifest.json"
     flags, deciding = (configs.of_run(where, manifest.about)[part] for part in ("flags", "deciding"))
     if trainer_class is None:
@@ -235,7 +271,7 @@ def _of_trainer(trainer_class: type[Trainer] | None, manifest: Manifest, found: 
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
     prepare(trainer, options, Reduction(), (found.features, None), found.known.num_classes, found.known.vocabulary)
     _take(trainer, manifest.prefix)
-    return trainer.model
+    return trainer
 
 
 def _find(run_dir: str, which: str) -> Manifest:

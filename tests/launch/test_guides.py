@@ -42,6 +42,7 @@ HOLDS = {
     " and [result_of('runs/mine')[key] for key in ('strategy', 'stop')] == ['on_cpu', 'good enough']",
     "docs/monitoring.md": "len(rows) >= 8 and done.result['stop'] == 'good enough'",
     "docs/resume.md": "model(tf.zeros([1, 28, 28, 1])).shape == (1, 10)",
+    "docs/your_own_loop.md": "run.step == 5 and run.extra == {'labelled': 40} and known < 800",
     "From Keras `fit`": "done.history[-1]['eval_accuracy'] > 0.85",
     "Pretrained weights": "again.history[0]['eval_loss'] < 1.1 * first.result['eval']['loss']",
     "A GAN": "made.predict(np.zeros([2, 3], np.float32)).shape == (2, 2)",

@@ -77,6 +77,11 @@ class TensorBoard(Windowed):
             self._put_graph(trainer)
             self._put_images(status.step)
 
+    def rewind(self, status: Status) -> None:
+        self._files.close()
+        self._restored = True
+        self.begin(status)
+
     def next_due(self, step: int, status: Status) -> int | None:
         due = super().next_due(step, status)
         if not self.histogram_every_steps:

@@ -14,11 +14,13 @@ import tensorflow as tf
 from ...data import host_arrays
 from ...data.base import Feed, Run
 from ...data.dataset_feed import DatasetFeed, divide, unwatched
+from ...data.lent_feed import LentFeed
 from ...data.order import Order
 from ...data.reading import example_seeds
 from ...data.source import Source
-from ...data.split import example_bytes
+from ...data.split import example_bytes, spec_of
 from ...internals.tensorflow import on_each_worker, wait_for_operations
+from ...mesh.mesh import Mesh
 from . import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
@@ -325,6 +327,31 @@ def sent(stream, processes, batch_size: int, seed: int | None, options, known=No
         processes.distribution, share, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout
     )
     return SentFeed(made)
+
+
+class LentWorkersFeed(LentFeed, WorkersFeed):
+    """Data that a program hands to its run, read by the coordinator: a lease has the batches of its steps with it."""
+
+    def __init__(self):
+        LentFeed.__init__(self, 1, Mesh())
+
+    def lease(self, step: int, limit: int) -> Run:
+        run = self.take(step, limit)
+        return Run((*run.operands, tf.constant(step, tf.int64)), step, step + run.stop)
+
+    @property
+    def operand_specs(self):
+        def spec(part) -> tf.TensorSpec:
+            return tf.TensorSpec([None, None, *part.shape], tf.string if part.dtype == object else part.dtype)
+
+        return tf.nest.map_structure(spec, spec_of(self.split)), tf.TensorSpec([], tf.int64)
+
+    def next_operands(self, operands, step: tf.Tensor):
+        block, first = operands
+        return (tf.nest.map_structure(lambda x: x[step - first], block),)
+
+    def batch(self, *operands):
+        return operands[0]
 
 
 class RepeatedWorkersFeed(WorkersFeed):

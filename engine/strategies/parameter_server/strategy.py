@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,13 @@ from ..inner_loop import LoopResult
 from ..pacing import Pace
 from . import sources
 from .coordinator import Cluster, Done, Leases, lease_seconds, quiet_tensorflow
-from .feed import ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
+from .feed import LentWorkersFeed, ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
 from .leases import Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _WAIT_SECONDS = 1.0
+_BOUND = ("train_feed", "_train_loop", "eval_feed", "_eval_loop", "_evaluations")  # see `lent`
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
@@ -242,18 +243,41 @@ class ParameterServer(Measured):
             optimizer.reduce_dtype = state.trainer.reduction.reduce_dtype
         for table in held.tables.values():
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
-        exact_pull = Pull(held.steady_variables, tf.float32)
-        self._runner = runner = StepRunner(state.trainer)
+        self._runner = StepRunner(state.trainer)
+        self._evaluations = 0
+        self._lent_loops: dict[tuple[bool, str], LeaseLoop] = {}
+        steps = eval_feed and eval_feed.order.steps_per_epoch
+        self._eval_loop = eval_feed and self._evaluation_loop(eval_feed, lambda step: step % steps)
+
+    def _evaluation_loop(self, feed: WorkersFeed, batch_number: Callable[[tf.Tensor], tf.Tensor]) -> LeaseLoop:
+        pull, runner, state = Pull(self._holdings.steady_variables, tf.float32), self._runner, self._state
 
         def eval_step(batch, step, observed, pulled):
-            number, done = step % eval_feed.order.steps_per_epoch, tf.identity(state.step_variable)
-            with keras.computing_with(exact_pull.values(pulled)):
+            number, done = batch_number(step), tf.identity(state.step_variable)
+            with keras.computing_with(pull.values(pulled)):
                 return runner.eval_step(batch, number, done, observed)
 
-        self._evaluations = 0
-        self._eval_loop = eval_feed and LeaseLoop(
-            self.distribution, eval_step, eval_feed, exact_pull, keeps_scores=True
-        )
+        return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True)
+
+    def lent_feed(self) -> LentWorkersFeed:
+        return LentWorkersFeed()
+
+    @contextlib.contextmanager
+    def lent(self, feed: LentWorkersFeed, trains: bool) -> Iterator[None]:  # type: ignore[override]
+        own = {name: getattr(self, name) for name in _BOUND}
+        form = trains, repr(feed.operand_specs)
+        loop = self._lent_loops.get(form)
+        try:
+            if trains:
+                self.train_feed = feed
+                self._train_loop = loop = loop or self.train_loop()
+            else:
+                self.eval_feed, self._evaluations = feed, 0
+                self._eval_loop = loop = loop or self._evaluation_loop(feed, lambda step: step)
+            self._lent_loops[form] = loop
+            yield
+        finally:
+            vars(self).update(own)
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
         held, runner = self._holdings, self._runner

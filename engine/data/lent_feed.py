@@ -1,0 +1,143 @@
+"""The feed of data that a program hands to its run for some steps, or an evaluation: of one form, of any length."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..mesh.mesh import Mesh
+from .base import Feed, Run
+from .dataset_feed import count
+from .feeds import untuned
+from .order import Order, replica_part
+from .source import Source
+from .split import example_bytes, num_examples
+from .streamed import OfDataset, Stream, is_stream
+
+_BLOCK_BYTES = 8 << 20  # of the batches of a call, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class LentOrder(Order):
+    """An order whose first step is another than 0."""
+
+    first_step: int = 0
+
+    def examples_before(self, step: int) -> int:
+        return super().examples_before(step - self.first_step)
+
+
+class LentFeed(Feed):
+    """Reads on the host the batches of each call's steps. Its programs are of any number of examples.
+
+    One feed serves all data of a form: `hold` says which is read next. Shuffled data is shuffled for each epoch by
+    (seed, first step, epoch), so that two calls on the same data differ, and the same call is the same after a resume.
+
+    Args:
+      num_replicas: that take rows of each batch.
+      mesh: how they are laid out.
+
+    Attributes:
+      split: what is held.
+    """
+
+    def __init__(self, num_replicas: int, mesh: Mesh):
+        self._mesh = mesh
+        self._num_replicas = num_replicas
+        self.split: Any = None
+        self._places = (-1, np.zeros(0, np.int64))
+        self._batches: Iterator | None = None
+
+    def hold(self, split, batch_size: int, seed: int | None, first_step: int) -> None:
+        """Sets the data of the next steps.
+
+        Args:
+          split: arrays, a `Source`, or a stream, which is read in its own order.
+          batch_size: examples a step, fewer where an epoch ends.
+          seed: shuffles each epoch; None keeps the examples' own order.
+          first_step: the next step.
+        """
+        if is_stream(split):
+            split = split if isinstance(split, Stream) else OfDataset(split)
+            if split.length == tf.data.INFINITE_CARDINALITY:
+                raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples)")
+            examples = count(split)
+        else:
+            examples = num_examples(split)
+        self.order: LentOrder = LentOrder(examples, batch_size, 1, seed, first_step=first_step)
+        self.split, self._batches, self._places = split, None, (-1, self._places[1])
+        self._most_steps = max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
+
+    def reach(self, step: int, limit: int) -> int:
+        if isinstance(self.split, Stream):
+            return 1
+        in_epoch = (step - self.order.first_step) % self.order.steps_per_epoch
+        return max(1, min(limit, self.order.whole_steps - in_epoch, self._most_steps))
+
+    def take(self, step: int, limit: int) -> Run:
+        steps = self.reach(step, limit)
+        if isinstance(self.split, Stream):
+            block = tf.nest.map_structure(lambda x: x[tf.newaxis], self._next())
+        else:
+            epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
+            first = in_epoch * self.order.batch_size
+            rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
+            batches = self._read(rows, epoch)
+            shape = [steps, len(rows) // steps]
+            block = tf.nest.map_structure(lambda x: tf.reshape(x, [*shape, *x.shape[1:]]), batches)
+        return Run((block,), 0, steps)
+
+    def traced(self, operands) -> Any:
+        return tf.nest.map_structure(lambda x: tf.TensorSpec([None, None, *x.shape[2:]], x.dtype), operands)
+
+    def most_steps(self, operands) -> float:
+        return math.inf
+
+    def next_operands(self, operands, offset: tf.Tensor):
+        return (tf.nest.map_structure(lambda x: x[offset], operands[0]),)
+
+    def batch(self, batch):
+        parts = self._mesh.part(0, self._num_replicas)[1]
+        if parts == 1:
+            return batch
+        with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
+            start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, parts)
+            return tf.nest.map_structure(lambda x: x[start:stop], batch)
+
+    def close(self) -> None:
+        self._batches = self.split = None
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        """Returns the examples of an epoch by index, in their order."""
+        if self._places[0] != epoch:
+            examples, seed = self.order.num_examples, self.order.seed
+            found = np.arange(examples)
+            if seed is not None:
+                np.random.default_rng([seed, self.order.first_step, epoch]).shuffle(found)
+            self._places = epoch, found
+        return self._places[1]
+
+    def _read(self, rows: np.ndarray, epoch: int) -> Any:
+        """Reads examples: nest of tensors [n, ...]."""
+        with tf.device("CPU:0"):
+            if not isinstance(self.split, Source):
+                return tf.nest.map_structure(lambda array: tf.constant(array[rows]), self.split)
+            stored = tf.nest.map_structure(tf.constant, self.split.read(rows))
+            seeds = tf.constant(np.stack([np.full(len(rows), epoch), rows], -1), tf.int64)
+            return self.split.decode(stored, seeds)
+
+    def _next(self) -> Any:
+        """Returns the next batch of a stream, whose epochs follow one another."""
+        if self._batches is None:
+            examples = self.split.examples(None, tf.constant(0, tf.int64))
+            self._batches = iter(untuned(examples.batch(self.order.batch_size).prefetch(2)))
+        batch = next(self._batches, None)
+        if batch is None:
+            self._batches = None
+            return self._next()
+        return batch

@@ -1,0 +1,79 @@
+"""Trains a GAN on a ring of points, and draws what its generator makes between steps: python gan.py
+
+The same noise is drawn from each time, so that one sees it move. With a file's name the last picture is kept there.
+"""
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import crankshaft
+from crankshaft import make_optimizer, mean, step_context
+
+WIDTH, HEIGHT = 48, 24  # of a picture, in characters
+
+
+class Gan(crankshaft.Trainer):
+    """A generator of points in the plane, and a critic that tells them from the data's."""
+
+    def build(self):
+        layers = tf.keras.layers
+        self.generator = tf.keras.Sequential([layers.Input([4]), layers.Dense(64, "relu"), layers.Dense(2)])
+        self.critic = tf.keras.Sequential([layers.Input([2]), layers.Dense(64, "relu"), layers.Dense(1)])
+        self.optimizer = make_optimizer(self, self.generator.trainable_variables)
+        self.critic_optimizer = make_optimizer(self, self.critic.trainable_variables)
+
+    def losses(self, real):
+        """The two losses, of a batch of points."""
+        noise = tf.random.stateless_normal([tf.shape(real)[0], 4], step_context().seed())
+        of_fake, of_real = self.critic(self.generator(noise))[:, 0], self.critic(real)[:, 0]
+        entropy = tf.nn.sigmoid_cross_entropy_with_logits
+        wrong = entropy(tf.ones_like(of_real), of_real) + entropy(tf.zeros_like(of_fake), of_fake)
+        return {"loss": mean(entropy(tf.ones_like(of_fake), of_fake)), "critic_loss": mean(wrong)}
+
+    def train_step(self, batch):
+        ours, theirs = self.generator.trainable_variables, self.critic.trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            metrics = self.losses(batch)
+        gradients = tape.gradient(metrics["loss"].total, ours) + tape.gradient(metrics["critic_loss"].total, theirs)
+        gradients, count = self.reduction.sum(gradients, metrics["loss"].count)
+        gradients = gradients.over(count)
+        self.optimizer.apply(gradients[: len(ours)], ours)
+        self.critic_optimizer.apply(gradients[len(ours) :], theirs)
+        return metrics
+
+    def eval_step(self, batch):
+        return self.losses(batch)
+
+
+def ring(count: int) -> np.ndarray:
+    """Draws points [count, 2] on a circle, with a little noise."""
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(0, 2 * np.pi, count)
+    return (np.stack([np.cos(angles), np.sin(angles)], 1) + rng.normal(0, 0.05, (count, 2))).astype(np.float32)
+
+
+def picture(points: np.ndarray) -> str:
+    """Draws points, of which -1.5 to 1.5 is seen, in characters."""
+    counts, _, _ = np.histogram2d(-points[:, 1], points[:, 0], (HEIGHT, WIDTH), [[-1.5, 1.5], [-1.5, 1.5]])
+    return "\n".join("".join(" .:*#"[min(int(count), 4)] for count in row) for row in counts)
+
+
+def train(pictures: int = 5, steps: int = 400) -> tuple[str, float]:
+    """Trains and draws in turn; returns the last picture, and how far the points are from the ring on average."""
+    noise = np.random.default_rng(1).normal(size=(500, 4)).astype(np.float32)
+    asked = {"learning_rate": 0.002, "optimizer_arg": {"beta_1": 0.5}, "mode": "train", "jit": "off", "progress": "off"}
+    with crankshaft.open_run(Gan, data=(ring(4096),), **asked) as run:
+        for _ in range(pictures):
+            losses = run.train(steps=steps)
+            made = run.models["generator"](noise).numpy()
+            print(f"step {run.step}: {losses}\n{picture(made)}", flush=True)
+    return picture(made), float(np.abs(np.linalg.norm(made, axis=1) - 1).mean())
+
+
+if __name__ == "__main__":
+    drawn, _ = train()
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w") as file:
+            file.write(drawn + "\n")

@@ -1,0 +1,73 @@
+"""Data that a program hands to its run: checked to be of the run's form, and worked on for one call. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ...engine.data.split import num_examples, spec_of
+from ...engine.data.streamed import is_stream
+from ...engine.step import batches
+from ..errors import UsageError
+from . import fingerprints, splits
+from .session import Session
+
+
+def checked(session: Session, split) -> Any:
+    """Returns data in its form, see `splits.prepare`. Raises `UsageError` where its form is not the run's."""
+    split = splits.checked("given", split, [])
+    check_like("data", *(batches.without_weights(spec_of(each)) for each in (session.example, split)))
+    return split
+
+
+def described(split) -> str:
+    """Describes data, so that workers can compare theirs: how many examples there are, and of what form."""
+    many = "a stream" if is_stream(split) else f"{num_examples(split)} examples"
+    return f"{many} of {fingerprints.layout(split)}"
+
+
+@contextlib.contextmanager
+def lending(session: Session, split, trains: bool) -> Iterator[None]:
+    """Has the strategy train on data, or else evaluate it, within.
+
+    Args:
+      session: of the run.
+      split: `checked`.
+      trains: whether steps train on it.
+    """
+    strategy, config = session.strategy, session.config
+    if trains not in session.lent_feeds:
+        session.lent_feeds[trains] = strategy.lent_feed()
+    feed = session.lent_feeds[trains]
+    if trains:
+        feed.hold(split, config.global_batch_size, config.seed, session.state.step)
+    else:
+        feed.hold(split, config.eval_batch_size, None, 0)
+    try:
+        with strategy.lent(feed, trains):
+            yield
+    finally:
+        feed.close()
+
+
+def check_like(name: str, wanted, found) -> None:
+    """Raises `UsageError` where one example, a nest of specs, is not what the run takes."""
+
+    def shown(specs) -> str:
+        return str(tf.nest.map_structure(lambda x: f"{tf.as_dtype(x.dtype).name}{[*x.shape]}", specs))
+
+    def fits(x, y) -> bool:
+        return tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype) and tf.TensorShape(x.shape).is_compatible_with(y.shape)
+
+    try:
+        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, found)))
+    except (TypeError, ValueError):  # other structures
+        alike = False
+    if not alike:
+        line = f"{name} are {shown(found)} an example; this run's are {shown(wanted)}"
+        if isinstance(found, tuple) and not isinstance(wanted, (tuple, dict)):
+            line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
+        raise UsageError(line)

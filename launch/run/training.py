@@ -1,0 +1,537 @@
+"""A run that trains: from its latest checkpoint on, as many steps as are asked for, to its end. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import numbers
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from absl import logging
+
+from ...engine.checkpoints import Manifest
+from ...engine.holdings import Holdings
+from ...engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
+from ...engine.hooks.base import Rates, Window
+from ...engine.hooks.input_bound import InputBound
+from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured
+from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
+from ...engine.hooks.stragglers import Stragglers
+from ...engine.hooks.sync_check import SyncCheck
+from ...engine.hooks.tensorboard import TensorBoard
+from ...engine.hooks.tensorboard.probe import Probe
+from ...engine.internals.errors import counted
+from ...engine.loop import Loop
+from ...engine.state import RULES
+from ..command_line import config as configs
+from ..command_line.config import Config
+from ..errors import UsageError
+from ..host import threads
+from ..host.files import write_of_run
+from ..host.process import EXIT_CODES, Signals
+from . import fingerprints, lent, reading, results, weights
+from .history import History
+from .modes import as_line, result_of
+from .progress import Progress, print_model_summary
+from .session import Session, choose_jit
+
+_MOST_EXTRA_BYTES = 1 << 20
+
+
+class TrainMetrics(Windowed):
+    """The means of the last window (an epoch, or the time between evaluations), and the run's rate."""
+
+    name = "train_metrics"
+
+    def __init__(self, every_steps: int):
+        super().__init__(every_steps, at_end=True)
+        self.means: dict[str, float] = {}
+        self._run = Rates(leaves_out_first=True)
+
+    def __call__(self, status: Status) -> None:
+        super().__call__(status)
+        self._run.add(status)
+
+    def act(self, status: Status) -> None:
+        self.means = self.window.steady_means()
+
+    def rates(self) -> dict[str, float | None]:
+        """Returns the run's rates after the first call; of the first if it was all, None without a step."""
+        return {"steps_per_sec": None, "examples_per_sec": None, **self._run.speeds, **self._run.input}
+
+    def host_state(self) -> dict:
+        return {**super().host_state(), "means": self.means}
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        self.means = values.get("means", {})
+
+
+class Means(Mapping[str, float]):
+    """The means of a call's metrics by name. Reading the first of them waits for the device."""
+
+    def __init__(self, window: Window):
+        self._window = window
+        self._means: dict[str, float] | None = None
+
+    @property
+    def _read(self) -> dict[str, float]:
+        if self._means is None:
+            self._means = self._window.steady_means()
+        return self._means
+
+    def __getitem__(self, name: str) -> float:
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __repr__(self) -> str:
+        return repr(self._read)
+
+
+class CallSums(Hook):
+    """Adds up the metrics of one call of `Training.train_to`."""
+
+    name = "call_sums"
+
+    def __init__(self):
+        self.window = Window()
+
+    def __call__(self, status: Status) -> None:
+        self.window.add(status)
+
+
+class Extra(Hook):
+    """Keeps with each checkpoint what the program has to keep beside the run's state.
+
+    Attributes:
+      values: plain JSON, by name.
+    """
+
+    name = "extra"
+
+    def __init__(self):
+        self.values: dict[str, Any] = {}
+
+    def host_state(self) -> dict:
+        return {"values": self.values} if self.values else {}
+
+    def restore_host_state(self, values: dict) -> None:
+        self.values = dict(values["values"])
+
+    def check(self) -> None:
+        """Raises `UsageError` unless the values are JSON, and few."""
+        try:
+            text = json.dumps(self.values, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"extra={self.values!r:.80} can't be kept with a checkpoint ({error}); give numbers, text, and lists "
+                "and dictionaries of them"
+            ) from None
+        if len(text) > _MOST_EXTRA_BYTES:
+            raise UsageError(
+                f"extra takes {len(text):,} bytes, and a checkpoint keeps {_MOST_EXTRA_BYTES:,} at most; write a file "
+                "beside the run, and keep its name"
+            )
+
+
+class Holding(Hook):
+    """Ends a run that has lost its run_dir, after the call in which that happened.
+
+    Args:
+      check: raises where the run_dir is another's, or gone.
+    """
+
+    name = "held_run_dir"
+
+    def __init__(self, check: Callable[[], None]):
+        self._check = check
+
+    def begin(self, status: Status) -> None:
+        self._check()
+
+    def __call__(self, status: Status) -> None:
+        self._check()
+
+    def settle(self, status: Status) -> None:
+        self._check()
+
+
+class Training:
+    """A run that trains: `restore_newest` and `begin` once, then `train_to`, `save` and `restore`, and `outcome` once.
+
+    Args:
+      session: the run, put together.
+      user_hooks: checked.
+      check_held: raises where the run_dir is not this run's any more; None without one.
+
+    Attributes:
+      loop: the outer loop.
+      signals: the context in which a signal ends `train_to` at a step; what then becomes of the run is the caller's.
+      history: the rows of metrics.
+      extra: what the program keeps with each checkpoint.
+    """
+
+    def __init__(self, session: Session, user_hooks: Sequence[Hook], check_held: Callable[[], None] | None = None):
+        self.session = session
+        self.history = History(session.config.run_dir if session.config.writes_run else None, eval_period(session))
+        self.extra = Extra()
+        self._stop_request = StopRequest()
+        self.signals = Signals(self._stop_request.request, session.config.owns_process, is_kept=True)
+        self._metrics = TrainMetrics(eval_period(session))
+        self._call = CallSums()
+        holding = [Holding(check_held)] if check_held else []
+        own = [self._call, self.extra, self.history, *holding, *user_hooks]
+        self._hooks = compose_hooks(session, own, self._metrics, self._stop_request)
+        self._manifest: Manifest | None = None
+        self._is_ready = False
+        self.loop = Loop(session.strategy, session.state, self._hooks, session.train_steps)
+
+    @property
+    def stop(self) -> str | None:
+        """Why the run trains no further; None while it does."""
+        status = self.loop.status
+        return status.stop or (f"step {status.step} is the last of the run" if status.last else None)
+
+    def restore_newest(self) -> None:
+        """Restores the run's latest checkpoint, if there is one, writes what the run is, and says it."""
+        session, config = self.session, self.session.config
+        self._manifest = restore(session, self._hooks)
+        if config.writes_run:  # not before: a run that cannot be resumed stays what it is
+            write_of_run(config.run_dir, configs.FILE_NAME, config.about())
+            weights.write(session, config.run_dir)
+        if session.speaks:
+            held = Holdings(session.trainer)
+            print_model_summary(held.models, tables=list(held.tables.values()))
+        session.say(_first_line(session, self._manifest))
+        if config.mode == "train_and_eval" and not session.evaluates:
+            session.say("no evaluation data: no evaluation is made")
+        for line in session.strategy.about():
+            session.say(line)
+
+    def make_ready(self) -> None:
+        """Finds a mistake in the evaluation before the first step, and chooses whether steps are one XLA program."""
+        session, steps = self.session, self.session.train_steps
+        if self._is_ready or (steps is not None and session.state.step >= steps):
+            return
+        self._is_ready = True
+        if session.evaluates:
+            measured = session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
+            if measured and session.config.monitor.startswith("eval_"):
+                check_measured(session.config.monitor, measured)
+        session.say(choose_jit(session))
+
+    def end_of(self, steps: int | None, epochs: float | None) -> int:
+        """Returns the step up to which so many steps, or epochs, go: none past the run's end.
+
+        Raises:
+          UsageError: they are no length, or the run has stopped.
+        """
+        step, last, order = self.session.state.step, self.session.train_steps, self.session.strategy.train_order
+        if self.stop:
+            raise UsageError(f"train(): the run has stopped ({self.stop}); look at run.stop before each call")
+        if steps is not None and epochs is not None:
+            raise UsageError(f"train(steps={steps}, epochs={epochs}): both are given; use one of them")
+        if steps is None and epochs is None:
+            if last is None:
+                raise UsageError("train(): how long? give steps or epochs, or open the run with train_steps")
+            return last
+        name, given = ("steps", steps) if epochs is None else ("epochs", epochs)
+        kinds = numbers.Integral if epochs is None else numbers.Real
+        if not isinstance(given, kinds) or isinstance(given, bool) or not 0 < given < math.inf:
+            raise UsageError(f"train({name}={given!r}): give a number above 0, a whole one of steps")
+        taken = int(given) if epochs is None else math.ceil(Fraction(repr(epochs)) * order.steps_per_epoch)
+        until = step + taken if last is None else min(step + taken, last)
+        period = self.session.strategy.sync_period_steps
+        if until % period and until != last:
+            raise UsageError(
+                f"train(): step {until} is between two syncs, which are {period} steps apart (--sync_every_steps); "
+                f"train to a multiple of {period}"
+            )
+        return until
+
+    def train(self, steps: int | None, epochs: float | None, split=None) -> Means:
+        """Trains for so many steps, or epochs, on the run's own data or on what is lent to it; see `Run.train`."""
+        if split is None:
+            until = self.end_of(steps, epochs)
+            with self.signals:
+                self.make_ready()
+                return self.train_to(until)
+        with lent.lending(self.session, split, trains=True):
+            until = self.end_of(steps, epochs)
+            with self.signals:
+                return self.train_to(until)
+
+    def train_to(self, step: int) -> Means:
+        """Trains up to a step, or to where the run stops; returns the means of the metrics of these steps."""
+        self._call.window = window = Window()
+        self.loop.train_to(step)
+        return Means(window)
+
+    def take_signal(self) -> str | None:
+        """Returns the signal that ended the last call, if one did; after Ctrl-C the run may go on."""
+        status = self.loop.status
+        reason = status.agreed_stop.reason if status.agreed_stop else None
+        if reason == "SIGINT" and self.session.strategy.num_hosts == 1:
+            self._stop_request.reason = status.stop = status.agreed_stop = None
+        return reason if reason in EXIT_CODES else None
+
+    def save(self) -> None:
+        """Writes a checkpoint, in place of one of the same step, and waits until it is on the disk."""
+        checkpoints = self.session.checkpoints
+        self.extra.check()
+        saving.save(checkpoints, self.loop.status, self._hooks, again=True)
+        checkpoints.wait()
+
+    def restore(self, which: str | int) -> None:
+        """Restores the best checkpoint, the latest, or that of a step; the run goes on from there."""
+        session = self.session
+        checkpoints = session.best if which == "best" else session.checkpoints
+        checkpoints.wait()
+        manifest = reading.found(session, checkpoints, which)
+        self.extra.values = {}
+        saving.restore(checkpoints, session.state, self._hooks, manifest)
+        self.loop.rewind()
+
+    def outcome(self, evaluates: bool = True) -> tuple[dict[str, Any], int]:
+        """Returns (result, exit code) of a run whose loop has ended.
+
+        Args:
+          evaluates: whether the result has an evaluation that the run itself has not made.
+        """
+        session, metrics, status = self.session, self._metrics, self.loop.status
+        resumed_from = self._manifest.step if self._manifest else None
+        means = metrics.means or metrics.window.steady_means()
+        result = result_of(session, train=means, resumed_from=resumed_from, **metrics.rates())
+        if session.bad_records:
+            result["bad_records"] = counted_bad_records(session)
+        if tables := {name: int(value) for name, value in Holdings(session.trainer).table_figures().items()}:
+            result["tables"] = tables
+            _warn_of_full_tables(tables)
+        exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
+        if session.evaluates and not exit_code:
+            found = _evaluation_of(session.state.step, self._hooks)
+            if found or evaluates:
+                result["eval"] = found or evaluation.evaluate(session.strategy, session.state)
+                session.say(f"evaluation at step {session.state.step}: {as_line(result['eval'])}")
+        self._say_end(result, exit_code)
+        return result, exit_code
+
+    def _say_end(self, result: dict[str, Any], exit_code: int) -> None:
+        """Says how the run ended, and adds it to the result; restores the best weights where they are asked for."""
+        session, config, status = self.session, self.session.config, self.loop.status
+        if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
+            session.say("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
+        if status.stop:
+            result["stop"] = status.stop
+            session.say(f"stopped at step {session.state.step}: {status.stop}")
+        if size := session.state.input.num_bytes:
+            session.say(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
+        if best := _best_of(self._hooks):
+            result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
+            taken = config.restore_best and not exit_code
+            if taken:
+                _restore_best(session, best)
+            whose = ", whose weights the model ends with" if taken else ""
+            session.say(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
+        if exit_code:
+            run_dir = config.given_run_dir
+            session.say(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
+
+    def close(self) -> None:
+        """Releases what hooks hold, however the run ended."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.signals.close)
+            for hook in self._hooks:
+                stack.callback(hook.close)
+
+
+def counted_bad_records(session: Session) -> dict[str, int]:
+    """Returns the number of records that were left out of each split, by any of the workers."""
+    return {name: len(session.strategy.bad_records(source)) for name, source in session.bad_records.items()}
+
+
+def _best_of(hooks: Sequence[Hook]) -> Monitor | None:
+    """Returns the hook that keeps the best state, once there is a best state."""
+    kept = (hook for hook in hooks if isinstance(hook, (BestCheckpoint, BestWeights)))
+    return next((hook for hook in kept if hook.best_step is not None), None)
+
+
+def _restore_best(session: Session, best: Monitor) -> None:
+    """Restores the state, step included, of the best evaluation; the run's checkpoints stay."""
+    if isinstance(best, BestWeights):
+        best.put_back()
+    else:
+        saving.restore(session.best, session.state, manifest=reading.newest(session, session.best))
+
+
+def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
+    """Warns of each table that had no row left for an id that was to be admitted."""
+    for name in sorted({name.rpartition("/")[0] for name in tables}):
+        given, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
+        if turned_away:
+            logging.warning(
+                "table %s: %s rows are given, and %s times an id found none free and shared row 0; "
+                "give the table more rows, or raise admit_after",
+                *(name, f"{given:,}", f"{turned_away:,}"),
+            )
+
+
+def compose_hooks(
+    session: Session, user_hooks: Sequence[Hook], metrics: TrainMetrics, stop_request: StopRequest
+) -> list[Hook]:
+    """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save."""
+    config = session.config
+    hooks: list[Hook] = [numerics.NanGuard(), *_guards(session)]
+    if session.evaluates:
+        hooks.append(evaluation.Evaluation(eval_period(session)))
+    # Without evaluations, a metric of the training data is checked each epoch.
+    evaluates = session.evaluates and eval_period(session)
+    period = {} if evaluates else {"every_steps": session.epoch_period}
+    if config.early_stopping:
+        hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
+    if config.reduce_lr:
+        hooks.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
+    if session.best and session.evaluates:
+        hooks.append(BestCheckpoint(session.best, config.monitor, hooks))
+    elif config.restore_best:
+        hooks.append(BestWeights(config.monitor))
+    hooks += [metrics, *user_hooks]
+    if config.run_dir:
+        hooks.append(
+            TensorBoard(
+                os.path.join(config.run_dir, "tensorboard") if config.is_chief else None,
+                every_steps=config.summary_every_steps,
+                histogram_every_steps=config.histogram_every_steps,
+                config=config.deciding(),
+                probe=Probe(session.strategy, session.trainer),
+            )
+        )
+    hooks += [Progress(config.progress if config.is_chief else "off"), stop_request]
+    if session.checkpoints:
+        hooks.append(Checkpointing(session.checkpoints, config.checkpoint_every_steps, hooks))
+    return hooks
+
+
+def _guards(session: Session) -> list[Hook]:
+    """Makes the hooks that watch replicas and workers, where there are several, and what they wait for."""
+    strategy, names = session.strategy, session.strategy.replica_names
+    guards: list[Hook] = []
+    if strategy.num_replicas > 1 and session.config.check_sync_every_steps:
+        guards.append(SyncCheck(session.config.check_sync_every_steps, names))
+    if strategy.num_hosts > 1 and strategy.is_chief:
+        guards.append(Stragglers(strategy.host_names))
+    guards.append(InputBound(session.faster_input))
+    return guards
+
+
+def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
+    """Restores the run's latest checkpoint, or begins the run where there is none, not even a broken one."""
+    manifest = None
+    if session.checkpoints:
+        session.checkpoints.clean()
+        session.best.clean()
+        newest = reading.newest(session, session.checkpoints)
+        if newest is None and (problem := session.checkpoints.problem()):
+            raise UsageError(_unreadable(session, problem))
+        if newest is None:
+            _check_beginning(session)
+        else:
+            _check_rules(session.config, newest)
+            reading.check_same_run(session, newest)
+            fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
+            replicas = session.strategy.num_replicas
+            fingerprints.check_division(session.config, newest, session.checkpoints.about, replicas)
+            if session.config.is_chief:
+                threads.warn_of_others(newest, session.checkpoints.about)
+            again = session.config.allow_changed_config
+            manifest = saving.restore(session.checkpoints, session.state, hooks, newest, again)
+    if manifest is None:
+        weights.start(session)
+    return manifest
+
+
+def _check_rules(config: Config, manifest: Manifest) -> None:
+    """Raises `UsageError` or warns where a run was begun by other rules of shuffling and updating: its bits differ."""
+    if (before := saving.rules_of(manifest)) == RULES:
+        return
+    what = f"--run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
+    if not config.allow_changed_config:
+        raise UsageError(
+            f"{what}: its numbers would not be those of one run; use another --run_dir, the version that began it, or "
+            "--allow_changed_config"
+        )
+    if config.is_chief:
+        logging.warning("%s: it goes on by these", what)
+
+
+def _unreadable(session: Session, problem: str) -> str:
+    best, directory = session.best, session.checkpoints.directory
+    weights = f"{best.directory} or other weights" if best.latest() else "other weights"
+    return (
+        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another --run_dir, "
+        f"anew or, with --init_from, from {weights}"
+    )
+
+
+def _check_beginning(session: Session) -> None:
+    """Raises `UsageError` where a run without a checkpoint shows that it had some; else it begins anew.
+
+    A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
+    """
+    best, run_dir = session.best.latest(), session.config.run_dir
+    if best is None:
+        return
+    # The second regular save waits for the first, and at the same step the best checkpoint is saved before it.
+    every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
+    if best.step > 2 * every or results.step_of(os.path.join(run_dir, "result.json")):
+        raise UsageError(
+            f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
+            f"with; restore them from a copy, or use another --run_dir, with --init_from={session.best.directory} to "
+            "train on from there"
+        )
+    if session.strategy.is_chief:
+        logging.warning(
+            "%s has no checkpoint but best/%s: the run begins anew, and that one stays until there is a better one",
+            *(run_dir, best.name),
+        )
+
+
+def eval_period(session: Session) -> int:
+    """Returns how many steps lie between two evaluations, and between two rows of the history."""
+    asked = session.config.eval_every_steps
+    return session.epoch_period if asked is None else asked
+
+
+def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:
+    """Returns the evaluation made at this step; None where a run was stopped between evaluations."""
+    made = (hook for hook in hooks if isinstance(hook, evaluation.Evaluation))
+    return next((hook.result for hook in made if hook.step == step), None)
+
+
+def _first_line(session: Session, manifest: Manifest | None) -> str:
+    config, order, where = session.config, session.strategy.train_order, session.strategy.describe()
+    length = "no end" if session.train_steps is None else counted(session.train_steps, "step")
+    text = (
+        f"{config.model_entry.name}: {counted(order.num_examples, 'example')}, "
+        f"{counted(order.steps_per_epoch, 'step')} an epoch of {order.batch_size}, "
+        f"{length}; {where['name']}, {counted(where['replicas'], 'replica')}"
+    )
+    if manifest is None:
+        return text
+    if session.train_steps is None:
+        return f"{text}\nresumed at step {manifest.step:,} from {config.given_run_dir}"
+    if manifest.step >= session.train_steps:
+        more = "with more --train_steps or --train_epochs it goes on"
+        if "train_steps" in config.deciding():
+            more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
+        return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
+    return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.given_run_dir}"

@@ -1,0 +1,47 @@
+"""A program that holds its run, in each of its tasks: held.py RUN_DIR [other], which ends in calls that differ."""
+
+import argparse
+import json
+import os
+
+import numpy as np
+import tensorflow as tf
+
+import crankshaft
+
+POINTS = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
+HEIGHTS = POINTS @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
+
+
+class Plane(crankshaft.Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def main(strategy: str, run_dir: str, *other: str) -> None:
+    data = (POINTS[:200], HEIGHTS[:200]), (POINTS[200:], HEIGHTS[200:])
+    asked = {"learning_rate": 0.05, "global_batch_size": 32, "jit": "off", "progress": "off", "strategy": strategy}
+    with crankshaft.open_run(Plane, data=data, run_dir=run_dir, eval_every_steps=5, **asked) as run:
+        found = {"own": [run.train(steps=3)["loss"], run.train(steps=4)["loss"]]}
+        found["given"] = run.train(data=(POINTS[:45], HEIGHTS[:45]), epochs=2)["loss"]
+        found["step"] = run.step
+        found["evaluated"] = [run.evaluate()["loss"], run.evaluate(data[1])["loss"]]
+        run.save(extra={"a": 1})
+        run.train(steps=2)
+        run.restore("latest")
+        found["restored"] = [run.step, run.extra, run.evaluate()["loss"]]
+        print("found", json.dumps(found), flush=True)
+        if other:
+            run.train(steps=1 + json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+    print("closed at", run.step)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", default="one_device")  # `crankshaft local` gives it
+    parser.add_argument("words", nargs="+")
+    given = parser.parse_args()
+    main(given.strategy, *given.words)

@@ -1,0 +1,337 @@
+"""`crankshaft.open_run`: a run that its program holds trains in many calls as in one, and ends whole in any case."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import signal
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft import Trainer, UsageError, mean, open_run, run
+from crankshaft.engine.hooks import every_steps
+
+
+class Noisy(Trainer):
+    """A plane through points, with everything whose state has to go on from call to call: dropout, averages, a rate."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential([layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def data():
+    points = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
+    heights = points @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
+    return (points[:200], heights[:200]), (points[200:], heights[200:])
+
+
+# 7 steps an epoch, the last of them smaller.
+ASKED = {"data": data, "global_batch_size": 32, "learning_rate": 0.05, "jit": "off", "progress": "off"}
+
+
+def weights(of) -> list[np.ndarray]:
+    return [each.numpy() for each in of.trainer.model.weights]
+
+
+def assert_same(one, other):
+    for mine, theirs in zip(weights(one), weights(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("form", [lambda split: split, tf.data.Dataset.from_tensor_slices], ids=["arrays", "stream"])
+def test_many_calls_end_on_the_bits_of_one(form, tmp_path):
+    def splits():
+        return tuple(form(split) for split in data())
+
+    asked = {**ASKED, "data": splits, "ema_decay": 0.9, "reduce_lr": ["patience=1"], "train_steps": 100}
+    whole = run(Noisy, **asked)
+    with open_run(Noisy, run_dir=tmp_path / "run", **asked) as held:
+        for _ in range(4):
+            random.seed(1)  # what the program draws between calls is its own
+            held.train(steps=10)
+    with open_run(Noisy, run_dir=tmp_path / "run", **asked) as held:
+        assert held.step == 40
+        for _ in range(6):
+            tf.keras.layers.Dense(1)
+            means = held.train(steps=10)
+        assert held.stop == "step 100 is the last of the run"
+    assert_same(held, whole)
+    columns = ("step", "train_loss", "eval_loss")
+    assert [[row[c] for c in columns] for row in held.history] == [[row[c] for c in columns] for row in whole.history]
+    assert held.result["eval"] == whole.result["eval"]
+    assert set(means) == {"loss"}
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """A run of no end, open for this module's tests, with what `compiled` counts in the loss."""
+    with open_run(Noisy, run_dir=tmp_path_factory.mktemp("runs") / "run", **ASKED) as held:
+        held.train(epochs=2)
+        yield held
+
+
+def test_a_run_without_an_end_goes_on_from_where_it_is(held):
+    step = held.step
+    held.train(epochs=1)
+    held.train(epochs=0.5)
+    held.train(steps=1)
+    assert held.step == step + 7 + 4 + 1
+    assert held.stop is None
+    assert [row["step"] for row in held.history][:2] == [7, 14]
+    assert held.models == {"model": held.trainer.model}
+    assert held.evaluate() == held.evaluate()
+
+
+def test_a_run_goes_back_to_a_checkpoint_with_what_was_kept_there(held):
+    held.save(extra={"epsilon": 0.5, "seen": [1, 2]})
+    step, before, loss = held.step, weights(held), held.evaluate()["loss"]
+    held.extra = {"epsilon": 0.25}
+    held.train(steps=9)
+    held.save()
+    after = weights(held)
+    held.restore(step)
+    assert (held.step, held.extra) == (step, {"epsilon": 0.5, "seen": [1, 2]})
+    assert held.evaluate()["loss"] == loss
+    assert held.history[-1]["step"] <= step
+    for mine, theirs in zip(weights(held), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    held.train(steps=9)
+    for mine, theirs in zip(weights(held), after, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    held.restore("best")
+    assert held.evaluate()["loss"] == min(held.history.column("eval_loss"))
+
+
+POINTS, HEIGHTS = data()[0]
+TRACES = []
+
+
+class Traced(Noisy):
+    def loss(self, outputs, batch):
+        TRACES.append(outputs)
+        return super().loss(outputs, batch)
+
+
+class Points(crankshaft.Source):
+    element_spec = (crankshaft.Spec((3,), np.float32), crankshaft.Spec((1,), np.float32))
+
+    def __len__(self):
+        return 40
+
+    def read(self, indices):
+        return POINTS[indices], HEIGHTS[indices]
+
+
+@pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
+def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once(replicas):
+    with open_run(Traced, **ASKED, **replicas) as held:
+        held.train(data=(POINTS[:1], HEIGHTS[:1]), steps=1)
+        held.evaluate((POINTS[:1], HEIGHTS[:1]))
+        held.evaluate()
+        traces = len(TRACES)
+        for examples in (200, 40, 33, 32, 5):
+            step = held.step
+            held.train(data=(POINTS[:examples], HEIGHTS[:examples]), epochs=2)
+            assert held.step == step + 2 * -(-examples // 32)
+        arrays = POINTS[:40], HEIGHTS[:40]
+        stream = tf.data.Dataset.from_tensor_slices(arrays).filter(lambda *_: True)
+        losses = [held.evaluate(split)["loss"] for split in (arrays, Points(), stream)]
+        errors = np.square(held.predict(POINTS[:40]) - HEIGHTS[:40], dtype=np.float64)
+        np.testing.assert_allclose(losses, [errors.mean()] * 3, rtol=1e-5)  # rounding of float32
+        held.train(data=Points(), steps=3)
+        held.train(data=stream, epochs=2)
+        assert len(TRACES) == traces
+        held.train(steps=2)
+        assert held.evaluate()["loss"] != losses[0]
+
+
+def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_after_a_resume(tmp_path):
+    class Sum(Trainer):
+        """Adds up the labels that it sees, and their squares by their place."""
+
+        def build(self):
+            self.total = tf.Variable([0.0, 0.0])
+            self.optimizer = crankshaft.make_optimizer(self, [self.total])
+
+        def train_step(self, batch):
+            weights = 1.0 + tf.range(tf.shape(batch[1])[0], dtype=tf.float32)
+            self.total.assign_add([tf.reduce_sum(batch[1]), tf.reduce_sum(batch[1][:, 0] * weights)])
+            return {"loss": mean(batch[1][:, 0])}
+
+        eval_step = train_step
+
+    asked = {**ASKED, "data": ((POINTS[:1], HEIGHTS[:1]),), "run_dir": tmp_path / "run"}
+    numbers = np.arange(100, dtype=np.float32)[:, np.newaxis]
+    given = (np.zeros((100, 3), np.float32), numbers)
+    with open_run(Sum, **asked) as held:
+        held.train(data=given, epochs=1)
+        first = held.trainer.total.numpy()
+        held.save()
+        means = held.train(data=given, epochs=2)
+        found = held.trainer.total.numpy()
+        held.restore("latest")
+        held.train(data=given, epochs=2)
+        np.testing.assert_array_equal(held.trainer.total, found)
+    assert first[0] == numbers.sum()
+    assert found[0] == 3 * numbers.sum()
+    assert found[1] - first[1] != 2 * first[1]  # in another order
+    assert means["loss"] == numbers.mean()
+
+
+MISTAKES = {
+    "both": (lambda r: r.train(steps=1, epochs=1), "train(steps=1, epochs=1): both are given; use one of them"),
+    "no length": (lambda r: r.train(), "train(): how long? give steps or epochs, or open the run with train_steps"),
+    "part of a step": (lambda r: r.train(steps=1.5), "train(steps=1.5): give a number above 0, a whole one of steps"),
+    "none": (lambda r: r.train(steps=0), "train(steps=0): give a number above 0"),
+    "no checkpoint": (lambda r: r.restore(3), "restore(3): there is no such whole checkpoint; use latest, best, or"),
+    "no word": (lambda r: r.restore("worst"), "restore('worst'): there is no such whole checkpoint; use latest"),
+    "no JSON": (lambda r: r.save(extra={"x": np.zeros(2)}), "can't be kept with a checkpoint (Object of type ndarray"),
+    "large": (lambda r: r.save(extra={"x": "x" * (1 << 20)}), "a checkpoint keeps 1,048,576 at most; write a file"),
+    "other form": (
+        lambda r: r.train(data=(POINTS[:, :2], HEIGHTS), steps=1),
+        "data are ('float32[2]', 'float32[1]') an",
+    ),
+    "no data": (lambda r: r.evaluate((POINTS[:0], HEIGHTS[:0])), "the given data has no examples; give at least one"),
+    "two at once": (
+        lambda r: open_run(Noisy, run_dir=r.run_dir, **ASKED),
+        "which is this one; close its run, or use another",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_the_run_goes_on(held, name):
+    call, line = MISTAKES[name]
+    with pytest.raises(UsageError) as raised:
+        call(held)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+    held.train(steps=1)
+
+
+def test_what_an_open_run_is_not_for_is_one_line():
+    with open_run(Noisy, **ASKED, train_steps=3, mode="train") as held:
+        held.train()
+        with pytest.raises(
+            UsageError, match=r"^train\(\): the run has stopped \(step 3 is the last of the run\); look"
+        ):
+            held.train(steps=1)
+        with pytest.raises(UsageError, match=r"^save\(\): the run has no folder to write to; give open_run a run_dir"):
+            held.save()
+    with pytest.raises(UsageError, match=r"^train\(.*\): the run is closed; open it again"):
+        held.train(steps=1)
+    assert held.predict(np.zeros((2, 3), "float32")).shape == (2, 1)
+    with pytest.raises(
+        UsageError, match=r"^open_run\(mode='benchmark'\): an open run trains; use crankshaft.run for this"
+    ):
+        open_run(Noisy, mode="benchmark", **ASKED)
+    with pytest.raises(
+        UsageError, match=r"cosine ends where the run does, and the run has no length; give train_steps"
+    ):
+        open_run(Noisy, learning_rate_schedule="cosine", **ASKED)
+
+
+def test_a_hook_stops_a_run_that_its_program_holds():
+    def stop(status, metrics):
+        status.stop = "enough"
+
+    with open_run(Noisy, hooks=[every_steps(4, stop)], **ASKED) as held:
+        held.train(steps=10)
+        assert (held.step, held.stop) == (4, "enough")
+    assert held.result["stop"] == "enough"
+
+
+def ended_by(error: type[BaseException], end, tmp_path) -> crankshaft.Run:
+    with pytest.raises(error), open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as held:  # noqa: PT012
+        held.train(steps=5)
+        end(held)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == held.step
+    return open_run(Noisy, run_dir=tmp_path / "run", **ASKED)
+
+
+def test_a_run_is_saved_where_its_program_fails_between_calls(tmp_path):
+    with ended_by(ZeroDivisionError, lambda held: 1 / 0, tmp_path) as held:
+        assert held.step == 5
+
+
+def test_ctrl_c_ends_a_call_at_a_step_and_the_run_is_saved(tmp_path):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def interrupt(held):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        held.train(steps=10_000_000)
+
+    with ended_by(KeyboardInterrupt, interrupt, tmp_path) as held:
+        assert 5 < held.step < 10_000_000
+        step = held.step
+        with pytest.raises(KeyboardInterrupt):
+            interrupt(held)
+        held.train(steps=1)  # a program that catches it goes on
+        assert held.step > step
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_sigterm_saves_and_closes_a_run_before_it_does_what_the_program_wants(tmp_path):
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append(held.stop))
+    try:
+        with open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as held:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            held.train(steps=10_000_000)
+            with pytest.raises(UsageError, match="the run is closed"):
+                held.train(steps=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == ["SIGTERM"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == held.step
+
+
+def test_a_call_that_failed_is_not_saved_and_can_be_taken_back(tmp_path):
+    asked = {**ASKED, "run_dir": tmp_path / "run", "optimizer": "sgd"}
+    with open_run(Noisy, **asked) as held:
+        held.train(steps=5)
+        held.save()
+        before = weights(held)
+        held.trainer.model.variables[0].assign(held.trainer.model.variables[0] * np.inf)
+        with pytest.raises(crankshaft.RunError, match="loss is nan"):
+            held.train(steps=5)
+        held.restore("latest")
+        held.train(steps=1)
+        held.restore(5)
+        for mine, theirs in zip(weights(held), before, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        held.trainer.model.variables[0].assign(held.trainer.model.variables[0] * np.inf)
+        with pytest.raises(crankshaft.RunError, match="loss is nan"):
+            held.train(steps=5)
+    assert sorted(path.name for path in pathlib.Path(held.run_dir, "checkpoints").glob("*.index")) == ["ckpt-5.index"]
+
+
+def test_replicas_train_in_many_calls_as_in_one():
+    asked = {**ASKED, "strategy": "mirrored", "num_virtual_devices": 2}
+    whole = run(Noisy, train_steps=12, **asked)
+    with open_run(Noisy, **asked) as held:
+        for _ in range(4):
+            held.train(steps=3)
+        loss = held.evaluate()["loss"]
+    assert_same(held, whole)
+    assert loss == whole.result["eval"]["loss"]
+
+
+def test_two_runs_are_open_at_once_and_each_is_as_if_alone():
+    alone = run(Noisy, train_steps=6, **ASKED)
+    with open_run(Noisy, **ASKED) as one, open_run(Noisy, **ASKED) as other:
+        for _ in range(2):
+            one.train(steps=3)
+            other.train(steps=3)
+    assert_same(one, alone)
+    assert_same(other, alone)
