@@ -9,9 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...engine import Trainer
-from ...engine.data.source import Source
-from ...engine.data.split import spec_of
-from ...engine.data.streamed import is_stream
+from ...engine.data.arrays import ArraySource
+from ...engine.data.source import Split
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals import keras
@@ -34,13 +33,13 @@ def forward(session: Session) -> Callable[[Any], Any]:
         return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
 
     def predict(features):
-        if isinstance(features, Source) or is_stream(features):
+        if isinstance(features, (Split, tf.data.Dataset)):
             raise UsageError(
                 f"predict was given a {type(features).__name__}; give features alone, as arrays: of a tf.data.Dataset "
                 "np.stack([features for features, *_ in dataset]), of a Source what its read returns"
             )
         features = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(features)))
-        _check_like("features", wanted, spec_of(features))
+        _check_like("features", wanted, ArraySource(features).element_spec)
         count = len(tf.nest.flatten(features)[0])
         with averaged_weights(trainer):
             parts = [
@@ -77,7 +76,8 @@ def features_taken(trainer: Trainer, example) -> Any:
 def evaluate(session: Session, split) -> dict[str, float]:
     """Computes the metrics' means over a split. Training can't go on afterwards: the strategy is bound to this data."""
     split = splits.checked("evaluate", split, [])
-    _check_like("data", *(batches.without_weights(spec_of(each)) for each in (session.example, split)))
+    example = ArraySource(session.example)
+    _check_like("data", *(batches.without_weights(each.element_spec) for each in (example, split)))
     strategy = session.strategy
     with strategy.watch():
         feed = strategy.feed(split, session.config.eval_batch_size, None)
